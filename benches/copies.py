@@ -57,36 +57,42 @@ def page_layout(page_kib: int, order: Order) -> CacheLayout:
     )
 
 
-def measure(page_kib: int, order: Order, rounds: int, seed: int) -> list[Figure]:
-    """Ratios of the four operations at one page size and order."""
-    num_pages = PAYLOAD_MIB * 1024 // page_kib
-    cache = Cache(page_layout(page_kib, order), 2 * num_pages, 2 * num_pages)
+def operations(cache: Cache, num_pages: int, seed: int) -> dict[str, tuple[Operation, Operation]]:
+    """Each copying command on randomly placed pages, and a contiguous operation of as many bytes.
+
+    cache: of 2 * num_pages device blocks and at least num_pages host blocks, which are written.
+    """
     for tier in (cache.blocks, cache.host_blocks):
         tier.data.fill_(1.0)
     placed = random.Random(seed)
     blocks = placed.sample(range(2 * num_pages), 2 * num_pages)
     sources, targets = blocks[:num_pages], blocks[num_pages:]
-    hosts = placed.sample(range(2 * num_pages), num_pages)
-    device, host = cache.blocks.pieces.view(-1), cache.host_blocks.pieces.view(-1)
-    half = device.numel() // 2
-    # Each pair is (page operation, one contiguous operation of as many bytes in the same memory).
-    operations: dict[str, tuple[Operation, Operation]] = {
+    hosts = placed.sample(range(cache.num_host_blocks), num_pages)
+    first, second = cache.blocks.pieces.view(-1).chunk(2)
+    host = cache.host_blocks.pieces.view(-1)[-first.numel() :]
+    return {
         "CopyOnWrite": (
             lambda: copy_blocks(cache, sources, targets),
-            lambda: device[half:].copy_(device[:half]),
+            lambda: second.copy_(first),
         ),
         "SwapOut": (
             lambda: swap_out(cache, sources, hosts),
-            lambda: host[half:].copy_(device[:half]),
+            lambda: host.copy_(first, non_blocking=True),
         ),
         "SwapIn": (
             lambda: swap_in(cache, hosts, targets),
-            lambda: device[half:].copy_(host[:half]),
+            lambda: second.copy_(host, non_blocking=True),
         ),
-        "Zero": (lambda: zero_blocks(cache, targets), lambda: device[half:].zero_()),
+        "Zero": (lambda: zero_blocks(cache, targets), lambda: second.zero_()),
     }
+
+
+def measure(page_kib: int, order: Order, rounds: int, seed: int) -> list[Figure]:
+    """Ratios of the four operations at one page size and order."""
+    num_pages = PAYLOAD_MIB * 1024 // page_kib
+    cache = Cache(page_layout(page_kib, order), 2 * num_pages, 2 * num_pages)
     figures = []
-    for name, (pages, whole) in operations.items():
+    for name, (pages, whole) in operations(cache, num_pages, seed).items():
         cpu, wall = _ratios(whole, pages, rounds)
         figures.append(
             Figure(

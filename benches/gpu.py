@@ -11,20 +11,17 @@ device it says so. `--device cpu` measures by the clock, to try the program itse
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import time
-from collections.abc import Callable
 
 import attrs
 import torch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
-from kvcore_runtime.cache.copies import copy_blocks, swap_in, swap_out, zero_blocks
 from kvcore_runtime.cache.tables import BlockTables
 from msgspec.structs import replace
 
-from benches.copies import page_layout
+from benches.copies import Operation, operations, page_layout
 from kvcore.types.commands import (
     Batch,
     Command,
@@ -40,8 +37,6 @@ PAGE_KIB = (2048, 64)
 GOAL = 0.9
 RUNNING = 1024
 TABLE_BLOCKS = 512
-
-Operation = Callable[[], object]
 
 
 @attrs.frozen(kw_only=True)
@@ -78,30 +73,7 @@ class Timer:
 def measure_pages(timer: Timer, page_kib: int, num_pages: int, rounds: int) -> None:
     """Print the shares of copy-on-write, swaps and zeros of so many pages."""
     cache = Cache(page_layout(page_kib, "block_major"), 2 * num_pages, num_pages, timer.device)
-    placed = random.Random(0)
-    blocks = placed.sample(range(2 * num_pages), 2 * num_pages)
-    sources, targets = blocks[:num_pages], blocks[num_pages:]
-    hosts = placed.sample(range(num_pages), num_pages)
-    device, host = cache.blocks.pieces.view(-1), cache.host_blocks.pieces.view(-1)
-    for memory in (device, host):
-        memory.fill_(1)
-    half = device[: device.numel() // 2]
-    pairs: dict[str, tuple[Operation, Operation]] = {
-        "copy-on-write": (
-            lambda: device[half.numel() :].copy_(half),
-            lambda: copy_blocks(cache, sources, targets),
-        ),
-        "zero": (lambda: half.zero_(), lambda: zero_blocks(cache, targets)),
-        "swap out": (
-            lambda: host.copy_(half, non_blocking=True),
-            lambda: swap_out(cache, sources, hosts),
-        ),
-        "swap in": (
-            lambda: half.copy_(host, non_blocking=True),
-            lambda: swap_in(cache, hosts, targets),
-        ),
-    }
-    for name, (whole, pages) in pairs.items():
+    for name, (pages, whole) in operations(cache, num_pages, seed=0).items():
         share, seconds = timer.share(whole, pages, rounds)
         moved = num_pages * page_kib / 1024 / 1024
         print(

@@ -64,9 +64,6 @@ class Each:
         return len(self.rows)
 
 
-for_each = Each
-
-
 @dataclass
 class Noted:
     """What a phase asks of the core, and how many calls of the facade it is."""
@@ -216,7 +213,7 @@ class Idle:
 
 def time_idle(num_calls: int = 1000, rounds: int = 15) -> float:
     """Microseconds of a method that does nothing, called as those of the facades are."""
-    work = for_each(Idle().call, range(num_calls), range(num_calls))
+    work = Each(Idle().call, range(num_calls), range(num_calls))
     return 1e6 * min(seconds(work) for _ in range(rounds)) / num_calls
 
 

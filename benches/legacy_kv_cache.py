@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benches.legacy import Work, for_each
+from benches.legacy import Each, Work
 from kvcore import _twin
 from kvcore.hashing import block_hash
 from kvcore.legacy.blocks.blocks import BackendName
@@ -62,23 +62,23 @@ class V1:
         """The life of all requests."""
         manager, first, second = self.manager, self.first, self.second
         allocate = manager.allocate_slots
-        yield "look-up, hashes and a miss", for_each(manager.get_computed_blocks, first)
-        yield "look-up, a miss", for_each(manager.get_computed_blocks, first)
-        yield "allocate, 32 blocks", for_each(allocate, first, [PROMPT] * NUM_REQUESTS)
+        yield "look-up, hashes and a miss", Each(manager.get_computed_blocks, first)
+        yield "look-up, a miss", Each(manager.get_computed_blocks, first)
+        yield "allocate, 32 blocks", Each(allocate, first, [PROMPT] * NUM_REQUESTS)
         for request in second:
             manager.get_computed_blocks(request)
-        yield "look-up, 32 hits", for_each(manager.get_computed_blocks, second)
+        yield "look-up, 32 hits", Each(manager.get_computed_blocks, second)
         hits = [manager.get_computed_blocks(request)[0] for request in second]
-        yield "allocate, 32 hits", for_each(allocate, second, [1] * NUM_REQUESTS, hits)
+        yield "allocate, 32 hits", Each(allocate, second, [1] * NUM_REQUESTS, hits)
         self._compute(first, PROMPT)
-        yield "decode, a new block", for_each(allocate, first, [1] * NUM_REQUESTS)
+        yield "decode, a new block", Each(allocate, first, [1] * NUM_REQUESTS)
         self._compute(first, PROMPT + 1)
-        yield "decode, in place", for_each(allocate, first, [1] * NUM_REQUESTS)
+        yield "decode, in place", Each(allocate, first, [1] * NUM_REQUESTS)
         self._compute(first, PROMPT + SIZE - 1)
-        yield "decode, a full block", for_each(allocate, first, [1] * NUM_REQUESTS)
+        yield "decode, a full block", Each(allocate, first, [1] * NUM_REQUESTS)
         common = manager.get_num_common_prefix_blocks
-        yield "common prefix", for_each(common, second, [2] * NUM_REQUESTS)
-        yield "free", for_each(manager.free, (*first, *second))
+        yield "common prefix", Each(common, second, [2] * NUM_REQUESTS)
+        yield "free", Each(manager.free, (*first, *second))
         yield "take_batch", manager.take_batch
 
     def _compute(self, requests: list[Request], num_computed: int) -> None:

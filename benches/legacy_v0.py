@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benches.legacy import Story, Work, for_each
+from benches.legacy import Each, Story, Work
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v0.block_manager import BlockSpaceManager
 from kvcore.legacy.v0.prefix_caching_block import PrefixCachingBlockAllocator
@@ -40,35 +40,35 @@ class Naive:
         """The life of all groups."""
         manager, groups = self.manager, self.groups
         seqs = [group.seqs[0] for group in groups]
-        yield "can_allocate", for_each(manager.can_allocate, groups)
-        yield "allocate, 32 blocks", for_each(manager.allocate, groups)
+        yield "can_allocate", Each(manager.can_allocate, groups)
+        yield "allocate, 32 blocks", Each(manager.allocate, groups)
         self._turn(SequenceStatus.RUNNING)
         ahead = [0] * len(groups)
         for name in ("append_slots, a new block", "append_slots, in place"):
             for seq in seqs:
                 seq.append_token_id(1)
-            yield f"can_{name}", for_each(manager.can_append_slots, groups, ahead)
-            yield name, for_each(manager.append_slots, seqs, ahead)
+            yield f"can_{name}", Each(manager.can_append_slots, groups, ahead)
+            yield name, Each(manager.append_slots, seqs, ahead)
         for seq in seqs:
             seq.data.num_computed_tokens = len(seq.get_token_ids())
             manager.get_num_cached_tokens(seq)
         manager.mark_blocks_as_computed(groups[0], 1)
-        yield "get_num_cached_tokens", for_each(manager.get_num_cached_tokens, seqs)
+        yield "get_num_cached_tokens", Each(manager.get_num_cached_tokens, seqs)
         children = [seq.fork(NUM_GROUPS + seq.seq_id) for seq in seqs]
-        yield "fork, 33 blocks", for_each(manager.fork, seqs, children)
+        yield "fork, 33 blocks", Each(manager.fork, seqs, children)
         for group, child in zip(groups, children, strict=True):
             group.seqs.append(child)
             child.append_token_id(1)
-        yield "append_slots, a copy", for_each(manager.append_slots, children, ahead)
-        yield "can_swap_out", for_each(manager.can_swap_out, groups)
-        yield "swap_out, 66 blocks", for_each(manager.swap_out, groups)
+        yield "append_slots, a copy", Each(manager.append_slots, children, ahead)
+        yield "can_swap_out", Each(manager.can_swap_out, groups)
+        yield "swap_out, 66 blocks", Each(manager.swap_out, groups)
         self._turn(SequenceStatus.SWAPPED)
-        yield "can_swap_in", for_each(manager.can_swap_in, groups, ahead)
-        yield "swap_in, 66 blocks", for_each(manager.swap_in, groups)
+        yield "can_swap_in", Each(manager.can_swap_in, groups, ahead)
+        yield "swap_in, 66 blocks", Each(manager.swap_in, groups)
         yield "take_batch", manager.take_batch
         times = [float(seq.seq_id) for seq in seqs]
-        yield "access_all_blocks_in_seq", for_each(manager.access_all_blocks_in_seq, seqs, times)
-        yield "free, 33 blocks", for_each(manager.free, seqs + children)
+        yield "access_all_blocks_in_seq", Each(manager.access_all_blocks_in_seq, seqs, times)
+        yield "free, 33 blocks", Each(manager.free, seqs + children)
 
     def _turn(self, status: SequenceStatus) -> None:
         for group in self.groups:
@@ -94,12 +94,12 @@ class Blocks:
         allocator, count = self.allocator, 1024
         alone = [None] * count
         tokens = [[number] * SIZE for number in range(count)]
-        new = for_each(allocator.allocate_immutable_block, alone, tokens)
+        new = Each(allocator.allocate_immutable_block, alone, tokens)
         yield "allocate_immutable_block, new", new
-        hits = for_each(allocator.allocate_immutable_block, alone, tokens)
+        hits = Each(allocator.allocate_immutable_block, alone, tokens)
         yield "allocate_immutable_block, a hit", hits
-        yield "free", for_each(allocator.free, new.answers + hits.answers)
-        yield "allocate_mutable_block", for_each(allocator.allocate_mutable_block, alone)
+        yield "free", Each(allocator.free, new.answers + hits.answers)
+        yield "allocate_mutable_block", Each(allocator.allocate_mutable_block, alone)
 
 
 STORIES: tuple[Callable[[BackendName], Story], ...] = (Naive, Cached, Blocks)

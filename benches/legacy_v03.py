@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benches.legacy import Story, Work, for_each
+from benches.legacy import Each, Story, Work
 from kvcore import _twin
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v0_3.block_space_manager import (
@@ -43,10 +43,10 @@ class Space:
         """The life of all groups; what engines do between the calls leaves caches alone."""
         manager, groups, children = self.manager, self.groups, self.children
         seqs = [seq for group in groups for seq in group.get_seqs()]
-        yield "can_allocate", for_each(manager.can_allocate, groups)
-        yield "allocate, 32 blocks", for_each(manager.allocate, groups)
+        yield "can_allocate", Each(manager.can_allocate, groups)
+        yield "allocate, 32 blocks", Each(manager.allocate, groups)
         self._turn(SequenceStatus.RUNNING)
-        yield "can_append_slot", for_each(manager.can_append_slot, groups)
+        yield "can_append_slot", Each(manager.can_append_slot, groups)
         for name, count in (
             ("append_slot, the first new block", 1),
             ("append_slot, a new block", SIZE),
@@ -55,21 +55,21 @@ class Space:
             for seq in (*seqs, *children):
                 for _ in range(count):
                     seq.append_token_id(1)
-            yield name, for_each(manager.append_slot, seqs)
-        yield "fork", for_each(manager.fork, seqs[::2], children)
+            yield name, Each(manager.append_slot, seqs)
+        yield "fork", Each(manager.fork, seqs[::2], children)
         for group, child in zip(groups, children, strict=True):
             group.add(child)
             child.status = SequenceStatus.RUNNING
             child.append_token_id(1)
-        yield "append_slot, a copy", for_each(manager.append_slot, children)
-        yield "can_swap_out", for_each(manager.can_swap_out, groups)
-        yield "swap_out, 36 blocks", for_each(manager.swap_out, groups)
+        yield "append_slot, a copy", Each(manager.append_slot, children)
+        yield "can_swap_out", Each(manager.can_swap_out, groups)
+        yield "swap_out, 36 blocks", Each(manager.swap_out, groups)
         self._turn(SequenceStatus.SWAPPED)
-        yield "can_swap_in", for_each(manager.can_swap_in, groups)
-        yield "swap_in, 36 blocks", for_each(manager.swap_in, groups)
+        yield "can_swap_in", Each(manager.can_swap_in, groups)
+        yield "swap_in, 36 blocks", Each(manager.swap_in, groups)
         yield "take_batch", manager.take_batch
         every = [seq for group in groups for seq in group.get_seqs()]
-        yield "free", for_each(manager.free, every)
+        yield "free", Each(manager.free, every)
 
     def _turn(self, status: SequenceStatus) -> None:
         for group in self.groups:
@@ -97,12 +97,12 @@ class Early:
         fresh = [*strangers, first]
         yield (
             "allocate_slots, 32 new",
-            for_each(manager.allocate_slots, fresh, [PROMPT] * len(fresh), [[]] * len(fresh)),
+            Each(manager.allocate_slots, fresh, [PROMPT] * len(fresh), [[]] * len(fresh)),
         )
         hits = [manager.get_computed_blocks(request) for request in others]
-        yield "get_computed_blocks, 16 hits", for_each(manager.get_computed_blocks, others)
+        yield "get_computed_blocks, 16 hits", Each(manager.get_computed_blocks, others)
         counts = [PROMPT // 2] * len(others)
-        yield "allocate_slots, 16 of 32 new", for_each(manager.allocate_slots, others, counts, hits)
+        yield "allocate_slots, 16 of 32 new", Each(manager.allocate_slots, others, counts, hits)
         for name, count in (
             ("append_slots, room ahead", 1),
             ("append_slots, room ahead again", 1),
@@ -112,9 +112,9 @@ class Early:
             for request in requests:
                 request.num_computed_tokens = len(request.all_token_ids)
                 request.append_output_token_ids([1] * count)
-            yield name, for_each(manager.append_slots, requests, [count] * len(requests))
+            yield name, Each(manager.append_slots, requests, [count] * len(requests))
         yield "take_batch", manager.take_batch
-        yield "free", for_each(manager.free, requests)
+        yield "free", Each(manager.free, requests)
 
 
 STORIES: tuple[Callable[[BackendName], Story], ...] = (Space, Early)

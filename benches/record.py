@@ -12,14 +12,13 @@ Everything is deterministic: the same arguments give the same bytes. One `hash_i
 
 The file is little-endian u32 words: MAGIC, VERSION, block size, blocks of the pool, requests,
 words of tokens, words of operations; for each request its prompt length and output length; the
-tokens of all requests, prompt then output; the operations, each a code and its arguments (`Op`).
+tokens of all requests, prompt then output; the operations, each a code and its arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import array
-import enum
 import hashlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,11 +27,11 @@ from pathlib import Path
 
 import attrs
 
+from benches.peers.work import ADD, DECODE, FINISH, MAGIC, PREEMPT, PREFILL, STEP, VERSION
 from kvcore.replay.synthetic import KINDS, generate
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
 
-MAGIC, VERSION = 0x6B76_6F70, 1
 VOCABULARY = 128_000
 MADE_UP_SEED = 1
 DECODE_STEPS = 128
@@ -42,17 +41,6 @@ MADE_PROMPT = 40
 MADE_OUTPUT = 24
 DECODE_PROMPT = 500
 DECODE_PROMPT_SPREAD = 64
-
-
-class Op(enum.IntEnum):
-    """Codes of the operations."""
-
-    STEP = 0  # ends a step
-    ADD = 1  # request: create it with its prompt
-    PREFILL = 2  # request, end: look up if it is the first since ADD or PREEMPT; allocate to `end`
-    DECODE = 3  # count, requests: each appends its next output token and needs a slot for it
-    PREEMPT = 4  # request: free its blocks, keep its tokens
-    FINISH = 5  # request: free its blocks and forget it
 
 
 @attrs.frozen
@@ -165,7 +153,7 @@ class Recorder:
         self.free += self.claim(victim)
         self.computed[victim] = 0
         self.waiting.append(victim)
-        self.operations.extend([Op.PREEMPT, victim])
+        self.operations.extend([PREEMPT, victim])
 
     def decode(self) -> int:
         """One token for each request whose tokens are all computed; how many there were."""
@@ -180,7 +168,7 @@ class Recorder:
             self.known[number] += 1
             self.computed[number] += 1
         if ready:
-            self.operations.extend([Op.DECODE, len(ready), *ready])
+            self.operations.extend([DECODE, len(ready), *ready])
         return len(ready)
 
     def prefill(self, number: int, budget: int) -> int:
@@ -188,7 +176,7 @@ class Recorder:
         start = self.computed[number]
         end = min(self.known[number], start + budget)
         if end > start:
-            self.operations.extend([Op.PREFILL, number, end])
+            self.operations.extend([PREFILL, number, end])
             self.computed[number] = end
         return end - start
 
@@ -202,7 +190,7 @@ class Recorder:
             self.free -= self.claim(number)
             if number not in self.added:
                 self.added.add(number)
-                self.operations.extend([Op.ADD, number])
+                self.operations.extend([ADD, number])
             self.running.append(number)
             budget -= self.prefill(number, budget)
 
@@ -211,7 +199,7 @@ class Recorder:
         for number in [n for n in self.running if self.known[n] == len(self.requests[n].tokens)]:
             self.free += self.claim(number)
             self.running.remove(number)
-            self.operations.extend([Op.FINISH, number])
+            self.operations.extend([FINISH, number])
 
     def step(self, *, decode_alone: bool) -> None:
         """One step; with `decode_alone` nothing is decoded until every prompt is computed."""
@@ -223,7 +211,7 @@ class Recorder:
         for number in list(self.running):
             budget -= self.prefill(number, budget)
         self.admit(budget)
-        self.operations.append(Op.STEP)
+        self.operations.append(STEP)
 
 
 def record(

@@ -54,7 +54,16 @@ BACKEND: Any = KVCacheManager(Config(num_blocks=2)).backend  # the twin where it
 Tokens = list[int]
 
 
-class V03:
+class Driven:
+    """A manager whose commands are taken at the end of each step."""
+
+    manager: Any
+
+    def end_step(self) -> Batch:
+        return self.manager.take_batch()
+
+
+class V03(Driven):
     """`BlockSpaceManager` of 0.3. A shared prefix is an object that the engine makes."""
 
     name = "0.3"
@@ -111,10 +120,6 @@ class V03:
     def num_free(self) -> int:
         return int(self.manager.get_num_free_gpu_blocks())
 
-    def end_step(self) -> Batch:
-        batch: Batch = self.manager.take_batch()
-        return batch
-
 
 class V0(V03):
     """V0's manager with prefix caching. A block is hit once the engine marked it as computed."""
@@ -148,7 +153,7 @@ class V0(V03):
         return super().end_step()
 
 
-class EarlyV1:
+class EarlyV1(Driven):
     """V1 at first: nothing is forked or swapped; who comes again is found, or computed again."""
 
     name = "early V1"
@@ -175,7 +180,7 @@ class EarlyV1:
         return known
 
     def look_up(self, request: Any) -> list[Any]:
-        hits: list[Any] = self.manager.get_computed_blocks(request)
+        hits = self.manager.get_computed_blocks(request)
         return hits[: (request.num_tokens - 1) // SIZE]  # a token has to be left to compute
 
     def append(self, name: str, token: int) -> None:
@@ -206,10 +211,6 @@ class EarlyV1:
     def num_free(self) -> int:
         return int(self.manager.free_block_queue.num_free_blocks)
 
-    def end_step(self) -> Batch:
-        batch: Batch = self.manager.take_batch()
-        return batch
-
 
 class V1(EarlyV1):
     """V1 of 0.8.5: one call for all slots, and a null block for what a window has passed."""
@@ -227,8 +228,7 @@ class V1(EarlyV1):
         self.manager = kv_cache_manager.KVCacheManager(config, max_model_len=32, backend=BACKEND)
 
     def look_up(self, request: Any) -> list[Any]:
-        hits: list[Any] = self.manager.get_computed_blocks(request)[0]
-        return hits
+        return self.manager.get_computed_blocks(request)[0]
 
     def give_slot(self, request: Any) -> None:
         self.manager.allocate_slots(request, 1)
@@ -237,7 +237,7 @@ class V1(EarlyV1):
         return int(self.manager.block_pool.get_num_free_blocks())
 
 
-class Kvcore:
+class Kvcore(Driven):
     """kvcore: V1's look-ups and windows, and the forks and swaps of the managers before it."""
 
     name = "kvcore"
@@ -278,9 +278,6 @@ class Kvcore:
 
     def num_free(self) -> int:
         return self.manager.num_free_blocks
-
-    def end_step(self) -> Batch:
-        return self.manager.take_batch()
 
 
 def copies(batch: Batch) -> str:

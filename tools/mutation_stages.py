@@ -7,6 +7,7 @@ What is not a test of behaviour (style, documents, wheels) is in no stage.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import re
@@ -114,7 +115,8 @@ class Scratch:
         )
         for name in [*names.splitlines(), "kvcore/_rust.abi3.so"]:
             source, target = ROOT / name, self.folder / name
-            if source.is_file() and not same(source, target):
+            same = target.is_file() and filecmp.cmp(source, target, shallow=False)
+            if source.is_file() and not same:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
 
@@ -168,8 +170,3 @@ class Scratch:
             check=False,
         )
         return done.returncode, done.stdout
-
-
-def same(one: Path, other: Path) -> bool:
-    """Whether both files have the same bytes."""
-    return other.is_file() and one.read_bytes() == other.read_bytes()

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benches.peers import install, numbers, work
 from benches.peers.cases import CASES, PEERS, SAME_HITS, recorded
 from benches.peers.measure import Side, compare
+from benches.peers.table import print_table
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 BASE = "vllm033"
@@ -73,24 +74,6 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def peers_of(case: str, asked: Sequence[str] | None) -> Sequence[str]:
     """The peers that run a case: those that were asked for, else all or the main ones."""
     return asked or (EVERY_PEER if case == FULL_CASE else MAIN_PEERS)
-
-
-def print_table(
-    heads: Sequence[str], table: Iterable[Sequence[str]], *, markdown: bool = False
-) -> None:
-    """Columns, the first to the left."""
-    lines = [heads, *table]
-    if markdown:
-        lines.insert(1, ["---", *["---:"] * (len(heads) - 1)])
-        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        return
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    for line in lines:
-        cells = [
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
 
 
 def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 from benches.legacy import BACKENDS, Work, seconds
 from benches.peers import install
+from benches.peers.table import print_table
 from kvcore.legacy.blocks.blocks import BackendName
 
 FAMILY = "vllm085"
@@ -106,18 +107,11 @@ def stories(facade: str) -> Iterator[Beside]:
 def print_story(says: str, rows: Sequence[Row], *, markdown: bool) -> None:
     """One story as a table, with the sum of the means of its calls."""
     total = {each: sum(row.facade[each] for row in rows) for each in BACKENDS}
-    table = [HEADS, *(row.cells() for row in rows)]
+    table = [row.cells() for row in rows]
     if len(rows) > 1:
         table.append(Row("one of each", sum(row.original for row in rows), total).cells())
     print(f"\n{says}\n")
-    if markdown:
-        table.insert(1, ["---", *["---:"] * (len(HEADS) - 1)])
-        print("\n".join(f"| {' | '.join(line)} |" for line in table))
-        return
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEADS))]
-    for line in table:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip())
+    print_table(HEADS, table, markdown=markdown)
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -24,7 +24,7 @@ from vllm.sequence import Logprob
 from vllm.sequence import Sequence as VllmSequence
 from vllm.sequence import SequenceGroup as VllmGroup
 
-from benches.legacy import Work, for_each
+from benches.legacy import Each, Work
 from benches.legacy_v0 import NUM_BLOCKS, NUM_GROUPS, PROMPT, SIZE, Blocks, Naive
 from benches.peers.legacy import Beside
 from kvcore.legacy.blocks.blocks import BackendName
@@ -125,7 +125,7 @@ class Steps:
             self.apply(outputs.pop())
             yield f"schedule {NUM_GROUPS} decodes", partial(self.step, outputs)
         seqs = [group.seqs[0] for group in self.groups]
-        yield "free_seq, 34 blocks", for_each(self.scheduler.free_seq, seqs)
+        yield "free_seq, 34 blocks", Each(self.scheduler.free_seq, seqs)
 
 
 def manager(kind: BackendName | None, *, caching: bool) -> Any:

@@ -14,6 +14,13 @@ from pathlib import Path
 
 MAGIC, VERSION = 0x6B76_6F70, 1
 STEP, ADD, PREFILL, DECODE, PREEMPT, FINISH = range(6)
+"""The operations, each followed by its arguments.
+
+STEP: ends a step. ADD, request: create it with its prompt. PREFILL, request, end: look up if it is
+the first since ADD or PREEMPT, then allocate up to end. DECODE, count, requests: each appends its
+next output token and needs a slot for it. PREEMPT, request: free its blocks, keep its tokens.
+FINISH, request: free its blocks and forget it.
+"""
 SIZES = {STEP: 1, ADD: 2, PREFILL: 3, PREEMPT: 2, FINISH: 2}
 
 Operation = tuple[int, int, int]

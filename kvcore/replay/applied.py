@@ -15,9 +15,10 @@ from typing import NoReturn
 
 from kvcore.oracle.content_oracle import Pass
 from kvcore.oracle.device import MakeDevice, Plan
-from kvcore.replay.loop import make_config
+from kvcore.replay.loop import Sequence as Running
+from kvcore.replay.loop import Step, make_config
 from kvcore.replay.results import Options
-from kvcore.replay.workload import Chunk, Step
+from kvcore.scheduler import Chunk
 from kvcore.types.commands import Batch
 from kvcore.types.errors import InvariantViolation
 
@@ -42,18 +43,20 @@ class OnDevice:
     def __call__(self, batch: Batch, step: Step) -> None:
         """Apply a batch and play its forward pass."""
         known = self._prefixes
-        self._prefixes = {each.request: known.get(each.request, Prefix()) for each in step.chunks}
+        names = [each.sequence.sequence_id for each in step.chunks]
+        self._prefixes = {name: known.get(name, Prefix()) for name in names}
         self._device.apply(batch)
         self._device.forward([self._pass(each) for each in step.chunks])
         self.num_read += sum(each.end for each in step.chunks)
 
-    def _pass(self, chunk: Chunk) -> Pass:
+    def _pass(self, chunk: Chunk[Running]) -> Pass:
+        sequence = chunk.sequence
         return Pass(
-            request_id=chunk.request,
-            row=chunk.row,
+            request_id=sequence.sequence_id,
+            row=sequence.row,
             start=chunk.start,
             end=chunk.end,
-            nodes=self._prefixes[chunk.request].nodes(chunk.tokens, chunk.end),
+            nodes=self._prefixes[sequence.sequence_id].nodes(sequence.known, chunk.end),
         )
 
 

@@ -21,9 +21,8 @@ from kvcore.replay.expand import output_token, prompt_tokens
 from kvcore.replay.record import Record
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.trace_file import TraceReader
-from kvcore.replay.workload import Chunk, Step, TraceRequest
-from kvcore.scheduler import Chunk as Planned
-from kvcore.scheduler import Scheduler
+from kvcore.replay.workload import TraceRequest
+from kvcore.scheduler import Chunk, Scheduler
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch, Evict
 from kvcore.types.config import Config
@@ -31,7 +30,7 @@ from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Hit, Refused, Request
 
 Watch = Callable[[Sample], object]
-Apply = Callable[[Batch, Step], object]
+Apply = Callable[[Batch, "Step"], object]
 
 
 def replay(
@@ -130,6 +129,17 @@ class Sequence:
         self.pending = False
 
 
+@attrs.frozen
+class Step:
+    """One step of the loop, from 0. time: when it starts, in virtual seconds."""
+
+    number: int
+    time: float
+    chunks: Collection[Chunk[Sequence]]
+    num_prefill_tokens: int
+    num_decodes: int
+
+
 class Batcher(Scheduler[Sequence]):
     """The policy of `kvcore.scheduler` for requests that arrive in virtual time.
 
@@ -154,7 +164,7 @@ class Batcher(Scheduler[Sequence]):
         """Requests that hold nothing."""
         return len(self.waiting) + len(self._arrivals.waiting)
 
-    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Planned[Sequence]]:
+    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Chunk[Sequence]]:
         """Fill the open batch."""
         self._was_refused = False
         return super().schedule(in_flight)
@@ -246,7 +256,7 @@ class Loop:
         num_read, backend = self._arrivals.num_read, self._manager.backend
         return self.record.result(trace, num_read, backend, self.now, self._meter)
 
-    def _finish_step(self, chunks: list[Planned[Sequence]]) -> None:
+    def _finish_step(self, chunks: list[Chunk[Sequence]]) -> None:
         """Take the batch, let its time pass, and release those that got the last output."""
         options = self._options
         batch = self._metered.take_batch()
@@ -254,10 +264,8 @@ class Loop:
         num_decodes = sum(each.sequence.is_decoding for each in chunks)
         num_prefill = sum(each.end - each.start for each in chunks) - num_decodes
         if self._apply is not None:
-            computed = tuple(_as_chunk(each) for each in chunks)
-            self._apply(
-                batch, Step(self.record.steps, self.now, computed, num_prefill, num_decodes)
-            )
+            step = Step(self.record.steps, self.now, chunks, num_prefill, num_decodes)
+            self._apply(batch, step)
         self._batcher.now += (
             options.base_seconds
             + options.seconds_per_prefill_token * num_prefill
@@ -297,8 +305,3 @@ class Loop:
             evictions=record.evictions,
             preemptions=record.preemptions,
         )
-
-
-def _as_chunk(each: Planned[Sequence]) -> Chunk:
-    sequence = each.sequence
-    return Chunk(sequence.sequence_id, sequence.row, each.start, each.end, sequence.known)

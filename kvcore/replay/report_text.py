@@ -176,14 +176,14 @@ def _hits(result: Result) -> Iterator[tuple[str, str, str]]:
     rates = rates_of(result)
     detail = f"{result.hit_tokens:,} of {result.looked_up_tokens:,} prompt tokens"
     yield "hit rate", percent(rates.run), detail
-    if rates.ideal is not None:
-        reached = share(result.hit_tokens, result.ideal_hit_tokens)
-        had = "" if reached is None else f"; the run had {percent(reached)} of it"
-        yield "ideal", percent(rates.ideal), f"an unlimited cache{had}"
-    if rates.optimum is not None:
-        reached = share(result.hit_tokens, result.optimum_hit_tokens)
-        had = "" if reached is None else f"; the run had {percent(reached)} of it"
-        yield "optimum", percent(rates.optimum), f"what no policy passes in this pool{had}"
+    for name, rate, tokens, meaning in (
+        ("ideal", rates.ideal, result.ideal_hit_tokens, "an unlimited cache"),
+        ("optimum", rates.optimum, result.optimum_hit_tokens, "what no policy passes in this pool"),
+    ):
+        if rate is not None:
+            reached = share(result.hit_tokens, tokens)
+            had = "" if reached is None else f"; the run had {percent(reached)} of it"
+            yield name, percent(rate), f"{meaning}{had}"
     if rates.again is not None:
         detail = f"{result.again_hit_tokens:,} of {result.again_looked_up_tokens:,} tokens"
         yield "hit again", percent(rates.again), f"{detail}, looked up after a preemption"

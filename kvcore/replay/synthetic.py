@@ -157,10 +157,7 @@ def documents(writer: Writer) -> Callable[[], Session]:
 
 
 KINDS: dict[str, Callable[[Writer], Callable[[], Session]]] = {
-    "shared": shared,
-    "turns": turns,
-    "agents": agents,
-    "documents": documents,
+    kind.__name__: kind for kind in (shared, turns, agents, documents)
 }
 SESSIONS_PER_SECOND = {"shared": 4.0, "turns": 0.6, "agents": 0.25, "documents": 1.5}
 

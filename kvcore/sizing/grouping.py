@@ -14,10 +14,9 @@ from __future__ import annotations
 import attrs
 
 from kvcore.sizing.errors import NoLayers
-from kvcore.sizing.layout import KVCacheGroupSpec, create_kv_cache_group_specs
+from kvcore.sizing.layout import KVCacheGroupSpec, check_pages, create_kv_cache_group_specs
 from kvcore.sizing.memory import Specs
 from kvcore.sizing.specs import LayerSpec, blocks_of
-from kvcore.types.errors import GroupsDoNotFit
 
 NUM_GROUPS_MAX = 8
 """More groups cost every step time; more kinds than that have a group each."""
@@ -60,10 +59,7 @@ def _equal_pages(specs: Specs) -> dict[str, LayerSpec]:
     """The layers with block sizes that give all of them the largest page."""
     largest = max(spec.page_bytes for spec in specs.values())
     if any(largest % spec.page_bytes for spec in specs.values()):
-        kinds = _kinds(specs)
-        named = (f"{index} ({spec.type_id})" for index, spec in enumerate(kinds))
-        sizes = ", ".join(str(spec.page_bytes) for spec in kinds)
-        raise GroupsDoNotFit(groups=", ".join(named), sizes=sizes)
+        check_pages(list(_kinds(specs)))
     return {
         name: attrs.evolve(spec, block_size=spec.block_size * (largest // spec.page_bytes))
         for name, spec in specs.items()

@@ -77,7 +77,7 @@ def make_layout(groups: Sequence[KVCacheGroupSpec], num_blocks: int) -> KVCacheC
     """
     if not groups:
         raise NoLayers
-    check_pages(groups)
+    check_pages([group.spec for group in groups])
     check_count("num_blocks", num_blocks, least=0)
     check_memory("num_blocks", num_blocks * block_bytes(groups), least=0)
     size_bytes = groups[0].spec.page_bytes * num_blocks
@@ -88,12 +88,12 @@ def make_layout(groups: Sequence[KVCacheGroupSpec], num_blocks: int) -> KVCacheC
     return KVCacheConfig(num_blocks, tuple(tensors), tuple(groups))
 
 
-def check_pages(groups: Sequence[KVCacheGroupSpec]) -> None:
+def check_pages(specs: Sequence[LayerSpec]) -> None:
     """Raise GroupsDoNotFit unless all layers have one page size."""
-    pages = [group.spec.page_bytes for group in groups]
+    pages = [spec.page_bytes for spec in specs]
     if len(set(pages)) > 1:
-        names = ", ".join(f"{index} ({each.spec.type_id})" for index, each in enumerate(groups))
-        raise GroupsDoNotFit(groups=names, sizes=", ".join(str(page) for page in pages))
+        names = ", ".join(f"{index} ({spec.type_id})" for index, spec in enumerate(specs))
+        raise GroupsDoNotFit(groups=names, sizes=", ".join(map(str, pages)))
 
 
 def num_slots(groups: Sequence[KVCacheGroupSpec]) -> int:

@@ -9,6 +9,7 @@ What families are known and refused is in families.py.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -129,30 +130,22 @@ def _cache_dtype(model: Model, dtype: str | None) -> str:
 
 
 def _layer_spec(layer: Layer, block_size: int, dtype: str, tensor_parallel: int) -> LayerSpec:
+    made: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": layer.num_kv_heads,
+        "head_size": layer.head_size,
+        "dtype": dtype,
+    }
     if layer.kind == "mla":
-        return FullAttentionSpec(
-            block_size=block_size,
-            num_kv_heads=layer.num_kv_heads,
-            head_size=layer.head_size,
-            dtype=dtype,
-            use_mla=True,
-        )
-    heads = _heads_a_device(layer.num_kv_heads, tensor_parallel)
+        return FullAttentionSpec(**made, use_mla=True)
+    made["num_kv_heads"] = _heads_per_device(layer.num_kv_heads, tensor_parallel)
     if layer.window is None:
-        return FullAttentionSpec(
-            block_size=block_size, num_kv_heads=heads, head_size=layer.head_size, dtype=dtype
-        )
+        return FullAttentionSpec(**made)
     kind = SlidingWindowSpec if layer.kind == "sliding_window" else ChunkedLocalSpec
-    return kind(
-        block_size=block_size,
-        num_kv_heads=heads,
-        head_size=layer.head_size,
-        dtype=dtype,
-        window=layer.window,
-    )
+    return kind(**made, window=layer.window)
 
 
-def _heads_a_device(num_kv_heads: int, tensor_parallel: int) -> int:
+def _heads_per_device(num_kv_heads: int, tensor_parallel: int) -> int:
     fewer, more = sorted((num_kv_heads, tensor_parallel))
     if more % fewer:
         raise HeadsDoNotSplit(

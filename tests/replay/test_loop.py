@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from kvcore import KVCacheManager
 from kvcore.replay import arrivals, record
 from kvcore.replay.errors import InvalidOption, NotJSON
-from kvcore.replay.loop import Loop, make_config, replay
+from kvcore.replay.loop import Loop, Step, make_config, replay
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.synthetic import generate, to_lines
 from kvcore.replay.trace_file import TraceReader
-from kvcore.replay.workload import Step, TraceRequest
+from kvcore.replay.workload import TraceRequest
 from kvcore.types.commands import Batch
 from kvcore.types.errors import InvalidConfig, InvalidCount
 from tests.conftest import need_twin
@@ -96,17 +96,18 @@ def test_every_token_is_computed_once_or_found(
 
     def apply(batch: Batch, step: Step) -> None:
         batches.append(batch.number)
-        assert len({chunk.row for chunk in step.chunks}) == len(step.chunks)
-        assert all(chunk.row < options.max_running for chunk in step.chunks)
+        assert len({chunk.sequence.row for chunk in step.chunks}) == len(step.chunks)
+        assert all(chunk.sequence.row < options.max_running for chunk in step.chunks)
         widths = [chunk.end - chunk.start for chunk in step.chunks]
         assert sum(widths) == step.num_prefill_tokens + step.num_decodes <= options.token_budget
         for chunk in step.chunks:
-            known = list(chunk.tokens[: chunk.end])
-            assert chunk.start <= chunk.end - 1 < len(chunk.tokens)
-            before = tokens.get(chunk.request, [])
+            name, held = chunk.sequence.sequence_id, chunk.sequence.known
+            known = list(held[: chunk.end])
+            assert chunk.start <= chunk.end - 1 < len(held)
+            before = tokens.get(name, [])
             assert known[: len(before)] == before[: len(known)]
-            tokens[chunk.request] = max(before, known, key=len)
-            computed[chunk.request] = chunk.end
+            tokens[name] = max(before, known, key=len)
+            computed[name] = chunk.end
 
     result = replay(requests, options, backend="rust", apply=apply)
     refused = {each.request for each in result.refused}

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from kvcore.replay import record
-from kvcore.replay.loop import replay
+from kvcore.replay.loop import Step, replay
 from kvcore.replay.results import BackendName, Options, Sample
-from kvcore.replay.workload import Step, TraceRequest
+from kvcore.replay.workload import TraceRequest
 from kvcore.types.commands import Batch
 from tests.replay.small_traces import ask
 
@@ -18,7 +18,7 @@ def steps_of(requests: list[TraceRequest], options: Options) -> list[dict[str, t
     steps: list[dict[str, tuple[int, int]]] = []
 
     def apply(_batch: Batch, step: Step) -> None:
-        steps.append({each.request: (each.start, each.end) for each in step.chunks})
+        steps.append({each.sequence.sequence_id: (each.start, each.end) for each in step.chunks})
 
     replay(requests, options, backend="python", apply=apply)
     return steps

@@ -28,7 +28,10 @@ QUERY_TILE = 16
 
 @attrs.frozen(kw_only=True, eq=False)
 class RaggedStep:
-    """How many positions each sequence of a step computes, and how many it has afterwards."""
+    """How many positions each sequence of a step computes, and how many it has afterwards.
+
+    first_keys: the first position of each sequence that a query of the step sees.
+    """
 
     query_lens: tuple[int, ...]
     seq_lens: tuple[int, ...]
@@ -37,7 +40,7 @@ class RaggedStep:
     visibility: Visibility = FULL
     _tiles: "_TileMasks | None" = attrs.field(init=False, repr=False)
     _masks: tuple[Tensor | None, ...] = attrs.field(init=False, repr=False)
-    _first_keys: tuple[int, ...] = attrs.field(init=False, repr=False)
+    first_keys: tuple[int, ...] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if len(self.query_lens) != len(self.seq_lens):
@@ -51,7 +54,8 @@ class RaggedStep:
                 raise TooLong(
                     what=f"sequence {index}", num_tokens=query_len, num_tokens_max=seq_len
                 )
-        object.__setattr__(self, "_first_keys", self._find_first_keys())
+        first_keys = tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
+        object.__setattr__(self, "first_keys", first_keys)
         width = _round_up(max(self.seq_lens, default=0))
         tiles = _TileMasks(self.visibility, width, self.device) if self.invariant else None
         object.__setattr__(self, "_tiles", tiles)
@@ -65,11 +69,6 @@ class RaggedStep:
     def pairs(self) -> Iterable[tuple[int, int]]:
         """(query_len, seq_len) of each sequence."""
         return zip(self.query_lens, self.seq_lens, strict=True)
-
-    @property
-    def first_keys(self) -> tuple[int, ...]:
-        """The first position of each sequence that a query of the step sees."""
-        return self._first_keys
 
     def positions(self) -> Tensor:
         """Position of each row in its sequence, [T] int64."""
@@ -101,11 +100,6 @@ class RaggedStep:
                 output = _attend_plain(queries[index], keys, values, self._masks[index])
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    def _find_first_keys(self) -> tuple[int, ...]:
-        if self.visibility.window is None:
-            return (0,) * len(self.seq_lens)
-        return tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
         """One mask a sequence, for all layers; None where causal or single-query needs none."""

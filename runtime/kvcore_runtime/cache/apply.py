@@ -84,11 +84,6 @@ class Runtime:
         self._finished: list[Finished] = []
         self.guard = Guard(cache, kept, null_block=null_block) if cache.guard else None
 
-    @property
-    def slots(self) -> Tensor:
-        """The persistent slot mappings, [num_groups, max_tokens] int32; `tables` fills them."""
-        return self.tables.slots
-
     def apply(self, batch: Batch, run: Run = run_segments) -> None:
         """Carry out a batch.
 

@@ -86,8 +86,8 @@ class Cache:
         *,
         groups: Sequence[tuple[int, int]] = (),
     ) -> None:
-        _check_size("num_blocks", num_blocks, 1)
-        _check_size("num_host_blocks", num_host_blocks, 0)
+        check_size("num_blocks", num_blocks)
+        check_size("num_host_blocks", num_host_blocks, 0)
         self.layout = layout
         self.device = torch.device(device)
         self.guard = guard
@@ -152,6 +152,7 @@ def _make_tier(
     return Tier(name=name, data=storage.permute(places), pieces=pieces)
 
 
-def _check_size(name: str, value: int, least: int) -> None:
+def check_size(name: str, value: int, least: int = 1) -> None:
+    """Raise InvalidSize unless a size is an integer of at least this."""
     if type(value) is not int or value < least:
         raise InvalidSize(name=name, value=value, least=least)

@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from kvcore_runtime.cache.cache import Cache, Tier
-from kvcore_runtime.cache.errors import BlockOutOfRange, CopyHazard, LayoutMismatch, LengthMismatch
+from kvcore_runtime.cache.errors import (
+    BlockOutOfRange,
+    CopyHazard,
+    LayoutMismatch,
+    lengths_differ,
+)
 
 # From here torch's threads are worth the longer call.
 THREADS_BYTES_MIN = 1024 * 1024
@@ -77,9 +82,8 @@ def fill_pages(tier: Tier, blocks: Sequence[int], value: float) -> None:
         return
     if tier.data.is_cuda:
         if value == 0.0:
-            from kvcore_runtime.cache import (
-                kernels,  # Triton is imported only where there is a GPU.
-            )
+            # Triton is imported only if there is a GPU.
+            from kvcore_runtime.cache import kernels
 
             with torch.cuda.device(tier.data.device):
                 kernels.zero_pages(tier.pieces, ids(blocks, tier.data.device))
@@ -124,12 +128,7 @@ def check_copies(
 ) -> None:
     """Raise if these copies cannot run together in any order; does not touch the tiers."""
     if len(sources) != len(targets):
-        raise LengthMismatch(
-            first_name="sources",
-            num_first=len(sources),
-            second_name="targets",
-            num_second=len(targets),
-        )
+        raise lengths_differ("sources", len(sources), "targets", len(targets))
     check_blocks(source, sources)
     check_blocks(target, targets)
     if (source.pieces.shape[::2], source.pieces.dtype) != (

@@ -65,6 +65,13 @@ class LengthMismatch(CacheError):
     message = "{first_name} has {num_first} items and {second_name} has {num_second}"
 
 
+def lengths_differ(first: str, num_first: int, second: str, num_second: int) -> LengthMismatch:
+    """The error for two lists, given by their names."""
+    return LengthMismatch(
+        first_name=first, num_first=num_first, second_name=second, num_second=num_second
+    )
+
+
 class CopyHazard(CacheError):
     """Copies that run together write no block twice, and none that another of them reads."""
 

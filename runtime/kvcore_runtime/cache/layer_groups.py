@@ -64,7 +64,7 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
     Raises GroupsDoNotHoldModel where a layer has no group, a group no layer, or the layers of a
     visibility do not split evenly; UnequalPages where blocks of two groups differ in size.
     """
-    kept = [kept_by(index, group_id) for index, group_id in enumerate(groups)]
+    kept = [kept_by(group_id, group) for group_id, group in enumerate(groups)]
     layers: list[list[int]] = [[] for _ in groups]
     for wanted in dict.fromkeys(visibilities):
         chosen = [index for index, each in enumerate(kept) if each == wanted]
@@ -90,19 +90,19 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
     return LayerGroups(
         places=tuple(places[layer] for layer in range(len(visibilities))),
         num_layers=tuple(len(members) for members in layers),
-        block_sizes=tuple(group_id.block_size for group_id in groups),
+        block_sizes=tuple(group.block_size for group in groups),
         kept=tuple(kept),
     )
 
 
-def kept_by(index: int, group: Group) -> Visibility:
-    """What a group keeps for a query. index: the group's. Raises GroupsDoNotHoldModel."""
+def kept_by(group_id: int, group: Group) -> Visibility:
+    """What a group keeps for a query. Raises GroupsDoNotHoldModel."""
     match group.kind:
         case "full_attention":
             return FULL
         case "sliding_window" | "chunked_local":
             return Visibility(kind=group.kind, window=group.window)
-    raise GroupsDoNotHoldModel(reason=f"group {index} is {group.kind}, which no layer here is")
+    raise GroupsDoNotHoldModel(reason=f"group {group_id} is {group.kind}, which no layer here is")
 
 
 def _check_pages(layers: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:

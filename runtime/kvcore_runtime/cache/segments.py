@@ -48,13 +48,13 @@ def run_segments(cache: Cache, commands: Sequence[Copying]) -> None:
         by_kind: dict[int, list[Copying]] = {}
         for command in segment:
             by_kind.setdefault(command.kind, []).append(command)
-        swaps = [(kind, group_id) for kind, group_id in by_kind.items() if kind in _SWAPS]
-        others = [(kind, group_id) for kind, group_id in by_kind.items() if kind not in _SWAPS]
+        swaps = [each for each in by_kind.items() if each[0] in _SWAPS]
+        others = [each for each in by_kind.items() if each[0] not in _SWAPS]
         if cache.device.type == "cuda" and swaps:
             _run_beside(cache, swaps, others)
             continue
-        for kind, group_id in (*swaps, *others):
-            _run_kind(cache, kind, group_id)
+        for kind, alike in (*swaps, *others):
+            _run_kind(cache, kind, alike)
 
 
 def run_program_order(cache: Cache, commands: Sequence[Copying]) -> None:
@@ -149,8 +149,8 @@ def _run_beside(
     side = cache.side_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        for kind, group_id in swaps:
-            _run_kind(cache, kind, group_id)
-    for kind, group_id in others:
-        _run_kind(cache, kind, group_id)
+        for kind, alike in swaps:
+            _run_kind(cache, kind, alike)
+    for kind, alike in others:
+        _run_kind(cache, kind, alike)
     current.wait_stream(side)

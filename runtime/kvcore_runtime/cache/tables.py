@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from kvcore.types.commands import CutTable, SetTable
+from kvcore_runtime.cache.cache import check_size
 from kvcore_runtime.cache.errors import (
     BeyondTable,
-    InvalidSize,
-    LengthMismatch,
     SlotsOverflow,
     TableOutOfRange,
+    lengths_differ,
 )
 from kvcore_runtime.cache.table_merge import (
     BLOCK,
@@ -57,15 +57,15 @@ class BlockTables:
         num_groups: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        _check_size("max_rows", max_rows)
-        _check_size("max_blocks", max_blocks)
-        _check_size("max_tokens", max_tokens)
-        _check_size("num_groups", num_groups)
+        check_size("max_rows", max_rows)
+        check_size("max_blocks", max_blocks)
+        check_size("max_tokens", max_tokens)
+        check_size("num_groups", num_groups)
         sizes = [block_size] * num_groups if isinstance(block_size, int) else list(block_size)
         for each in sizes:
-            _check_size("block_size", each)
+            check_size("block_size", each)
         if len(sizes) != num_groups:
-            raise _mismatch("groups", num_groups, "block_size", len(sizes))
+            raise lengths_differ("groups", num_groups, "block_size", len(sizes))
         self.max_rows = max_rows
         self.max_blocks = max_blocks
         self.max_tokens = max_tokens
@@ -110,9 +110,8 @@ class BlockTables:
     def commit(self, planned: Sequence[TableChange]) -> None:
         """Carry out planned changes in place, on the current stream; on a GPU in one launch."""
         if planned and self.device.type == "cuda":
-            from kvcore_runtime.cache import (
-                kernels,  # Triton is imported only where there is a GPU.
-            )
+            # Triton is imported only if there is a GPU.
+            from kvcore_runtime.cache import kernels
 
             entries = entries_of(planned, self.blocks[0].numel(), PADDING_BLOCK)
             with torch.cuda.device(self.device):
@@ -178,7 +177,7 @@ class BlockTables:
     ) -> int:
         for name, each in (("starts", start), ("counts", count)):
             if each.shape != row.shape or row.dim() != 1:
-                raise _mismatch("rows", row.numel(), name, each.numel())
+                raise lengths_differ("rows", row.numel(), name, each.numel())
         _check_range("row", row, self.max_rows)
         _check_range("group", torch.tensor([group_id]), self.num_groups - 1)
         size = self.block_sizes[group_id]
@@ -213,14 +212,3 @@ def _check_range(name: str, values: Tensor, last: int) -> None:
     wrong = ((values < 0) | (values > last)).nonzero()
     if wrong.numel():
         raise TableOutOfRange(name=name, value=int(values[wrong[0, 0]]), last=last)
-
-
-def _mismatch(first_name: str, num_first: int, second_name: str, num_second: int) -> LengthMismatch:
-    return LengthMismatch(
-        first_name=first_name, num_first=num_first, second_name=second_name, num_second=num_second
-    )
-
-
-def _check_size(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise InvalidSize(name=name, value=value, least=1)

@@ -171,22 +171,18 @@ class Receiver(Exchange):
 
     def _unpack(self, parcel: Parcel, awaited: _Awaited) -> int:
         """Copy what has come into the sequence's blocks; returns the tokens that are there now."""
-        runtime = self._engine.runtime
-        tables = [
-            runtime.tables.row_blocks(awaited.sequence.row, group)
-            for group in range(runtime.tables.num_groups)
-        ]
+        runtime, config = self._engine.runtime, self._engine.manager.config
+        row, group_ids = awaited.sequence.row, range(runtime.tables.num_groups)
+        tables = [runtime.tables.row_blocks(row, group_id) for group_id in group_ids]
         # What came may be less than what was hit here.
         end = max(awaited.start, min(awaited.end, parcel.num_tokens))
         for layout, pages, table in zip(parcel.layouts, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, layout.block_size):
-                if position not in pages and not is_null(
-                    self._engine.manager.config, table[position]
-                ):
+                if position not in pages and not is_null(config, table[position]):
                     end = max(awaited.start, min(end, position * layout.block_size))
         for group, pages, table in zip(runtime.cache.groups, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, group.layout.block_size):
-                if not is_null(self._engine.manager.config, table[position]):
+                if not is_null(config, table[position]):
                     group.data[table[position]].copy_(pages[position])
         return end
 

@@ -126,9 +126,7 @@ class DirectoryExchange(Exchange):
         self._stores |= zip(operations, stored.values(), strict=True)
         self._batches |= dict.fromkeys(operations, self._engine.open_number)
 
-    def finished(self, sequence: Sequence) -> None:
-        """See `Exchange`: store what has been computed since."""
-        self.prompt_computed(sequence)
+    finished = prompt_computed
 
     def forget(self, sequence: Sequence) -> None:
         """See `Exchange`."""

@@ -9,6 +9,7 @@ Progress goes to stderr where that is a terminal, results to stdout.
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from kvcore_runtime.generate.conversation import Held, hold_conversations
 from kvcore_runtime.generate.picture import draw_pool
 from kvcore_runtime.generate.pool_record import PoolRecord
 from kvcore_runtime.generate.report import (
-    Summary,
     as_json,
     format_answers,
     format_count,
@@ -38,7 +38,6 @@ from kvcore_runtime.generate.report import (
 from kvcore_runtime.generate.verify import (
     NotExercised,
     NotVerified,
-    Verified,
     verify_answers,
     verify_drained,
     verify_pressure,
@@ -192,33 +191,20 @@ def check_answers(
         return {}
     total = len(held.answers)
     with tqdm(desc="verifying", total=total, unit="answer", disable=None) as bar:
-
-        def show(num_answers: int) -> None:
-            bar.update(num_answers)
-
-        done = verify_answers(engine.model, held.answers, decode=tokenizer.decode, progress=show)
-    return _name_counts(done)
+        decode, progress = tokenizer.decode, bar.update
+        return verify_answers(engine.model, held.answers, decode=decode, progress=progress)
 
 
-def draw(arguments: Arguments, record: PoolRecord, summary: Summary) -> None:
+def draw(arguments: Arguments, record: PoolRecord, summary: Mapping[str, Any]) -> None:
     """Write the picture and say where; without a step there is nothing to draw."""
     assert arguments.picture is not None
-    if summary.steps == 0:
+    if not summary["steps"]:
         print("kvcore generate: no picture: there was no step to draw", file=sys.stderr)
         return
+    answers = format_count(summary["num_answers"], "answers")
     title = (
-        f"Block pool over time: {summary.num_blocks} blocks of {summary.block_size} tokens, "
-        f"{format_count(summary.num_answers, 'answers')} in {format_count(summary.steps, 'steps')}"
+        "Block pool over time: {num_blocks} blocks of {block_size} tokens, ".format_map(summary)
+        + f"{answers} in {format_count(summary['steps'], 'steps')}"
     )
     draw_pool(record, arguments.picture, title=title, first_block=int(arguments.config.null_block))
     print(f"picture: {arguments.picture}", file=sys.stderr)
-
-
-def _name_counts(done: Verified) -> dict[str, int]:
-    counts = {
-        "answers equal to a contiguous cache's": done.num_answers,
-        "tokens": done.num_tokens,
-    }
-    if done.num_logits:
-        counts["rows of logits bit by bit"] = done.num_logits
-    return counts

@@ -13,136 +13,97 @@ from kvcore_runtime.generate.conversation import Answer, Held
 from kvcore_runtime.generate.prompts import Prompt
 
 WIDTH = 96
+TABLE = {
+    "prompt tokens": "{prompt_tokens}",
+    "tokens reused": "{prompt_tokens_reused} ({reused:.0%}), {recompute_tokens_reused} more after "
+    "preemption",
+    "tokens computed": "{computed_tokens}",
+    "tokens generated": "{generated_tokens} in {answers}",
+    "evictions": "{evictions}",
+    "copies on write": "{copies_on_write}",
+    "blocks swapped": "{blocks_swapped_out} out, {blocks_swapped_in} in",
+    "preemptions": "{preemptions_by_swap} by swap, {preemptions_by_recompute} by recompute",
+    "drafts": "{drafts}, {drafts_accepted} accepted",
+    "blocks in files": "{blocks_written} written, {blocks_found} there already, {blocks_loaded} "
+    "loaded, {operations_failed} failed",
+    "in flight": "{steps_overlapped} of {counted_steps} planned while another ran, "
+    "{batches_cancelled} cancelled",
+    "waits": "{stalls} for tokens in flight, {waits_for_blocks} for blocks",
+    "published": "when {publish}",
+    "pool": "{num_blocks} blocks of {block_size} tokens, {num_host_blocks} host blocks",
+    "pool in use": "peak {peak_usage:.0%}, mean {mean_usage:.0%}",
+    "speed": "{tokens_per_second:.1f} tokens/s ({seconds:.1f} s, {counted_steps})",
+    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us a step ({backend})",
+}
+"""The rows of the table of figures, and how each is written."""
 
 
-@attrs.frozen(kw_only=True)
-class Summary:
-    """The figures of one run.
+def summarise(engine: Engine, held: Held) -> dict[str, Any]:
+    """The figures of a finished run by name; drains the manager's statistics.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
-    came back from preemption. drafts: tokens guessed. blocks_stored: in files, of
-    which blocks_written were not there already; blocks_loaded: from files; operations_failed:
-    stores and loads that are in neither. steps_overlapped: planned while another was computed;
-    stalls: plans with nothing to do before a batch in flight was completed; waits_for_blocks: plans
-    in which somebody waited for such a batch's blocks. Usages and shares are 0.0 to 1.0, times
-    seconds unless the name says.
+    came back from preemption. drafts: tokens guessed. blocks_stored: in files, of which
+    blocks_written were not there already; blocks_loaded: from files; operations_failed: stores and
+    loads that are in neither. steps_overlapped: planned while another was computed; stalls: plans
+    with nothing to do before a batch in flight was completed; waits_for_blocks: plans in which a
+    sequence waited for such a batch's blocks. Usages and shares are 0.0 to 1.0, times seconds
+    unless the name says.
     """
-
-    backend: str
-    num_blocks: int
-    block_size: int
-    num_host_blocks: int
-    num_answers: int
-    num_refused: int
-    prompt_tokens: int
-    prompt_tokens_reused: int
-    recompute_tokens_reused: int
-    computed_tokens: int
-    generated_tokens: int
-    evictions: int
-    copies_on_write: int
-    blocks_swapped_out: int
-    blocks_swapped_in: int
-    preemptions_by_swap: int
-    preemptions_by_recompute: int
-    drafts: int
-    drafts_accepted: int
-    blocks_stored: int
-    blocks_written: int
-    blocks_loaded: int
-    operations_failed: int
-    max_in_flight: int
-    publish: str
-    steps_overlapped: int
-    stalls: int
-    waits_for_blocks: int
-    batches_cancelled: int
-    peak_usage: float
-    mean_usage: float
-    steps: int
-    seconds: float
-    tokens_per_second: float
-    manager_share: float
-    manager_us_per_step: float
-
-
-def summarise(engine: Engine, held: Held) -> Summary:
-    """The figures of a finished run; drains the manager's statistics."""
     config, metrics = engine.manager.config, engine.metrics
     stats = engine.manager.take_stats()
     kept = engine.exchange if isinstance(engine.exchange, DirectoryExchange) else None
-    return Summary(
-        backend=engine.manager.backend,
-        num_blocks=config.num_usable_blocks,
-        block_size=config.block_size,
-        num_host_blocks=config.num_host_blocks,
-        num_answers=len(held.answers),
-        num_refused=len(held.refusals),
-        prompt_tokens=metrics.num_prompt_tokens,
-        prompt_tokens_reused=stats.hits,
-        recompute_tokens_reused=stats.preempted_hits,
-        computed_tokens=metrics.num_computed_tokens,
-        generated_tokens=metrics.num_generated_tokens,
-        evictions=metrics.num_evictions,
-        copies_on_write=metrics.num_copies,
-        blocks_swapped_out=metrics.num_blocks_out,
-        blocks_swapped_in=metrics.num_blocks_in,
-        preemptions_by_swap=engine.scheduler.preemptions.by_swap,
-        preemptions_by_recompute=engine.scheduler.preemptions.by_recompute,
-        drafts=metrics.num_drafts,
-        drafts_accepted=metrics.num_accepted_drafts,
-        blocks_stored=kept.num_stored if kept else 0,
-        blocks_written=kept.num_written if kept else 0,
-        blocks_loaded=kept.num_loaded if kept else 0,
-        operations_failed=len(kept.errors) if kept else 0,
-        max_in_flight=config.max_in_flight,
-        publish=config.publish,
-        steps_overlapped=metrics.num_overlapped,
-        stalls=metrics.num_stalls,
-        waits_for_blocks=engine.scheduler.num_waits,
-        batches_cancelled=metrics.num_cancelled,
-        peak_usage=metrics.peak_usage,
-        mean_usage=metrics.mean_usage,
-        steps=metrics.num_steps,
-        seconds=metrics.seconds,
-        tokens_per_second=metrics.tokens_per_second,
-        manager_share=metrics.manager_share,
-        manager_us_per_step=metrics.manager_us_per_step,
-    )
-
-
-def format_table(summary: Summary) -> str:
-    """The figures as a table of two columns."""
-    s = summary
-    reused = s.prompt_tokens_reused / s.prompt_tokens if s.prompt_tokens else 0.0
-    rows = {
-        "prompt tokens": f"{s.prompt_tokens}",
-        "tokens reused": f"{s.prompt_tokens_reused} ({reused:.0%}), "
-        f"{s.recompute_tokens_reused} more after preemption",
-        "tokens computed": f"{s.computed_tokens}",
-        "tokens generated": f"{s.generated_tokens} in {format_count(s.num_answers, 'answers')}",
-        "evictions": f"{s.evictions}",
-        "copies on write": f"{s.copies_on_write}",
-        "blocks swapped": f"{s.blocks_swapped_out} out, {s.blocks_swapped_in} in",
-        "preemptions": f"{s.preemptions_by_swap} by swap, "
-        f"{s.preemptions_by_recompute} by recompute",
-        "drafts": f"{s.drafts}, {s.drafts_accepted} accepted",
-        "blocks in files": f"{s.blocks_written} written, "
-        f"{s.blocks_stored - s.blocks_written} there already, {s.blocks_loaded} loaded, "
-        f"{s.operations_failed} failed",
-        "in flight": f"{s.steps_overlapped} of {format_count(s.steps, 'steps')} planned while "
-        f"another ran, {s.batches_cancelled} cancelled",
-        "waits": f"{s.stalls} for tokens in flight, {s.waits_for_blocks} for blocks",
-        "published": f"when {s.publish}",
-        "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
-        "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
-        "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, "
-        f"{format_count(s.steps, 'steps')})",
-        "manager": f"{s.manager_share:.2%} of the time, {s.manager_us_per_step:.0f} us a step "
-        f"({s.backend})",
+    return {
+        "backend": engine.manager.backend,
+        "num_blocks": config.num_usable_blocks,
+        "block_size": config.block_size,
+        "num_host_blocks": config.num_host_blocks,
+        "num_answers": len(held.answers),
+        "num_refused": len(held.refusals),
+        "prompt_tokens": metrics.num_prompt_tokens,
+        "prompt_tokens_reused": stats.hits,
+        "recompute_tokens_reused": stats.preempted_hits,
+        "computed_tokens": metrics.num_computed_tokens,
+        "generated_tokens": metrics.num_generated_tokens,
+        "evictions": metrics.num_evictions,
+        "copies_on_write": metrics.num_copies,
+        "blocks_swapped_out": metrics.num_blocks_out,
+        "blocks_swapped_in": metrics.num_blocks_in,
+        "preemptions_by_swap": engine.scheduler.preemptions.by_swap,
+        "preemptions_by_recompute": engine.scheduler.preemptions.by_recompute,
+        "drafts": metrics.num_drafts,
+        "drafts_accepted": metrics.num_accepted_drafts,
+        "blocks_stored": kept.num_stored if kept else 0,
+        "blocks_written": kept.num_written if kept else 0,
+        "blocks_loaded": kept.num_loaded if kept else 0,
+        "operations_failed": len(kept.errors) if kept else 0,
+        "max_in_flight": config.max_in_flight,
+        "publish": config.publish,
+        "steps_overlapped": metrics.num_overlapped,
+        "stalls": metrics.num_stalls,
+        "waits_for_blocks": engine.scheduler.num_waits,
+        "batches_cancelled": metrics.num_cancelled,
+        "peak_usage": metrics.peak_usage,
+        "mean_usage": metrics.mean_usage,
+        "steps": metrics.num_steps,
+        "seconds": metrics.seconds,
+        "tokens_per_second": metrics.tokens_per_second,
+        "manager_share": metrics.manager_share,
+        "manager_us_per_step": metrics.manager_us_per_step,
     }
-    width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def format_table(summary: Mapping[str, Any]) -> str:
+    """The figures as a table of two columns."""
+    reused, prompts = summary["prompt_tokens_reused"], summary["prompt_tokens"]
+    more = {
+        "reused": reused / prompts if prompts else 0.0,
+        "answers": format_count(summary["num_answers"], "answers"),
+        "counted_steps": format_count(summary["steps"], "steps"),
+        "blocks_found": summary["blocks_stored"] - summary["blocks_written"],
+    }
+    width = max(map(len, TABLE))
+    rows = ((name, row.format_map({**summary, **more})) for name, row in TABLE.items())
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 def format_count(count: int, name: str) -> str:
@@ -188,7 +149,7 @@ def _printable(text: str) -> str:
 
 
 def as_json(
-    summary: Summary,
+    summary: Mapping[str, Any],
     held: Held,
     verified: Mapping[str, Any] | None,
     not_exercised: str | None = None,
@@ -211,7 +172,7 @@ def as_json(
             for each in held.answers
         ],
         "refused": [attrs.asdict(each) for each in held.refusals],
-        "summary": attrs.asdict(summary),
+        "summary": dict(summary),
         "verified": verified,
         "not_exercised": not_exercised,
     }

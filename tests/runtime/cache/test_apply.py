@@ -186,7 +186,6 @@ def test_tables_change_with_the_batch_and_an_empty_batch_counts() -> None:
     runtime.apply(close(2, [CutTable(1, 0, 1), Free(4, False)]))
     assert runtime.tables.row_blocks(1) == [3]
     assert runtime.next_number == 3
-    assert runtime.slots is runtime.tables.slots
 
 
 def test_batches_are_skipped_forward_or_not_at_all() -> None:

@@ -25,7 +25,7 @@ def test_every_line_is_measured_on_the_device_named(
     run(monkeypatch, "--device", "cpu", "--pages", "2", "--rounds", "2")
     lines = capsys.readouterr().out.splitlines()
     named = [line.split("  ")[0] for line in lines[:8]]
-    assert named == ["copy-on-write", "zero", "swap out", "swap in"] * 2
+    assert named == ["CopyOnWrite", "SwapOut", "SwapIn", "Zero"] * 2
     assert "one entry for each of 1024 requests" in lines[8]
     assert len(lines) == 9
 
