@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from typing import Literal
 
 import pytest
@@ -35,6 +36,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in item.iter_markers("seed"):
             item.user_properties += (("seed", number) for number in marker.args)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One closing line per folder of tests: the log of a run shows which room failed."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds: Counter[str] = Counter()
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            folder = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
+            counts[folder][outcome] += 1
+            seconds[folder] += report.duration
+    for folder, found in sorted(counts.items()):
+        words = ", ".join(f"{number} {outcome}" for outcome, number in found.items())
+        terminalreporter.write_line(f"{folder}: {words} in {seconds[folder]:.0f} s")
 
 
 def need_twin() -> None:
