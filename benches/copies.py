@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of randomly placed pages against one contiguous copy_ of as many bytes, as ratios.
 
-Rules: both sides take turns in one process, on the same memory, and are measured by process CPU
+Both sides take turns in one process, on the same memory, and are measured by process CPU
 time and wall time; a ratio is the median over rounds of (contiguous time / pages' time): 1.0 is
 memory speed. One thread; all memory was written before, since reads of untouched memory cost
 nothing. Placement is random with a fixed seed, and no two pages are neighbours on both sides. Goals

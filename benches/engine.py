@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens a second of the engine over the same forward with one contiguous cache a request.
 
-Rules: both sides answer the same prompts in the same batches, take turns in one process, and the
+Both sides answer the same prompts in the same batches, take turns in one process, and the
 figure is the median over rounds of (contiguous time / engine's time): 1.0 means that blocks and
 their manager cost nothing. Random weights of SmolLM2's shape, plain mode, greedy, no prefix in
 common. Goal (CPU): at least 0.85.

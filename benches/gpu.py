@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a CUDA device takes for the commands of a batch, as shares of its own bandwidth.
 
-Run: `make gpu-check`, or `python -m benches.gpu`. Rules: each side is one call over the same memory
+Run: `make gpu-check`, or `python -m benches.gpu`. Each side is one call over the same memory
 (random pages; one contiguous operation of as many bytes), both are queued in turns on one stream
 and timed by the device's events; a share is the median over rounds of (contiguous time / pages'
 time): 1.0 is the device's own copy speed, or that of its bus for swaps. Goal: 0.9. Without a CUDA

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning a step while the one before is computed brings: tokens a second, with and without.
 
-Rules: the same requests, the same model and pool; engines with no, one and two batches in flight
+The same requests, the same model and pool; engines with no, one and two batches in flight
 take turns in one process, and the figure is the median over rounds of (time without / time with):
 above 1.0 overlapping wins. Requests take turns, so a step holds half or a third of them: where a
 forward pass costs much whatever its batch, overlapping loses. Random weights, greedy.

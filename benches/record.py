@@ -5,7 +5,7 @@ Run: python -m benches.record TRACE --blocks 16384 --out FILE. In place of TRACE
 made-up one, --decode 1024 for so many requests that decode at once, --made 1 for a small list in
 which requests go on where others ended.
 
-Rules: the list is recorded without assuming any sharing of blocks, so that preemptions and chunks
+The list is recorded without assuming any sharing of blocks, so that preemptions and chunks
 follow from the count of blocks that an unshared pool needs, and a manager that shares needs less.
 Everything is deterministic: the same arguments give the same bytes. One `hash_id` of the trace is
 512 tokens and always the same ones; output tokens are of their request alone.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a manager's caching is worth over time: recent hit rate, and how long blocks live.
 
-Rules: nothing here is asked by a transition; both classes read what a manager hands out anyway,
+Nothing here is asked by a transition; both classes read what a manager hands out anyway,
 `take_stats` and the commands of each batch, so they decide nothing. Clocks are handed in. Source:
-S001-21 to S001-26 with X-09, S000-61. Twin: none; no step waits for it.
+S001-21 to S001-26 with X-09, S000-61.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of facts: which tests show each fact of the specification, and with what verdict.
 
-Rules: a test names the facts that it shows (`@pytest.mark.seed("S000-15")`), and may name the
+A test names the facts that it shows (`@pytest.mark.seed("S000-15")`), and may name the
 decision; their words are in `tests/conformance/facts.toml`. A fact is shown if all its tests pass,
 and in both backends unless `facts.toml` says that its code exists once. `python -m
 tools.conformance` runs the marked tests and prints the table; it fails on a number without test or

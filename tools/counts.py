@@ -3,7 +3,7 @@
 
 Run: make counts. valgrind counts them, so that neither the machine's load nor its clock matters.
 
-Rules: `EXPECTED` has the instructions of one unit of each call (a block, a token, a command) with
+`EXPECTED` has the instructions of one unit of each call (a block, a token, a command) with
 xxh3 keys in the small pool. A count may exceed it by `TOLERANCE`, which another compiler or C
 library needs; one that fell by more is named, so that it is written down. In the large pool it may
 be at most `GROWTH` times that of the small one.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws docs/counterexample.svg: the shortest run to wrong KV of one seeded bug, block by block.
 
-Rules: what is drawn is what the checker finds, so the picture cannot differ from the code. The bug
+What is drawn is what the checker finds, so the picture cannot differ from the code. The bug
 is row 18 of the catalogue: blocks are taken before those of the hit have their owner. Colours and
 text have a light and a dark form, chosen by the reader's system. `python -m
 tools.draw_counterexample` writes the file and prints the same story for terminals.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws docs/layout.svg: how two calls of one request lay their tokens into blocks.
 
-Rules: what is drawn is what a manager answers, so the picture cannot differ from the code. Colours
+What is drawn is what a manager answers, so the picture cannot differ from the code. Colours
 and text have a light and a dark form, chosen by the reader's system. `python -m tools.draw_layout`
 writes the file and prints the same picture for terminals.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw the pictures of docs/replay.md: the replay that its example runs, and its sweep.
 
-Rules: the pictures show what the example's commands give, on a light ground; of the run over time
+The pictures show what the example's commands give, on a light ground; of the run over time
 one sample in THINNED is drawn, to keep the file small. Run: python -m tools.draw_replay.
 """
 

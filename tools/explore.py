@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of the named worlds: states, edges and seconds, on both backends.
 
-Rules: a world whose counts are not the pinned ones, that breaks a property, or that does not show
+A world whose counts are not the pinned ones, that breaks a property, or that does not show
 what it is for, ends it with code 1. Python leaves the worlds out that are the twin's. Seconds are
 of this machine, as it is.
 """

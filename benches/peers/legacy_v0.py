@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """V0's stories on vLLM 0.8.5's own block manager, and steps of its scheduler over both.
 
-Rules: the stories are those of benches/legacy_v0.py. The original asserts that somebody asked for a
+The stories are those of benches/legacy_v0.py. The original asserts that somebody asked for a
 sequence's cached tokens before it is freed, so all are asked, outside the clock. Taking a batch is
 the facade's alone and stands in no table. The scheduler is vLLM's own in both cases.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run peers side by side, and what their rounds say.
 
-Rules: one process a peer and a list; in a round each peer runs once, so that whatever else the
+One process a peer and a list; in a round each peer runs once, so that whatever else the
 machine does falls on all of them. A cost is the sum over steps of the least time of each step over
 rounds, net of the same of the empty driver; a spread is over the rounds' own ratios.
 """

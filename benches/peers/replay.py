@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay a list of operations through one peer, and what that cost.
 
-Rules: standard library alone. CPU time of this thread, read twice a step. What an engine has at
+Standard library alone. CPU time of this thread, read twice a step. What an engine has at
 hand anyway is made before the clock starts: prompts as the lists or buffers that a tokenizer gives,
 the tokens of each step as a sampler gives them. The garbage collector is frozen once and then runs,
 as in vLLM's engine. The first prefill of a request looks up; a hit that goes past the chunk leaves

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang 0.5.23's Rust tree core under the operations of the list.
 
-Rules: its compiled tree through its bindings, called in the order of SGLang's radix cache: match
+Its compiled tree through its bindings, called in the order of SGLang's radix cache: match
 and lock, insert after each chunk and at the end, give back the doubles, move the lock. What SGLang
 has around the tree is left out in its favour: pages come from a plain list, and a page's slots are
 written when it is taken, so that a decoded token costs an append until its page is full.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled tree core of SGLang's wheel, loaded by itself.
 
-Rules: importing `sglang` itself takes a long chain of packages that the tree does not use.
+Importing `sglang` itself takes a long chain of packages that the tree does not use.
 """
 
 from __future__ import annotations

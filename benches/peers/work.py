@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recorded list of operations, made ready so that replaying it costs a driver next to nothing.
 
-Rules: standard library alone, since every peer's own environment imports it. `benches/record.py`
+Standard library alone, since every peer's own environment imports it. `benches/record.py`
 writes the list. Twin: benches/operations/mod.rs.
 """
 

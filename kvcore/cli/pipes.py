@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command whose reader has gone, as with `| head`.
 
-Rules: it ends without a word, with the code of a process that the pipe ended; what it was to write
-to files is written before. Twin: none.
+It ends without a word, with the code of a process that the pipe ended; what it was to write
+to files is written before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay's batches on a device of another distribution, whose memory judges every read.
 
-Rules: the device is found as `kvcore simulate --torch` finds it, by an entry point of the group
+The device is found as `kvcore simulate --torch` finds it, by an entry point of the group
 `kvcore.devices`, so that kvcore imports no tensors. Each token's slot gets a number made of all
 tokens up to it; what a step reads must be those numbers. Numbers of requests that are not in the
-step are forgotten and made anew from their tokens. Twin: none.
+step are forgotten and made anew from their tokens.
 """
 
 from __future__ import annotations

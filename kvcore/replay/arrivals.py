@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests whose time has come: read from a trace no earlier than needed.
 
-Rules: who has arrived waits in order; behind WAITING_MAX of them nothing is read, so that a trace
-of any length, replayed on an engine that is too slow for it, is never held. Twin: none.
+Who has arrived waits in order; behind WAITING_MAX of them nothing is read, so that a trace
+of any length, replayed on an engine that is too slow for it, is never held.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore replay`: a recorded workload on the real manager, and what came of it.
 
-Rules: the report goes to standard output; how far it is, skipped lines and what was wrong with the
+The report goes to standard output; how far it is, skipped lines and what was wrong with the
 question, to standard error. Interrupted, it reports what was done. A page is written whole or not
 at all, before the report is printed. Exit code 0: replayed; 1: wrong content was read (`--apply`);
-2: the call or the trace was wrong; 130: interrupted. Twin: none.
+2: the call or the trace was wrong; 130: interrupted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of `kvcore replay`, and which of them do not go together.
 
-Rules: what cannot be done is refused before anything is read or run, in one sentence that says what
+What cannot be done is refused before anything is read or run, in one sentence that says what
 to do instead. Blocks are those of the pool as engines count them, the null block included.
-Twin: none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What calls cost: processor time of the thread, in histograms of bounded size.
 
-Rules: a value goes into one of 64 buckets between a power of two and the next, so a percentile is
+A value goes into one of 64 buckets between a power of two and the next, so a percentile is
 known to 1.6 %; sums and the worst are exact. What reading the clock costs is measured first, and
-taken off each measurement. Twin: none.
+taken off each measurement.
 """
 
 from __future__ import annotations

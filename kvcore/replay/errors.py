@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replay refuses, each as a type of its own.
 
-Rules: as in kvcore/types/errors.py. What is wrong with a trace names the file and the line, and a
-`BadLine` can be skipped. Twin: none.
+What is wrong with a trace names the file and the line, and a
+`BadLine` can be skipped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens for what a trace only names: prompts from hash ids, and outputs.
 
-Rules: an id stands for the same tokens wherever it is, in every process and version. Two ids below
+An id stands for the same tokens wherever it is, in every process and version. Two ids below
 2**29 differ in every token, so that blocks of any size are equal only where ids are. Prompts have
 tokens below 2**30, outputs from there to 2**31: an output is never equal to a prompt, nor are those
-of two requests. Twin: none.
+of two requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a cache without limit gives: each look-up finds all that was there before.
 
-Rules: counted from ids, with no manager. A look-up finds full blocks from the start of the prompt
+Counted from ids, with no manager. A look-up finds full blocks from the start of the prompt
 on, and leaves a token to compute, as the manager's does; all blocks that earlier requests filled
-are there. Outputs are found by nobody: no trace says what they were. Twin: none.
+are there. Outputs are found by nobody: no trace says what they were.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no policy passes: Belady's MIN with bypass over the look-ups of a run.
 
-Rules: the full blocks of the prompts that a run admitted, in its order and one after the other,
+The full blocks of the prompts that a run admitted, in its order and one after the other,
 each prompt from its start. All usable blocks are cache, a block may be left out, and blocks are
 found one by one (no prefix need be there): so nothing that a manager can do finds more. What comes
 back after a preemption fills the cache again and counts nothing; the last block of a prompt that
@@ -11,7 +11,7 @@ The blocks of one id are referenced together nearly always. An `Item` is a run o
 referenced as a whole throughout, and the choices of MIN within an item are all alike: the next uses
 of its blocks follow each other, and those of two items never interleave. So what is cached of an
 item is its first blocks, evictions take its last, and one heap entry stands for all of them. The
-answer is exactly that of MIN block by block. Twin: none.
+answer is exactly that of MIN block by block.
 """
 
 from __future__ import annotations

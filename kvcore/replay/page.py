@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay's report as one HTML page that needs nothing beside it.
 
-Rules: no script, no font, no picture and no style from elsewhere: nothing in it is a network
+No script, no font, no picture and no style from elsewhere: nothing in it is a network
 address. It is well-formed XML too, and readable on a light and a dark screen and on paper. What
-comes from the trace (names) is escaped. Twin: none.
+comes from the trace (names) is escaped.
 """
 
 from __future__ import annotations

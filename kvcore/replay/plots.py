@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plots of a replay, as SVG text for a page.
 
-Rules: matplotlib draws (extra `kvcore[plots]`), this file alone imports it. Colours are written as
+Matplotlib draws (extra `kvcore[plots]`), this file alone imports it. Colours are written as
 CSS variables, `var(--c-ink)`, so that one drawing serves a light and a dark page; `with_colours`
 puts real ones there for a picture that stands alone. No text of an SVG points outside of it: no
-namespace, no document type, no metadata. Twin: none.
+namespace, no document type, no metadata.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefixes of a trace, each with a number: what an id is depends on the ids before it.
 
-Rules: a prefix is its last id and the prefix before that, so two prompts have a number in common
+A prefix is its last id and the prefix before that, so two prompts have a number in common
 exactly where they have the prefix in common. A block belongs to the id in which its last token
-lies; so blocks of every size are known by their prefix and their place in it. Twin: none.
+lies; so blocks of every size are known by their prefix and their place in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a replay is, in one line.
 
-Rules: on a terminal the line is kept up to date; elsewhere one is written now and then, so that a
+On a terminal the line is kept up to date; elsewhere one is written now and then, so that a
 log stays short. How much is left is judged by what of the file was read for the requests that are
-done; of standard input nobody knows. Twin: none.
+done; of standard input nobody knows.
 """
 
 from __future__ import annotations

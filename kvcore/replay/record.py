@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replay counts while it runs, and the result made of it.
 
-Rules: memory is bounded whatever the length of the run, the bounds' look-ups apart: samples are
+Memory is bounded whatever the length of the run, the bounds' look-ups apart: samples are
 thinned evenly, waits go into a histogram, refused requests are named up to REFUSED_MAX. A look-up
 is noted for the bounds before it is counted, so that an interrupt anywhere leaves them bounds.
-Twin: none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay's report as plain data, for programs.
 
-Rules: keys stay what they are; new ones may join, and FORMAT grows when one changes its meaning.
+Keys stay what they are; new ones may join, and FORMAT grows when one changes its meaning.
 Rates are from 0 to 1, None where there is nothing to count; the unit of a time is the end of its
-key. docs/replay.md lists the keys. Twin: none.
+key. docs/replay.md lists the keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay's report as text for a person: one figure a line, what it is beside it.
 
-Rules: what limits the report comes first (interrupted, refused, skipped); a bound that was not
-counted is not shown. Times of the manager are processor time, all others virtual. Twin: none.
+What limits the report comes first (interrupted, refused, skipped); a bound that was not
+counted is not shown. Times of the manager are processor time, all others virtual.
 """
 
 from __future__ import annotations

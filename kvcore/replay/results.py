@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replay is asked, and what it gives: plain frozen values, read by every report.
 
-Rules: counts are totals of the run so far, tokens unless the name says otherwise. Times named
+Counts are totals of the run so far, tokens unless the name says otherwise. Times named
 `seconds` or `time` are virtual, but those of a `Cost`, which are processor time. A hit rate is hit
 tokens over looked-up prompt tokens of first look-ups: those of requests that were preempted are
-counted apart. Twin: none.
+counted apart.
 """
 
 from __future__ import annotations

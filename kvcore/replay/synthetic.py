@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Made-up traces of four kinds of traffic, from a seed, in the form of Mooncake's.
 
-Rules: one `random.Random(seed)` decides everything: the same seed gives the same bytes. Sessions
+One `random.Random(seed)` decides everything: the same seed gives the same bytes. Sessions
 start as a Poisson process does, lengths are lognormal, choices among shared texts fall off like
 Zipf's law. A full chunk of UNIT tokens has an id that all prompts with this prefix share; the
 partial chunk at a prompt's end has one of its own. Requests come one by one, in the order of their
-arrival, and only sessions under way are held. Twin: none.
+arrival, and only sessions under way are held.
 """
 
 from __future__ import annotations

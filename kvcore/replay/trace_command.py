@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore trace`: makes traces up, and says what a trace has.
 
-Rules: what is asked for goes to standard output, what was wrong to standard error. A file is
+What is asked for goes to standard output, what was wrong to standard error. A file is
 written whole or not at all. Exit code 0: done; 2: the call or the trace was wrong; 130:
-interrupted. Twin: none.
+interrupted.
 """
 
 from __future__ import annotations

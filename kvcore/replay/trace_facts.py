@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trace has, counted without replaying it.
 
-Rules: one request is held at a time; what grows is the tree of distinct prefixes. Percentiles are
-read from buckets that are 1.6 % wide, totals are exact. Twin: none.
+One request is held at a time; what grows is the tree of distinct prefixes. Percentiles are
+read from buckets that are 1.6 % wide, totals are exact.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of requests, read line by line: Mooncake JSONL, and Qwen-Bailian's.
 
-Rules: one line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
+One line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
 is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
 nothing. Which form a file has, its first good line says: Bailian's requests have a `chat_id`,
-timestamps in seconds and 16 tokens an id; Mooncake's milliseconds and 512. Twin: none.
+timestamps in seconds and 16 tokens an id; Mooncake's milliseconds and 512.
 """
 
 from __future__ import annotations

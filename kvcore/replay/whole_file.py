@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written whole or not at all.
 
-Rules: a text goes to a temporary file beside its place and is renamed when it is complete; whatever
+A text goes to a temporary file beside its place and is renamed when it is complete; whatever
 happens before, the place is as it was. A place that cannot be written is refused before the work
-that its text needs. Twin: none.
+that its text needs.
 """
 
 from __future__ import annotations

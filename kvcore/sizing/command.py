@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore size`: what a model's cache comes to in a given memory.
 
-Rules: the answer goes to standard output, what was wrong with the question to standard error. Exit
+The answer goes to standard output, what was wrong with the question to standard error. Exit
 code 0: a request of full length fits; 1: it does not; 2: the call or the file was wrong.
 """
 

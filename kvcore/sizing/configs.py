@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache configurations: one group, several groups, and the same for all workers.
 
-Rules: a model of one kind gives one group. A model of several kinds gives several groups
+A model of one kind gives one group. A model of several kinds gives several groups
 (`make_grouped_config`), or one where its windows and chunks are kept as full attention
 (`get_kv_cache_config`). What a request needs is judged after such a change, on the layers as they
 will be kept: judged before it, a model passes with the need of its windows and then lacks the

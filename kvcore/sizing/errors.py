@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sizing refuses, each as a type of its own.
 
-Rules: as in kvcore/types/errors.py. What is read from a file names the file and the field; sizes
+What is read from a file names the file and the field; sizes
 that do not fit name both sides of the comparison. `fields` also holds what programs need and no
 sentence does: the sizes in bytes.
 """

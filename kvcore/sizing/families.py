@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which families of models sizing knows, and which it refuses.
 
-Rules: models that keep something else than keys and values (state-space layers, an indexer) are
+Models that keep something else than keys and values (state-space layers, an indexer) are
 refused by their type or by a field, and so is a family with latent vectors whose file does not say
 their size: a size without them would be wrong. A type that is in neither list is sized by the
 fields of its file alone, and the report says so.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of a config.json, read with errors that name field and file.
 
-Rules: a field that is null counts as missing. A model with several parts has its language model in
+A field that is null counts as missing. A model with several parts has its language model in
 `text_config`; what is not said there is looked up around it, and shapes said twice must agree.
 """
 

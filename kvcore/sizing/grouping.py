@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of equal blocks for a model whose layers keep their cache in several ways.
 
-Rules: layers that are kept alike are split, in the model's order, into groups of equally many
+Layers that are kept alike are split, in the model's order, into groups of equally many
 slots, so that every group's block has the same bytes. The number of slots is the one, with at most
 `NUM_GROUPS_MAX` groups, that leaves the fewest slots empty: first in groups that keep everything,
 where an empty slot costs as much as the request is long, then in all; of equals, the one with the

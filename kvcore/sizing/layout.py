@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of one worker: its groups, its blocks and the tensors that hold them.
 
-Rules: a block of the pool has one slot for each layer of a group, and every group's block has the
+A block of the pool has one slot for each layer of a group, and every group's block has the
 same size in bytes, so that any block can serve any group. A tensor is one slot of all blocks;
 layers of different groups in the same slot share it. A group with fewer layers than slots leaves
 the rest empty. Values are frozen: no call changes its argument.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the cache of one full-length request fits, and the longest that does.
 
-Rules: need grows with the length, so the longest length that fits is found by binary search between
+Need grows with the length, so the longest length that fits is found by binary search between
 1 and the configured one. A search is only made for a request that does not fit, and changes
 nothing. An amount of memory that no device has is refused before anything is computed from it.
 Source: S001-48 to 56.

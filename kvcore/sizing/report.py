@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's cache comes to in a given memory, for people and for programs.
 
-Rules: the report is the arithmetic of the manager itself: its groups, its null block, and what it
+The report is the arithmetic of the manager itself: its groups, its null block, and what it
 lets a request hold. A request that does not fit is an answer here, no error. Sizes are those of one
 device.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a layer keeps its cache: frozen values that know their sizes in bytes.
 
-Rules: a page is what one block takes in one layer. What a request can hold at once follows from its
+A page is what one block takes in one layer. What a request can hold at once follows from its
 kind alone: full attention and MLA keep everything, a window and a chunk keep what the next query
 can still see and what one step adds, cross-attention keeps the encoder's tokens. Sizes are exact
 integers; a spec that cannot work is refused when it is made.

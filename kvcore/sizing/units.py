@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Amounts of memory and number formats, as people write them.
 
-Rules: sizes are exact integers of bytes; text is rounded only when it is shown. `GiB` is 2**30 and
+Sizes are exact integers of bytes; text is rounded only when it is shown. `GiB` is 2**30 and
 `GB` is 10**9; a unit that could mean either (`80G`) is refused, and so is a number without one.
 """
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NVIDIA's kvbm-logical under the operations of the list.
 //!
-//! Rules: its own sequences and manager, called as its README does, with the guards of the blocks
+//! Its own sequences and manager, called as its README does, with the guards of the blocks
 //! in plain vectors: its `LogicalBlockAssignments` would more than double the cost. A look-up
 //! leaves a token to compute, as the others' do.
 

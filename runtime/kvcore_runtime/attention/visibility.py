@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys a query sees: all before it, a window that slides with it, or its chunk.
 
-Rules: the names and the meaning of a window are those of `kvcore.Group`, so that what a layer sees
+The names and the meaning of a window are those of `kvcore.Group`, so that what a layer sees
 and what its cache group keeps can be compared. A query always sees its own key.
 """
 

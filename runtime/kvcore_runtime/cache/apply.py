@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies batches: kvcore's commands to cache tensors and block tables.
 
-Rules: batches come in number order, each exactly once (CMD-ONCE); cancelled ones may be left out
+Batches come in number order, each exactly once (CMD-ONCE); cancelled ones may be left out
 (`skip`). A batch is checked whole before
 anything changes. Its meaning is program order; copies run segment by segment (segments.py), table
 changes, which do not depend on contents, at once. Stores and loads are operations of their own,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache tensors: one device tier, one host tier, both in one layout.
 
-Rules: blocks of all cache groups come from one pool; a block's page holds as many layers and tokens
+Blocks of all cache groups come from one pool; a block's page holds as many layers and tokens
 as its group says, which take the same bytes in every group. A tier is allocated once and never
 moves, so that views, graphs and transfers may keep its address. The host tier is pinned where the
 device is a GPU. With guard mode on, storage starts as NaN (guard.py says what follows); otherwise

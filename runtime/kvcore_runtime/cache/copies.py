@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies and fills of whole blocks, inside a tier and between tiers.
 
-Rules: the copies of one call run in any order, so no block may be written twice, or written and
+The copies of one call run in any order, so no block may be written twice, or written and
 read (CMD-COPYSET). On the CPU runs of consecutive (source, target) ids become one slice copy, all
 else one copy a page, through numpy views of the same memory, whose calls cost less beside the bytes
 than torch's (benches/copies.py has the ratios to one contiguous copy). Long runs go through torch,

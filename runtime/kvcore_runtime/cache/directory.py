@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks in the files of a directory, named by key.
 
-Rules: a file is there whole or not at all: it is written under a temporary name, synchronised, then
+A file is there whole or not at all: it is written under a temporary name, synchronised, then
 renamed; a renaming that a power failure undoes costs a block and nothing else, and what a writer
 that died has left under a temporary name is nobody's block. A file says what it holds: a header
 (magic, sizes, key, description of the layout), the page, and a SHA-256 of all that. Whoever reads

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guard mode: knows from the commands alone what each block may be read for, and poisons the rest.
 
-Rules: a device block has an owner from Allocate, Touch or SetTable to Free, and a key after
+A device block has an owner from Allocate, Touch or SetTable to Free, and a key after
 Free(cached) to Evict or EvictAll; what has neither is filled with NaN at the command that brings it
 there (design, section 7, item 9), and so is a newly allocated block, whose content is undefined.
 Such fills are writes: commands come one at a time, in program order. A forward pass may read owned

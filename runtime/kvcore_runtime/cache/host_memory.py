@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory for a tier: on the CPU in huge pages where the system has them, pinned beside a GPU.
 
-Rules: a copy of randomly placed blocks meets a new place in memory each time; with 2 MiB pages
+A copy of randomly placed blocks meets a new place in memory each time; with 2 MiB pages
 instead of 4 KiB ones it comes within a few percent of one contiguous copy, and that one is faster
 too (benches/copies.py, with and without). The advice is a hint: without it all is the same but
 slower.

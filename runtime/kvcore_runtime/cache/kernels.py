@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels that copy or zero whole pages, and write table entries, one launch for any number.
 
-Rules: pages are the `pieces` view of a tier, [num_pieces, num_blocks, words]; ids are int64 on the
+Pages are the `pieces` view of a tier, [num_pieces, num_blocks, words]; ids are int64 on the
 GPU. Source or target of a copy may lie in pinned host memory, which a GPU reads and writes in
 place. Runs on the current stream, does not synchronise. With TRITON_INTERPRET=1 the same code runs
 on CPU tensors.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which layers of a model lie in which cache group.
 
-Rules: one pool, one page size: blocks of all groups take the same bytes, so layers times tokens a
+One pool, one page size: blocks of all groups take the same bytes, so layers times tokens a
 block are equal in all groups. Layers of one visibility are dealt out, in their order, to the groups
 that keep what they see; where there is no such group they go to the full-attention groups, which
 keep everything, and their window is a mask. Pure: nothing here touches a tensor.

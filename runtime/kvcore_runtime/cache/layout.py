@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How one block lies in memory: sizes, element type and the order of strides.
 
-Rules: the logical shape is always [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+The logical shape is always [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
 (2: keys, values); an order only says which of these axes lies outermost in memory. Block-major
 makes a block one contiguous page, so that a copy, a fill or a swap is one transfer; layer-major is
 for kernels that want each layer's pages side by side. What no order may do is to tear up the inner

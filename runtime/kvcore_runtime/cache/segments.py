@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch's copying commands: segment by segment, or in the orders that must equal it.
 
-Rules: inside a segment no block is written twice, read after it was written, or written after it
+Inside a segment no block is written twice, read after it was written, or written after it
 was read; so program order, any order inside segments and all reads before all writes give the same
 contents. `run_segments` is what a runtime uses, the other three show the law and serve to find a
 batch that breaks it. `check_segments` comes first: nothing here checks again what would stop

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merges the table commands of a batch into one change a group, over whole columns.
 
-Rules: the merged change gives what program order gives: the last SetTable of a position wins,
+The merged change gives what program order gives: the last SetTable of a position wins,
 unless a later CutTable of its row cuts it off; a row's length is that of its last CutTable, or
 further where later SetTables reach. Pure: reads columns and lengths, changes nothing. All tensors
 are int64 on the CPU.

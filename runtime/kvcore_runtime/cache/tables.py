@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block tables and slot mapping: persistent int32 tensors, changed in place by batches.
 
-Rules: the tensors are allocated once and never replaced, so that views and CUDA graphs may keep
+The tensors are allocated once and never replaced, so that views and CUDA graphs may keep
 them; what does not fit is an error that says so. Entries past a row's length are the padding block,
 0: kvcore's null block, or, where there is none, an id that must not be read. Below a row's length
 the null block stands at positions behind a window, which are not read either. Row `padding_row` is

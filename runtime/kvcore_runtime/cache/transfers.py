@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries out a batch's stores and loads: single blocks, to and from a tier that may fail.
 
-Rules: a page is its block's bytes in the order of the logical shape, whatever the layout, so tiers
+A page is its block's bytes in the order of the logical shape, whatever the layout, so tiers
 know nothing of layouts. A load fills its block whole or not at all. An operation that fails says
 why and stops nobody else; the manager hears of it through `complete_operation`, and what depended
 on it is computed.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread that applies batches and runs their forward passes, beside the thread that plans.
 
-Rules: batches run strictly in the order they were submitted, each with its forward pass before the
+Batches run strictly in the order they were submitted, each with its forward pass before the
 next is applied: a copy may read what the forward pass before it wrote. While anything is on its way
 the cache and the tables belong to the executor; the manager and the sequences belong to the caller,
 so what a step needs of them is handed over as plain data. After an error nothing more is run until

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hands the keys and values of a prompt from the engine that computed it to the one that answers.
 
-Rules: a parcel is a copy, so the sender's blocks are its own again at once. The receiver's manager
+A parcel is a copy, so the sender's blocks are its own again at once. The receiver's manager
 gives slots for external tokens whose caching is delayed; they are published when their content is
 there, and a last token is left to compute, from whose logits the answer starts. What is lost on the
 way, wholly or in part, is rewound and computed. An abort ends a load at once: nothing is written

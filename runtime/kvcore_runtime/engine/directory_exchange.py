@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps blocks of prompts and answers in a directory, and loads them for later prompts.
 
-Rules: a sequence's blocks are stored when its prompt is computed, before its windows leave it
+A sequence's blocks are stored when its prompt is computed, before its windows leave it
 behind, and when it ends. What a prompt can have of the directory is the longest beginning whose
 blocks are there in every group, those behind a window apart. A load that fails is not tried again
 for that sequence: the rest is computed. Operations are completed after the batch that carried them

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts: guesses of the next tokens, computed in one step with the token they follow.
 
-Rules: a drafter is a function of the tokens alone, so a run can be repeated. A draft is accepted
+A drafter is a function of the tokens alone, so a run can be repeated. A draft is accepted
 when the model samples that very token at its place; the first that is not, and all behind it, are
 rejected, and the token sampled there instead is the answer's. Sampling draws from a stream by place
 (sampling.py), so answers are those without drafts, at every temperature. Source: Leviathan et al.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where an engine gives and takes keys and values that one engine computes and another one uses.
 
-Rules: the engine calls these at fixed places of its step, on its own thread; a call may call the
+The engine calls these at fixed places of its step, on its own thread; a call may call the
 manager, whose open batch then is the next step's (`Engine.open_number`). What cannot be had is
 computed: a load that fails, wholly or in part, costs time and never an answer. Nobody but the
 sequence itself sees a block whose load is not done.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward pass of a step: a model over the blocks of a runtime, group by group.
 
-Rules: all groups share one pool and one set of rows, and each has its own block table and slots. A
+All groups share one pool and one set of rows, and each has its own block table and slots. A
 layer reads the table of its group (layer_groups.py) through its own window; what lies behind is not
 read, so the table may hold the null block there.
 """

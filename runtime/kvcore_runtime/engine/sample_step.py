@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to answers: who samples, what a sequence takes of it, and when its answer is done.
 
-Rules: a sequence with drafts samples behind each of them and takes tokens up to the first that is
+A sequence with drafts samples behind each of them and takes tokens up to the first that is
 not the draft (drafts.py); an answer may end among them, and takes no token behind its end.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch runtime as a device of `kvcore simulate --torch`: its tensors judge every read.
 
-Rules: the small real cache of shadow.py, in guard mode, is given the batches and forward passes of
+The small real cache of shadow.py, in guard mode, is given the batches and forward passes of
 a simulated engine. Content is compared with what the simulator says: a block that is stored must
 hold what its key stands for, a query must find what its request wrote. A load fills its block when
 the simulator says that it arrived; until then the block holds NaN. What is wrong is raised as the

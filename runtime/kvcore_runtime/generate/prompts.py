@@ -9,7 +9,7 @@ Fields, all but the first two optional:
     max_tokens, temperature, top_k, top_p, seed, stop
                  as in `sampling.Sampling`; what is left out comes from the command line
 
-Rules: a file is read whole and checked before anything runs. Lines of white space are skipped;
+A file is read whole and checked before anything runs. Lines of white space are skipped;
 anything else that is wrong is refused with file, line and one sentence. A byte order mark at the
 start of a file is skipped.
 """
