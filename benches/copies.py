@@ -44,7 +44,7 @@ class Figure:
 
 
 def page_layout(page_kib: int, order: Order) -> CacheLayout:
-    """An fp16 layout of NUM_LAYERS layers whose page has so many KiB."""
+    """An fp16 layout of NUM_LAYERS layers whose page has this many KiB."""
     head_dim = 64
     block_size = page_kib * 1024 // (NUM_LAYERS * 2 * head_dim * 2)
     return CacheLayout(
@@ -124,7 +124,7 @@ def _ratios(whole: Operation, pages: Operation, rounds: int) -> tuple[float, flo
 
 
 def main() -> None:
-    """Print the figures, one a line, with the goal where there is one."""
+    """Print the figures, one per line, with the goal if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="measurements a line")
     parser.add_argument("--seed", type=int, default=0, help="seed of the placement")

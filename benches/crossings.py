@@ -31,7 +31,7 @@ class Bench(Protocol):
     """The fixture of pytest-benchmark, as far as it is used."""
 
     def pedantic(self, target: Callable[[], object], *, rounds: int, iterations: int) -> object:
-        """Time a call in so many rounds of so many."""
+        """Time a call in this many rounds of this many calls."""
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def make_requests(number: int, num_prompt_tokens: int, max_tokens: int) -> list[
 def measure(
     model: Llama, requests: list[GenerationRequest], rounds: int, options: EngineOptions
 ) -> Figure:
-    """Let both sides answer the requests in turn, so many times."""
+    """Let both sides answer the requests in turn, this many times."""
     num_prompt, max_tokens = len(requests[0].prompt), requests[0].sampling.max_tokens
     blocks = len(requests) * -(-(num_prompt + max_tokens) // BLOCK_SIZE)
     engines: list[Engine] = []
@@ -118,7 +118,7 @@ def measure(
 
 
 def main() -> None:
-    """Print one line a batch size, with the goal."""
+    """Print one line per batch size, with the goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="measurements a line")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens a prompt")

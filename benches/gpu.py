@@ -2,7 +2,7 @@
 """What a CUDA device takes for the commands of a batch, as shares of its own bandwidth.
 
 Run: `make gpu-check`, or `python -m benches.gpu`. Each side is one call over the same memory
-(random pages; one contiguous operation of as many bytes), both are queued in turns on one stream
+(random pages; one contiguous operation of as many bytes), both are queued in turn on one stream
 and timed by the device's events; a share is the median over rounds of (contiguous time / pages'
 time): 1.0 is the device's own copy speed, or that of its bus for swaps. Goal: 0.9. Without a CUDA
 device it says so. `--device cpu` measures by the clock, to try the program itself.
@@ -71,7 +71,7 @@ class Timer:
 
 
 def measure_pages(timer: Timer, page_kib: int, num_pages: int, rounds: int) -> None:
-    """Print the shares of copy-on-write, swaps and zeros of so many pages."""
+    """Print the shares of copy-on-write, swaps and zeros of this many pages."""
     cache = Cache(page_layout(page_kib, "block_major"), 2 * num_pages, num_pages, timer.device)
     for name, (pages, whole) in operations(cache, num_pages, seed=0).items():
         share, seconds = timer.share(whole, pages, rounds)

@@ -44,7 +44,7 @@ class Story(Protocol):
     """The blocks behind the facade, fresh."""
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """Names and work, to be done in order before the next one is asked for."""
+        """Names and work, to be done in order before the next one is requested."""
         ...
 
 

@@ -68,7 +68,7 @@ fn time_cases(running: u32, steps: u32) -> Vec<(&'static str, Config)> {
     vec![("no batch in flight", none), ("one in flight", one), ("one, published when done", late)]
 }
 
-/// So many decode steps of so many requests; each batch is completed before the next is taken.
+/// This many decode steps of this many requests; each batch is completed before the next is taken.
 fn decode(config: &Config, running: u32, steps: u32) -> Duration {
     let mut state = make_state(config.clone()).expect("the sizes are right");
     for number in 0..running {

@@ -41,17 +41,17 @@ def make_model(hidden: int, inner: int) -> Llama:
 
 
 def measure(
-    model: Llama, asked: list[GenerationRequest], rounds: int, options: EngineOptions
+    model: Llama, requests: list[GenerationRequest], rounds: int, options: EngineOptions
 ) -> dict[int, Side]:
-    """Let the engines answer in turn, so many times."""
+    """Let the engines answer in turn, this many times."""
     sides = {number: Side() for number in IN_FLIGHT}
     for turn in range(rounds + 1):
         answers = []
         for number in IN_FLIGHT if turn % 2 else IN_FLIGHT[::-1]:
-            config = Config(40 * len(asked), max_in_flight=number)
+            config = Config(40 * len(requests), max_in_flight=number)
             engine = Engine(model, config, options)
             started = time.perf_counter()
-            for request in asked:
+            for request in requests:
                 engine.add_request(request)
             answers.append(sorted((each.request_id, each.tokens) for each in engine.run()))
             if turn:  # the first turn only warms up
@@ -59,7 +59,7 @@ def measure(
                 sides[number].waited.append(engine.metrics.wait_seconds)
             sides[number].num_steps = engine.metrics.num_steps
             sides[number].num_overlapped = engine.metrics.num_overlapped
-        assert all(len(each) == len(asked) for each in answers)
+        assert all(len(each) == len(requests) for each in answers)
     return sides
 
 
@@ -75,12 +75,12 @@ def main() -> None:
     for name, (hidden, inner) in SHAPES.items():
         model = make_model(hidden, inner)
         for num_requests in (2, 8, 32):
-            asked = [
+            requests = [
                 attrs.evolve(each, prompt=tuple(token % 256 for token in each.prompt))
                 for each in make_requests(num_requests, 32, given.max_tokens)
             ]
             options = EngineOptions(backend=given.backend, token_budget=1024)
-            sides = measure(model, asked, given.rounds, options)
+            sides = measure(model, requests, given.rounds, options)
             for number, side in sides.items():
                 print(_line(name, num_requests, given.max_tokens, number, side, sides[0]))
 

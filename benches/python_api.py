@@ -37,7 +37,7 @@ def prompt(number: int) -> array.array[int]:
 
 
 def measure_prompts(manager: KVCacheManager, count: int) -> dict[str, float]:
-    """Seconds a block of adding, looking up, allocating and freeing so many requests."""
+    """Seconds per block of adding, looking up, allocating and freeing this many requests."""
     requests = [Request(f"r{number}", prompt(number)) for number in range(count)]
     tokens = PROMPT_BLOCKS * BLOCK_SIZE
 
@@ -66,7 +66,7 @@ def measure_prompts(manager: KVCacheManager, count: int) -> dict[str, float]:
 
 
 def measure_decode(manager: KVCacheManager, running: int, steps: int) -> dict[str, float]:
-    """Seconds a request of a decode step: one call for all with buffers, and one call a request."""
+    """Seconds per request of a decode step: one call with buffers for all, and one call each."""
     rows = array.array("i")
     for number in range(running):
         rows.append(manager.add_request(Request(f"d{number}", [number, 1, 2])))

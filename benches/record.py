@@ -2,7 +2,7 @@
 """Record one list of operations that every block manager can replay.
 
 Run: python -m benches.record TRACE --blocks 16384 --out FILE. In place of TRACE: --kind turns for a
-made-up one, --decode 1024 for so many requests that decode at once, --made 1 for a small list in
+made-up one, --decode 1024 for this many requests that decode at once, --made 1 for a small list in
 which requests go on where others ended.
 
 The list is recorded without assuming any sharing of blocks, so that preemptions and chunks
@@ -71,7 +71,7 @@ class Limits:
         return self.num_blocks - 1
 
     def blocks(self, num_tokens: int) -> int:
-        """Blocks that so many tokens fill."""
+        """Blocks that this many tokens fill."""
         return -(-num_tokens // self.block_size)
 
 
@@ -258,26 +258,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=8192, help="tokens a step")
     parser.add_argument("--max-running", type=int, help="256; with --decode N")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     limits = Limits(
-        asked.blocks or (64 * asked.decode if asked.decode else 16_384),
-        asked.block_size,
-        asked.budget,
-        asked.max_running or asked.decode or 256,
+        options.blocks or (64 * options.decode if options.decode else 16_384),
+        options.block_size,
+        options.budget,
+        options.max_running or options.decode or 256,
     )
-    if asked.decode:
-        requests = decoding(asked.decode)
-    elif asked.made is not None:
-        requests = made(asked.made)
-    elif asked.kind:
-        requests = traced(generate(asked.kind, asked.requests, MADE_UP_SEED))
+    if options.decode:
+        requests = decoding(options.decode)
+    elif options.made is not None:
+        requests = made(options.made)
+    elif options.kind:
+        requests = traced(generate(options.kind, options.requests, MADE_UP_SEED))
     else:
-        requests = traced(islice(TraceReader(asked.trace), asked.requests))
-    words = record(requests, limits, decode_alone=asked.decode is not None)
-    write(asked.out, words)
+        requests = traced(islice(TraceReader(options.trace), options.requests))
+    words = record(requests, limits, decode_alone=options.decode is not None)
+    write(options.out, words)
     left_out = len(requests) - words[4]
     print(
-        f"{asked.out}: {words[4]} requests ({left_out} larger than the pool left out), "
+        f"{options.out}: {words[4]} requests ({left_out} larger than the pool left out), "
         f"{words[5]} tokens, {words[6]} words of operations"
     )
 

@@ -50,7 +50,7 @@ from kvcore.legacy.v1_first import kv_cache_manager as early_v1
 from kvcore.types.commands import Batch, CopyOnWrite, SwapIn, SwapOut
 
 SIZE, NUM_BLOCKS, WINDOW = 4, 8, 8
-BACKEND: Any = KVCacheManager(Config(num_blocks=2)).backend  # the twin where it is compiled
+BACKEND: Any = KVCacheManager(Config(num_blocks=2)).backend  # the twin if it is compiled
 Tokens = list[int]
 
 
@@ -154,7 +154,7 @@ class V0(V03):
 
 
 class EarlyV1(Driven):
-    """V1 at first: nothing is forked or swapped; who comes again is found, or computed again."""
+    """V1 at first: nothing is forked or swapped; what comes again is found, or computed again."""
 
     name = "early V1"
 

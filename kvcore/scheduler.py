@@ -58,7 +58,7 @@ class Scheduled(Protocol):
         """Token ids at positions [start, end)."""
 
     def give(self) -> None:
-        """Take note that the manager knows the pending token now."""
+        """Note that the manager knows the pending token now."""
 
 
 S = TypeVar("S", bound=Scheduled)
@@ -173,7 +173,7 @@ class Scheduler(Generic[S]):
             self._came_back(oldest)
 
     def _came_back(self, sequence: S) -> None:
-        """Take note that a swapped sequence runs again."""
+        """Note that a swapped sequence runs again."""
 
     def _ready(self) -> list[S]:
         """Those that decode in this step, oldest first: their fair share of all that decode."""
@@ -255,10 +255,10 @@ class Scheduler(Generic[S]):
         return 0
 
     def _admitted(self, sequence: S, hit: Hit) -> None:
-        """Take note that a waiting sequence got its first slots."""
+        """Note that a waiting sequence got its first slots."""
 
     def _computes(self, sequence: S, start: int, end: int, drafts: tuple[int, ...] = ()) -> None:
-        """Take note that a sequence got these slots."""
+        """Note that a sequence got these slots."""
         self._chunks[sequence] = Chunk(sequence=sequence, start=start, end=end, drafts=drafts)
         self._budget -= end - start
 

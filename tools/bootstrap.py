@@ -56,10 +56,10 @@ def require_tools() -> None:
     needs = "kvcore needs Rust {}.{} or newer (cargo)".format(*wanted.groups())
     if shutil.which("cargo") is None:
         raise MissingError(needs + ": no `cargo` was found on PATH.")
-    told = subprocess.run(
+    output = subprocess.run(
         ["cargo", "--version"], stdout=subprocess.PIPE, check=False
     ).stdout.decode()
-    found = re.search(r"cargo (\d+)\.(\d+)", told)
+    found = re.search(r"cargo (\d+)\.(\d+)", output)
     if found is None:
         raise MissingError(needs + ": `cargo --version` does not run.")
     if tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):

@@ -133,7 +133,7 @@ def _supersedes(number: str, reason: str) -> bool:
     return bool(OLDER.fullmatch(number)) and bool(set(REFERENCE.findall(reason)) - {number})
 
 
-def judge(facts: Facts, results: Iterable[Result]) -> list[Line]:
+def make_lines(facts: Facts, results: Iterable[Result]) -> list[Line]:
     """The table: one line a fact and a conflict, then one for each number that is neither."""
     by_number: dict[str, list[Result]] = defaultdict(list)
     for result in results:
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
     files = sorted({place.partition(":")[0] for _, place in marks(files_of_tests())})
     code = pytest.main(["--quiet", "-r", "fE", *arguments, *files], plugins=[recorder])
     facts = read_facts()
-    lines = judge(facts, recorder.results)
+    lines = make_lines(facts, recorder.results)
     wrong = complaints(facts, decisions())
     print(table(lines))
     settled = len(CONFLICTS) + len(facts.quirks)

@@ -61,8 +61,8 @@ def count(program: str, call: str, num_blocks: int) -> int:
     return int(found[1])
 
 
-def judge(call: str, counts: tuple[float, float]) -> str | None:
-    """What is wrong with the instructions of one unit in both pools, None where nothing is."""
+def problem_of(call: str, counts: tuple[float, float]) -> str | None:
+    """What is wrong with the instructions of one unit in both pools, None if nothing is."""
     small, large = counts
     expected = EXPECTED[call][1]
     if small > (1 + TOLERANCE) * expected:
@@ -73,7 +73,7 @@ def judge(call: str, counts: tuple[float, float]) -> str | None:
 
 
 def main() -> None:
-    """Count, print and judge every call."""
+    """Count, print and check every call."""
     if shutil.which("valgrind") is None:
         print("counts: skipped, since valgrind is not installed (apt-get install valgrind)")
         return
@@ -83,7 +83,7 @@ def main() -> None:
         small, large = (count(program, call, pool) / units for pool in POOLS)
         fell = ": fewer, write it down" if small < (1 - TOLERANCE) * expected else ""
         print(f"{call:<12} {small:>8.1f} {large:>8.1f} instructions, expected {expected}{fell}")
-        problem = judge(call, (small, large))
+        problem = problem_of(call, (small, large))
         wrong += [] if problem is None else [f"{call}: {problem}"]
     if wrong:
         sys.exit("counts: " + "; ".join(wrong))

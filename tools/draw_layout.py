@@ -101,7 +101,7 @@ def schedule(
 
 
 def to_text(scenes: Sequence[Scene]) -> str:
-    """The scenes for a terminal: a letter a token, a column a block."""
+    """The scenes for a terminal: a letter per token, a column per block."""
     lines = []
     for scene in scenes:
         letters = "".join(name[0] * count for name, count in scene.zones)
@@ -149,7 +149,7 @@ def legend() -> Iterator[str]:
 
 
 def draw_call(scene: Scene, top: int) -> Iterator[str]:
-    """One call: its tokens, a table a group, and what the numbers are."""
+    """One call: its tokens, a table per group, and what the numbers are."""
     yield text(LEFT - 10, top + 32, scene.title, "head end")
     zone_of = [name for name, count in scene.zones for _ in range(count)]
     x = LEFT

@@ -76,7 +76,7 @@ class Story:
         assert self.manager.allocate_slots(name, len(WORDS[name]) - hit.num_tokens, hit)
         return hit.num_tokens
 
-    def tell(self, title: str) -> None:
+    def draw_moment(self, title: str) -> None:
         """Draw the pool as it is."""
         owners: dict[int, str] = {}
         for name, words in sorted(self.words.items()):
@@ -106,9 +106,11 @@ def play() -> list[Moment]:
     """The story, with its turns asserted."""
     story = Story()
     story.admit("a")
-    story.tell("a is computed: 12 tokens in 3 blocks")
+    story.draw_moment("a is computed: 12 tokens in 3 blocks")
     assert story.admit("b") == len(PROMPT)
-    story.tell("b begins with the same 8 tokens: blocks 1 and 2 are shared, not computed again")
+    story.draw_moment(
+        "b begins with the same 8 tokens: blocks 1 and 2 are shared, not computed again"
+    )
     story.manager.take_batch()
     story.manager.fork("b", "c")
     story.words["c"] = list(story.words["b"])
@@ -116,17 +118,19 @@ def play() -> list[Moment]:
     for name, word in NEXT.items():
         story.words[name].append(word)
     (copy,) = (each for each in story.manager.take_batch() if isinstance(each, CopyOnWrite))
-    story.tell(
+    story.draw_moment(
         f"c is a fork of b, and both write: block {copy.source} is copied to {copy.target} first"
     )
     story.manager.free("a")
     story.words.pop("a")
-    story.tell("a has left: block 3 has no owner, and can still be found")
+    story.draw_moment("a has left: block 3 has no owner, and can still be found")
     story.manager.add_tokens("b", [number(word) for word in MORE])
     assert story.manager.allocate_slots("b", len(MORE))
     story.words["b"] += MORE
     (evicted,) = (each for each in story.manager.take_batch() if isinstance(each, Evict))
-    story.tell(f"b grows: unused blocks are taken first, then block {evicted.block} is evicted")
+    story.draw_moment(
+        f"b grows: unused blocks are taken first, then block {evicted.block} is evicted"
+    )
     return story.moments
 
 

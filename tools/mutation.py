@@ -193,9 +193,9 @@ def slice_again(languages: list[str]) -> int:
             with apply_row(scratch.folder, row):
                 found = scratch.run(stage, row.test) or scratch.run(stage)
             num_alive += found is None
-            told = f"killed by {found}" if found else f"LIVES ({row.test} killed it)"
+            result = f"killed by {found}" if found else f"LIVES ({row.test} killed it)"
             print(
-                f"  {told}, {time.monotonic() - started:.0f} s: {row.file}: {row.now}", flush=True
+                f"  {result}, {time.monotonic() - started:.0f} s: {row.file}: {row.now}", flush=True
             )
         tests = sorted({row.test for row in chosen})
         print(f"  as committed, {len(tests)} tests pass", flush=True)
@@ -213,9 +213,9 @@ def score() -> None:
         rows = read_table(language)
         kinds = Counter(row.status for row in rows)
         stages = Counter(row.stage for row in rows if row.status == "killed")
-        told = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
+        result = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
         by = ", ".join(f"{stages[s.name]} by {s.name}" for s in STAGES[language])
-        print(f"{language}: {len(rows)} drawn: {told}; killed: {by}; stale: {num_stale(rows)}")
+        print(f"{language}: {len(rows)} drawn: {result}; killed: {by}; stale: {num_stale(rows)}")
 
 
 def main(arguments: list[str]) -> int:
@@ -225,16 +225,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("language", nargs="?", choices=(*LANGUAGES, "both"), default="both")
     parser.add_argument("--minutes", type=float, default=24 * 60, help="begin no row after these")
     parser.add_argument("--stages", type=int, default=4, help="the first stages alone")
-    asked = parser.parse_args(arguments)
-    languages = list(LANGUAGES) if asked.language == "both" else [asked.language]
-    if asked.command == "slice":
+    options = parser.parse_args(arguments)
+    languages = list(LANGUAGES) if options.language == "both" else [options.language]
+    if options.command == "slice":
         return min(slice_again(languages), 1)
     for language in languages:
-        if asked.command == "draw":
+        if options.command == "draw":
             draw(language)
-        elif asked.command == "run":
-            run(language, asked.minutes, asked.stages)
-    if asked.command == "score":
+        elif options.command == "run":
+            run(language, options.minutes, options.stages)
+    if options.command == "score":
         score()
     return 0
 

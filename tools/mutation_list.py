@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the one-line defects that cosmic-ray can put into Python files, a JSON object a line.
+"""List the one-line defects that cosmic-ray can put into Python files, a JSON object per line.
 
 Arguments: the files. It runs with the Python of `make mutation-tools`, which alone has cosmic-ray.
 Left out: operators that give the same code by other words (`is` for `==`), that most often crash

@@ -48,7 +48,7 @@ def read_table(language: str) -> list[Row]:
 
 
 def write_table(language: str, rows: list[Row]) -> None:
-    """Write the rows, one a line."""
+    """Write the rows, one per line."""
     texts = ",\n ".join(json.dumps(attrs.asdict(row)) for row in rows)
     path = ROOT / "tests" / "mutation" / f"{language}.json"
     path.write_text(f"[{texts}]\n")

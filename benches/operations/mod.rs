@@ -12,7 +12,7 @@ const VERSION: u32 = 1;
 pub enum Operation<'a> {
     Step,
     Add(usize),
-    /// Up to so many tokens.
+    /// Up to this many tokens.
     Prefill(usize, u32),
     Decode(&'a [u32]),
     Preempt(usize),

@@ -44,9 +44,9 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(
             ["cases:"]
-            + [f"  {name:<23}{case.says}" for name, case in CASES.items()]
+            + [f"  {name:<23}{case.title}" for name, case in CASES.items()]
             + ["peers:"]
-            + [f"  {name:<23}{peer.says}" for name, peer in PEERS.items() if name not in NULLS]
+            + [f"  {name:<23}{peer.title}" for name, peer in PEERS.items() if name not in NULLS]
         ),
     )
     parser.add_argument("--cases", type=read_names, default=list(CASES), metavar="NAME,...")
@@ -58,22 +58,25 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, help="Mooncake's JSONL; else a made-up one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
     parser.add_argument("--markdown", action="store_true", help="as docs/performance.md has it")
-    asked = parser.parse_args(arguments)
-    if asked.quick:
-        asked.cases, asked.peers, asked.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
-    names = (("cases", CASES, asked.cases), ("peers", PEERS, [*(asked.peers or ()), asked.base]))
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.cases, options.peers, options.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
+    names = (
+        ("cases", CASES, options.cases),
+        ("peers", PEERS, [*(options.peers or ()), options.base]),
+    )
     for kind, known, given in names:
         unknown = set(given) - set(known)
         if unknown:
             parser.error(f"no {kind} are called {', '.join(sorted(unknown))}")
-    if asked.trace is None and TRACE.exists():
-        asked.trace = TRACE
-    return asked
+    if options.trace is None and TRACE.exists():
+        options.trace = TRACE
+    return options
 
 
-def peers_of(case: str, asked: Sequence[str] | None) -> Sequence[str]:
-    """The peers that run a case: those that were asked for, else all or the main ones."""
-    return asked or (EVERY_PEER if case == FULL_CASE else MAIN_PEERS)
+def peers_of(case: str, chosen: Sequence[str] | None) -> Sequence[str]:
+    """The peers that run a case: those that were requested, else all or the main ones."""
+    return chosen or (EVERY_PEER if case == FULL_CASE else MAIN_PEERS)
 
 
 def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:
@@ -86,7 +89,7 @@ def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:
     decode = f"{1e6 * side.decode_step(peer):.0f}" if is_decode else "-"
     made, end = runs.memory
     return [
-        PEERS[peer].says,
+        PEERS[peer].title,
         f"{1e3 * side.cost(peer):.1f}",
         against,
         spread,
@@ -103,16 +106,16 @@ def print_case(
 ) -> None:
     """One case as a table."""
     drivers = ", ".join(
-        f"{1e3 * sum(side.runs[null].least):.1f} ms ({PEERS[null].says})"
+        f"{1e3 * sum(side.runs[null].least):.1f} ms ({PEERS[null].title})"
         for null in NULLS
         if null in side.runs
     )
     print(
-        f"\n{CASES[name].says}: {len(side.work.prompts)} requests, {len(side.work.steps)} steps, "
+        f"\n{CASES[name].title}: {len(side.work.prompts)} requests, {len(side.work.steps)} steps, "
         f"{side.work.num_decoded} decoded tokens; net of {drivers}"
     )
     is_decode = CASES[name].decode > 0
-    against = PEERS[base].says.partition(",")[0].removesuffix(".0")
+    against = PEERS[base].title.partition(",")[0].removesuffix(".0")
     heads = ["", "ms", against, "over rounds", "ns a block", "us a decode step",
              "p99.9 ms", "hit tokens", "MB made, end"]  # fmt: skip
     if markdown:
@@ -135,7 +138,7 @@ def differing_hits(name: str, side: Side) -> list[str]:
     return found
 
 
-def tell(line: str) -> None:
+def show_progress(line: str) -> None:
     """Where the run is, in one line that the next one replaces."""
     if sys.stderr.isatty():
         print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
@@ -143,31 +146,31 @@ def tell(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install, compare, print."""
-    asked = read_options(arguments)
-    every = {name for case in asked.cases for name in peers_of(case, asked.peers)}
+    options = read_options(arguments)
+    every = {name for case in options.cases for name in peers_of(case, options.peers)}
     install.install({PEERS[name].family for name in every})
     sides: dict[str, Side] = {}
     differing = []
-    for name in asked.cases:
-        file = recorded(name, asked.trace, asked.requests)
-        peers = peers_of(name, asked.peers)
-        side = compare(peers, file, work.read(file), asked.rounds, tell)
-        tell("")
-        print_case(name, side, peers, asked.base, markdown=asked.markdown)
+    for name in options.cases:
+        file = recorded(name, options.trace, options.requests)
+        peers = peers_of(name, options.peers)
+        side = compare(peers, file, work.read(file), options.rounds, show_progress)
+        show_progress("")
+        print_case(name, side, peers, options.base, markdown=options.markdown)
         sys.stdout.flush()
         differing += differing_hits(name, side)
         sides[name] = side
     found = list(numbers.rows(sides))
     if found:
         print()
-        print_table(["", "required", "aim", "measured"], found, markdown=asked.markdown)
+        print_table(["", "required", "aim", "measured"], found, markdown=options.markdown)
     print("\nhit tokens: " + ("\n".join(differing) or "each look-up hits what it is to hit"))
-    if asked.json:
+    if options.json:
         runs = {
             name: {peer: runs.least for peer, runs in side.runs.items()}
             for name, side in sides.items()
         }
-        asked.json.write_text(json.dumps(runs))
+        options.json.write_text(json.dumps(runs))
     return 1 if differing else 0
 
 

@@ -10,24 +10,24 @@ import attrs
 from benches import record
 
 OPERATIONS = Path("build/ops")
-MADE_UP = "turns"  # the kind of trace where there is none
+MADE_UP = "turns"  # the kind of a made-up trace
 
 
 @attrs.frozen
 class Peer:
     """family: the environment it runs in. null: the empty driver of its language."""
 
-    says: str
+    title: str
     family: str
     null: str
 
 
-def _python(says: str, family: str) -> Peer:
-    return Peer(says, family, "null")
+def _python(title: str, family: str) -> Peer:
+    return Peer(title, family, "null")
 
 
-def _rust(says: str) -> Peer:
-    return Peer(says, "rust", "null-rust")
+def _rust(title: str) -> Peer:
+    return Peer(title, "rust", "null-rust")
 
 
 PEERS = {
@@ -69,7 +69,7 @@ SAME_HITS = (
 class Case:
     """A list of operations. decode: requests that decode at once, 0 for a replayed trace."""
 
-    says: str
+    title: str
     num_blocks: int
     block_size: int = 16
     decode: int = 0
@@ -94,15 +94,18 @@ def recorded(name: str, trace: Path | None, num_requests: int) -> Path:
     case = CASES[name]
     sources = [Path(record.__file__)]
     if case.decode:
-        stem, asked = f"d{case.decode}", ["--decode", case.decode]
+        stem, arguments = f"d{case.decode}", ["--decode", case.decode]
     elif trace is None:
-        stem, asked = f"{MADE_UP}-{num_requests}", ["--kind", MADE_UP, "--requests", num_requests]
+        stem, arguments = (
+            f"{MADE_UP}-{num_requests}",
+            ["--kind", MADE_UP, "--requests", num_requests],
+        )
     else:
-        stem, asked = f"{trace.stem}-{num_requests}", [trace, "--requests", num_requests]
+        stem, arguments = f"{trace.stem}-{num_requests}", [trace, "--requests", num_requests]
         sources.append(trace)
     file = OPERATIONS / f"{stem}-{case.block_size}-{case.num_blocks}.ops"
     newest = max(source.stat().st_mtime for source in sources)
     if not file.exists() or file.stat().st_mtime < newest:
         sizes = ["--blocks", case.num_blocks, "--block-size", case.block_size, "--out", file]
-        record.main([str(word) for word in (*asked, *sizes)])
+        record.main([str(word) for word in (*arguments, *sizes)])
     return file

@@ -36,7 +36,7 @@ LISTS = (
 
 
 def list_arguments(seed: int, num_blocks: int, block_size: int) -> list[str]:
-    """What `benches.record` is asked for."""
+    """The arguments of `benches.record` for a list."""
     sizes = ["--blocks", num_blocks, "--block-size", block_size, "--budget", 64]
     return [str(word) for word in ("--made", seed, *sizes, "--max-running", 8)]
 

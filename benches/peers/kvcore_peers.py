@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's own Python API under the operations of the list: one call a request, or batched."""
+"""kvcore's own Python API under the operations of the list: one call per request, or batched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED = b"vllm-none-hash"
 
 
 class Calls:
-    """One call a request, with plain lists."""
+    """One call per request, with plain lists."""
 
     def __init__(
         self,

@@ -35,14 +35,14 @@ class Story(Protocol):
     """A manager, fresh, and what is done with it."""
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """Names and work, to be done in order before the next one is asked for."""
+        """Names and work, to be done in order before the next one is requested."""
         ...
 
 
 class Beside(NamedTuple):
     """A story on an original, and the same on the facade that stands for it."""
 
-    says: str
+    title: str
     original: Callable[[], Story]
     facade: Callable[[BackendName], Story]
 
@@ -77,7 +77,7 @@ def play(story: Story) -> dict[str, float]:
 
 
 def compare(pair: Beside, num_rounds: int) -> list[Row]:
-    """Play the rounds. Raises ValueError where the two are not told the same story."""
+    """Play the rounds. Raises ValueError where the two have different phases."""
     least: dict[str, dict[str, float]] = {}
     for _ in range(num_rounds):
         sides: dict[str, Callable[[], Story]] = {"original": pair.original}
@@ -86,11 +86,11 @@ def compare(pair: Beside, num_rounds: int) -> list[Row]:
             found = play(make())
             known = least.setdefault(side, found)
             if known.keys() != found.keys():
-                raise ValueError(f"{pair.says}: {side} has other phases than before")
+                raise ValueError(f"{pair.title}: {side} has other phases than before")
             least[side] = {name: min(known[name], value) for name, value in found.items()}
     phases = least["original"]
     if any(each.keys() != phases.keys() for each in least.values()):
-        raise ValueError(f"{pair.says}: the original and the facade have other phases")
+        raise ValueError(f"{pair.title}: the original and the facade have other phases")
     return [
         Row(name, value, {backend: least[backend][name] for backend in BACKENDS})
         for name, value in phases.items()
@@ -104,13 +104,13 @@ def stories(facade: str) -> Iterator[Beside]:
             yield from importlib.import_module(f"benches.peers.{path.stem}").BESIDE
 
 
-def print_story(says: str, rows: Sequence[Row], *, markdown: bool) -> None:
+def print_story(title: str, rows: Sequence[Row], *, markdown: bool) -> None:
     """One story as a table, with the sum of the means of its calls."""
     total = {each: sum(row.facade[each] for row in rows) for each in BACKENDS}
     table = [row.cells() for row in rows]
     if len(rows) > 1:
         table.append(Row("one of each", sum(row.original for row in rows), total).cells())
-    print(f"\n{says}\n")
+    print(f"\n{title}\n")
     print_table(HEADS, table, markdown=markdown)
 
 
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return go_inside(sys.argv[1:] if arguments is None else arguments)
     gc.disable()
     for pair in stories(options.facade):
-        print_story(pair.says, compare(pair, options.rounds), markdown=options.markdown)
+        print_story(pair.title, compare(pair, options.rounds), markdown=options.markdown)
         gc.collect()
     return 0
 

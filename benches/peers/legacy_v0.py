@@ -43,8 +43,8 @@ class DecoderGroup(SequenceGroup):
         return False
 
 
-class Told(Naive):
-    """A story of benches/legacy_v0.py, told to either manager."""
+class Driven(Naive):
+    """A story of benches/legacy_v0.py, on either manager."""
 
     def __init__(self, kind: BackendName | None, *, caching: bool) -> None:
         """kind: the facade's backend; None for the original."""
@@ -111,9 +111,9 @@ class Steps:
     def apply(self, output: Any) -> None:
         """What the model answers."""
         for scheduled in output.scheduled_seq_groups:
-            group_id = scheduled.seq_group
-            group_id.update_num_computed_tokens(scheduled.token_chunk_size)
-            for seq in group_id.get_seqs():
+            group = scheduled.seq_group
+            group.update_num_computed_tokens(scheduled.token_chunk_size)
+            for seq in group.get_seqs():
                 seq.append_token_id(1, {1: Logprob(0.0)})
 
     def phases(self) -> Iterator[tuple[str, Work]]:
@@ -149,8 +149,8 @@ def calls(caching: bool) -> Beside:
     """Calls of the manager."""
     return Beside(
         f"V0's manager, {'with' if caching else 'without'} prefix caching",
-        lambda: Told(None, caching=caching),
-        lambda kind: Told(kind, caching=caching),
+        lambda: Driven(None, caching=caching),
+        lambda kind: Driven(kind, caching=caching),
     )
 
 

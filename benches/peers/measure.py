@@ -139,12 +139,16 @@ def run_once(peer: str, file: Path) -> Round:
 
 
 def compare(
-    peers: Sequence[str], file: Path, work: Work, num_rounds: int, tell: Callable[[str], None]
+    peers: Sequence[str],
+    file: Path,
+    work: Work,
+    num_rounds: int,
+    show_progress: Callable[[str], None],
 ) -> Side:
     """Run the peers and the drivers they need, round by round."""
     runs = {peer: Runs() for peer in [*dict.fromkeys(PEERS[name].null for name in peers), *peers]}
     for number in range(num_rounds):
         for peer, mine in runs.items():
-            tell(f"{file.stem}: round {number + 1} of {num_rounds}, {peer}")
+            show_progress(f"{file.stem}: round {number + 1} of {num_rounds}, {peer}")
             mine.rounds.append(run_once(peer, file))
     return Side(work, runs)

@@ -16,7 +16,7 @@ Sides = Mapping[str, Side]
 class Number:
     """One figure. measured: from the cases that ran; raises KeyError where one is missing."""
 
-    says: str
+    title: str
     required: str
     aim: str
     measured: Callable[[Sides], str]
@@ -130,6 +130,6 @@ def rows(sides: Sides) -> Iterator[tuple[str, str, str, str]]:
     """The figures that these cases and peers give."""
     for number in NUMBERS:
         try:
-            yield number.says, number.required, number.aim, number.measured(sides)
+            yield number.title, number.required, number.aim, number.measured(sides)
         except KeyError:
             continue

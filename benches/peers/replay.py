@@ -123,7 +123,7 @@ def run(peer: Peer, work: Work, prompts: list[Sequence[int]]) -> list[float]:
 
 
 def resident() -> float:
-    """Megabytes of this process that are in memory; 0 where the system does not say."""
+    """Megabytes of this process that are in memory; 0 if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

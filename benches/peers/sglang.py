@@ -82,7 +82,7 @@ class Tree:
         known.computed = end
 
     def evict(self, num_pages: int) -> None:
-        """Make room for so many pages, least recently used leaves first."""
+        """Make room for this many pages, least recently used leaves first."""
         tree, wanted = self.tree, len(self.pages) + num_pages
         tree.evict_device_start(FULL, num_pages * self.page_size)
         tracker = {FULL: 0}

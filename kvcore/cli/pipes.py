@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 def quiet(command: Callable[P, int]) -> Callable[P, int]:
-    """The command; where nobody reads its output any more, it ends quietly."""
+    """The command; if nothing reads its output any more, it ends quietly."""
 
     @wraps(command)
     def ended(*args: P.args, **options: P.kwargs) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay's batches on a device of another distribution, whose memory judges every read.
+"""A replay's batches on a device of another distribution, whose memory checks every read.
 
 The device is found as `kvcore simulate --torch` finds it, by an entry point of the group
 `kvcore.devices`, so that kvcore imports no tensors. Each token's slot gets a number made of all

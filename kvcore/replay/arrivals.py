@@ -28,8 +28,8 @@ class Arrived:
 class Arrivals:
     """The requests of a trace, by their time.
 
-    most: read no more than so many, None for all. accept: says whether a request that is read is to
-    wait; else it is forgotten. num_read: requests read so far.
+    most: read no more than this many, None for all. accept: says whether a request that is read is
+    to wait; else it is forgotten. num_read: requests read so far.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvcore.cli.arguments import parse
 from kvcore.cli.pipes import quiet
-from kvcore.replay.command_options import Asked, asked_of, make_parser
+from kvcore.replay.command_options import Arguments, make_parser, read_arguments
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
 from kvcore.replay.report_json import to_json
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = parse(make_parser(), arguments)
     try:
-        asked = asked_of(given)
-        report, reader, devices = _run(asked)
+        call = read_arguments(given)
+        report, reader, devices = _run(call)
     except KvcoreError as error:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -53,18 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvcore replay: interrupted before there was anything to report", file=sys.stderr)
         return STOPPED
-    _tell_skipped(reader)
-    _tell_judged(devices)
+    _print_skipped(reader)
+    _print_checked(devices)
     code = STOPPED if report.interrupted else FINE
-    if asked.html is not None:
-        code = _write_page(asked.html, report) or code
-    print(json.dumps(to_json(report)) if asked.json else to_text(report), flush=True)
+    if call.html is not None:
+        code = _write_page(call.html, report) or code
+    print(json.dumps(to_json(report)) if call.json else to_text(report), flush=True)
     return code
 
 
 def _write_page(path: str, report: Report) -> int:
     """Write the page; what kept it from being written, which does not keep the report back."""
-    from kvcore.replay.page import to_html  # only who asks for a page needs matplotlib
+    from kvcore.replay.page import to_html  # only a page needs matplotlib
 
     try:
         write_whole(path, to_html(report))
@@ -77,10 +77,10 @@ def _write_page(path: str, report: Report) -> int:
     return FINE
 
 
-def _run(asked: Asked) -> tuple[Report, TraceReader, list[OnDevice]]:
-    """Replay on each pool; the report, the first run's reader, and the devices that judged."""
+def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
+    """Replay on each pool; the report, the first run's reader, and the devices that checked."""
     devices: list[OnDevice] = []
-    num_runs = len({asked.options.num_blocks, *asked.sizes})
+    num_runs = len({call.options.num_blocks, *call.sizes})
 
     def watch(reader: TraceReader, plan: Options, place: int) -> Progress:
         what = f"pool {place + 1}/{num_runs}, {plan.num_blocks:,}: "
@@ -89,30 +89,30 @@ def _run(asked: Asked) -> tuple[Report, TraceReader, list[OnDevice]]:
     def on_device(plan: Options) -> Apply:
         from kvcore.replay.applied import OnDevice  # with it comes the whole checker
 
-        assert asked.device is not None
-        devices.append(OnDevice(asked.device, plan))
+        assert call.device is not None
+        devices.append(OnDevice(call.device, plan))
         return devices[-1]
 
-    with opened(asked.trace, skip_bad=asked.skip_bad, several=num_runs > 1) as trace:
+    with opened(call.trace, skip_bad=call.skip_bad, several=num_runs > 1) as trace:
         report, reader = run_sizes(
             trace,
-            asked.options,
-            asked.sizes,
-            backend=asked.backend,
+            call.options,
+            call.sizes,
+            backend=call.backend,
             watch=watch,
-            make_apply=None if asked.device is None else on_device,
+            make_apply=None if call.device is None else on_device,
         )
     return report, reader, devices
 
 
-def _tell_judged(devices: list[OnDevice]) -> None:
+def _print_checked(devices: list[OnDevice]) -> None:
     """Say how much of a device's memory was read, all of it as it had been written."""
     if devices:
         count = sum(each.num_read for each in devices)
-        print(f"kvcore replay: judged {count:,} reads of tokens, all right", file=sys.stderr)
+        print(f"kvcore replay: checked {count:,} reads of tokens, all right", file=sys.stderr)
 
 
-def _tell_skipped(reader: TraceReader) -> None:
+def _print_skipped(reader: TraceReader) -> None:
     """Name the first lines that were left out."""
     for error in reader.examples:
         print(f"kvcore replay: skipped: {error}", file=sys.stderr)

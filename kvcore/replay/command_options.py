@@ -40,7 +40,7 @@ class BadOptions(KvcoreError):
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class Arguments:
     """What one call of the command asks for. sizes: of the sweep, besides the pool's own."""
 
     trace: str
@@ -124,7 +124,7 @@ def _add_result(group: argparse._ArgumentGroup) -> None:
     add("--no-bounds", action="store_true", help="do not count ideal and optimum: less memory")
 
 
-def asked_of(given: argparse.Namespace) -> Asked:
+def read_arguments(given: argparse.Namespace) -> Arguments:
     """What the options ask for. Raises BadOptions, CannotWrite, and what `make_config` raises."""
     if given.host_blocks is not None and given.preempt != "swap":
         raise BadOptions(reason="--host-blocks are to swap to: say --preempt swap, too")
@@ -146,7 +146,7 @@ def asked_of(given: argparse.Namespace) -> Asked:
         make_config(attrs.evolve(options, num_blocks=size))
     if given.html is not None:
         _check_page(given.html, given.trace)
-    return Asked(
+    return Arguments(
         trace=given.trace,
         options=options,
         sizes=given.sweep,
@@ -159,14 +159,14 @@ def asked_of(given: argparse.Namespace) -> Asked:
 
 
 def _backend(name: BackendName | None) -> BackendName:
-    """The core that is asked for, or the quicker one of those there are."""
+    """The core that is requested, or the quicker one of those there are."""
     if name == "rust" and not _twin.available():
         raise BadOptions(reason="the compiled twin is missing: say --backend python")
     return name or ("rust" if _twin.available() else "python")
 
 
 def _device(name: str | None) -> MakeDevice | None:
-    """The device that is asked for."""
+    """The device that is requested."""
     if name is None:
         return None
     from kvcore.oracle.device import find_device

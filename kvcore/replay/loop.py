@@ -124,7 +124,7 @@ class Sequence:
         return self.known[start:end]
 
     def give(self) -> None:
-        """Take note that the manager has the pending token."""
+        """Note that the manager has the pending token."""
         self.known.append(self.newest)
         self.pending = False
 

@@ -37,7 +37,7 @@ class Item:
 
 
 class LookUps:
-    """The look-ups of a run, kept until it is over: four bytes an id."""
+    """The look-ups of a run, kept until it is over: four bytes per id."""
 
     def __init__(self, block_size: int, tree: PrefixTree | None = None) -> None:
         self._block_size = block_size
@@ -51,7 +51,7 @@ class LookUps:
         self._lengths.append((num_tokens, unit, counts))
 
     def best_hit_tokens(self, num_blocks: int) -> int:
-        """The most tokens that a cache of so many blocks finds in these look-ups."""
+        """The most tokens that a cache of this many blocks finds in these look-ups."""
         items, counted, widths = self._references()
         return _run(items, _next_uses(items, counted), counted, widths, num_blocks) * (
             self._block_size

@@ -49,7 +49,7 @@ table { border-collapse: collapse; width: 100%; font-size: .92rem;
 th, td { padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--c-grid); text-align: right;
   font-weight: normal; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-.told td:last-child { text-align: left; white-space: normal; width: 75%; }
+.figures td:last-child { text-align: left; white-space: normal; width: 75%; }
 svg { display: block; width: 100%; height: auto; }
 """.strip()
 
@@ -116,7 +116,7 @@ def _tiles(report: Report) -> Iterator[str]:
 
 def _table(rows: Sequence[Sequence[str]], *, head: bool = True) -> str:
     """Rows as a table, the first as its head; without one, words fill the last column."""
-    opened = "<table>" if head else '<table class="told">'
+    opened = "<table>" if head else '<table class="figures">'
     lines = [f'<div class="wide">{opened}']
     for place, row in enumerate(rows):
         kind = "th" if head and place == 0 else "td"

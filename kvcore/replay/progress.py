@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a replay is, in one line.
 
-On a terminal the line is kept up to date; elsewhere one is written now and then, so that a
-log stays short. How much is left is judged by what of the file was read for the requests that are
+On a terminal the line is kept up to date; elsewhere one is written now and then, so that a log
+stays short. How much is left is estimated from what of the file was read for the requests that are
 done; of standard input nobody knows.
 """
 
@@ -37,14 +37,14 @@ class Progress:
         self._out, self._reader, self._num_requests, self._what = out, reader, num_requests, what
         self._clock = clock
         self._live = out.isatty()
-        self._start = self._told = clock()
+        self._start = self._shown = clock()
 
     def __call__(self, sample: Sample) -> None:
         """Show a step that is over, if it is time to."""
         now = self._clock()
-        if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
+        if now - self._shown < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
             return
-        self._told = now
+        self._shown = now
         line = self._line(sample, now)
         if self._live:
             print(f"\r{line[:COLUMNS]:<{COLUMNS}}", end="", file=self._out, flush=True)

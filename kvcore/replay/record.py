@@ -28,7 +28,7 @@ from kvcore.types.config import Config
 
 
 class Samples:
-    """One sample of every so many steps, at most SAMPLES_MAX, the newest one always."""
+    """One sample per stride of steps, at most SAMPLES_MAX, the newest one always."""
 
     def __init__(self) -> None:
         self._kept: list[Sample] = []

@@ -2,7 +2,7 @@
 """A replay's report as plain data, for programs.
 
 Keys stay what they are; new ones may join, and FORMAT grows when one changes its meaning.
-Rates are from 0 to 1, None where there is nothing to count; the unit of a time is the end of its
+Rates are from 0 to 1, None if there is nothing to count; the unit of a time is the end of its
 key. docs/replay.md lists the keys.
 """
 
@@ -86,7 +86,7 @@ def _cost(cost: Cost) -> dict[str, float]:
 
 
 def _samples(result: Result) -> dict[str, list[Any]]:
-    """A column a field: many times shorter than an object a sample."""
+    """A column per field: many times shorter than an object per sample."""
     names = [each.name for each in attrs.fields(Sample)]
     return {name: [getattr(each, name) for each in result.samples] for name in names}
 

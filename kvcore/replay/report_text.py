@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay's report as text for a person: one figure a line, what it is beside it.
+"""A replay's report as text for a person: one figure per line, what it is beside it.
 
 What limits the report comes first (interrupted, refused, skipped); a bound that was not
 counted is not shown. Times of the manager are processor time, all others virtual.
@@ -67,7 +67,7 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def sweep_rows(report: Report) -> list[tuple[str, ...]]:
-    """A head and a row a pool size."""
+    """A head and a row per pool size."""
     head = (
         *("blocks", "hit rate", "ideal", "optimum", "evictions", "preemptions", "queueing p99"),
         "refused",
@@ -89,7 +89,7 @@ def sweep_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
-    """A head and a row an operation, times in microseconds."""
+    """A head and a row per operation, times in microseconds."""
     rows: list[tuple[str, ...]] = [
         ("us of CPU", "count", "mean", "median", "p99", "p99.9", "worst", "total")
     ]

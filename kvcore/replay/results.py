@@ -36,9 +36,10 @@ class Options:
 
     num_blocks: of the pool, the null block included. policy: `Config.eviction`. max_running:
     requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
-    most. preempt: who gives way loses its blocks, or they go to num_host_blocks host blocks (None:
-    as many as num_blocks) while these have room. num_requests: stop reading behind so many. bounds:
-    count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
+    most. preempt: a request that gives way loses its blocks, or they go to num_host_blocks host
+    blocks (None: as many as num_blocks) while these have room. num_requests: stop reading behind
+    this many. bounds: count the ideal and the optimum too, whose memory grows with the distinct ids
+    of the trace.
     """
 
     num_blocks: int

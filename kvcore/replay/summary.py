@@ -21,7 +21,7 @@ FULL_SHARE = 0.9
 class Report:
     """A run, and the same trace on pools of other sizes.
 
-    sweep: finished runs by pool size, the first one among them; empty where none was asked for.
+    sweep: finished runs by pool size, the first one among them; empty if none was requested.
     left_out: pool sizes that an interrupt kept from being run to their end.
     """
 
@@ -31,13 +31,13 @@ class Report:
 
     @property
     def interrupted(self) -> bool:
-        """Whether less was run than was asked for."""
+        """Whether less was run than was requested."""
         return self.result.interrupted or bool(self.left_out)
 
 
 @attrs.frozen
 class Rates:
-    """Hit tokens over looked-up tokens, 0.0 to 1.0; None where nothing was looked up or counted."""
+    """Hit tokens over looked-up tokens, 0.0 to 1.0; None if nothing was looked up or counted."""
 
     run: float | None
     ideal: float | None
@@ -81,12 +81,12 @@ def rates_of(result: Result) -> Rates:
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole, None where either is not there."""
+    """A part of a whole, None if either is not there."""
     return None if part is None or not whole else part / whole
 
 
 def course_of(result: Result) -> Course | None:
-    """How a run went, None where it made no step."""
+    """How a run went, None if it made no step."""
     samples = result.samples
     if not samples:
         return None
@@ -108,7 +108,7 @@ def use_of(sample: Sample) -> float:
 
 
 def weights_of(samples: Sequence[Sample]) -> list[float]:
-    """For how long each sample speaks; all alike where no time passed."""
+    """For how long each sample speaks; all alike if no time passed."""
     starts = [0.0, *(each.time for each in samples)]
     weights = [each.time - start for each, start in zip(samples, starts, strict=False)]
     return weights if sum(weights) > 0 else [1.0] * len(samples)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One trace on several pools: the run that is asked about, and a shorter row for each other size.
 
-Each run reads the trace anew, so standard input is kept in a temporary file where there are
+Each run reads the trace anew, so standard input is kept in a temporary file if there are
 several. An interrupt ends the run that it meets and all that would follow; sizes that were not run
 to their end have no row, since their share of the trace is another.
 """

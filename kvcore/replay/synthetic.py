@@ -40,7 +40,7 @@ class Text:
 
 @attrs.frozen
 class Ask:
-    """A request of a session, so many seconds after the one before, or after its start."""
+    """A request of a session, this many seconds after the one before, or after its start."""
 
     after: float
     text: Text
@@ -63,7 +63,7 @@ class Writer:
         return max(1, min(most, round(median * self.random.lognormvariate(0.0, spread))))
 
     def extend(self, text: Text, num_tokens: int) -> Text:
-        """The text with so many new tokens behind it; what is extended twice is two texts."""
+        """The text with this many new tokens behind it; what is extended twice is two texts."""
         length = text.length + num_tokens
         new = length // UNIT - len(text.chunks)
         return Text(length, text.chunks + tuple(next(self._ids) for _ in range(new)))

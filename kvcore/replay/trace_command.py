@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore trace`: makes traces up, and says what a trace has.
 
-What is asked for goes to standard output, what was wrong to standard error. A file is
+What is requested goes to standard output, what was wrong to standard error. A file is
 written whole or not at all. Exit code 0: done; 2: the call or the trace was wrong; 130:
 interrupted.
 """

@@ -31,7 +31,7 @@ class Lengths:
 
 @attrs.frozen(kw_only=True)
 class Facts:
-    """What a trace has. seconds: from time 0 to the last arrival. unit: tokens an id.
+    """What a trace has. seconds: from time 0 to the last arrival. unit: tokens per id.
 
     repeated_ids: those whose prefix came before, of num_ids. ideal_hit_tokens: of an unlimited
     cache with blocks of block_size tokens. interrupted: there may be more.
@@ -94,8 +94,8 @@ def to_lines(facts: Facts) -> Iterator[str]:
     cut = "interrupted: " if facts.interrupted else ""
     requests = counted(facts.requests, "request")
     yield f"{cut}{facts.name}: {requests} in {span(facts.seconds)}{skipped}"
-    yield f"prompts   {_told(facts.prompts)}"
-    yield f"answers   {_told(facts.outputs)}"
+    yield f"prompts   {_in_words(facts.prompts)}"
+    yield f"answers   {_in_words(facts.outputs)}"
     repeated = percent(share(facts.repeated_ids, facts.num_ids))
     ids = f"{facts.num_ids:,} of {facts.unit:,} tokens"
     yield f"ids       {ids}; {facts.repeated_ids:,} repeat a prefix that came before: {repeated}"
@@ -109,7 +109,7 @@ def _lengths(values: Histogram) -> Lengths:
     return Lengths(values.total, round(half), round(most), values.worst)
 
 
-def _told(lengths: Lengths) -> str:
+def _in_words(lengths: Lengths) -> str:
     return (
         f"{lengths.total:,} tokens; median {lengths.median:,}, 99 % within {lengths.p99:,}, "
         f"longest {lengths.most:,}"

@@ -4,7 +4,7 @@
 One line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
 is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
 nothing. Which form a file has, its first good line says: Bailian's requests have a `chat_id`,
-timestamps in seconds and 16 tokens an id; Mooncake's milliseconds and 512.
+timestamps in seconds and 16 tokens per id; Mooncake's milliseconds and 512.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 class TraceReader:
-    """The requests of a trace, in its order, read while they are asked for.
+    """The requests of a trace, in its order, read while they are requested.
 
     source: a path, "-" for standard input, or an open binary file (which can be read once). name:
     what errors call it. num_skipped, examples: bad lines that were left out since the reading

@@ -52,7 +52,7 @@ def write_whole(path: str, parts: Iterable[str]) -> None:
 
 
 def _opened(path: str, temporary: Path) -> None:
-    """Make the temporary file, anew where one of this name was left. Raises CannotWrite."""
+    """Make the temporary file, anew if one of this name was left. Raises CannotWrite."""
     try:
         temporary.unlink(missing_ok=True)
         temporary.open("x").close()

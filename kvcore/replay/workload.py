@@ -17,7 +17,7 @@ BAILIAN_UNIT = 16
 
 @attrs.frozen
 class TraceRequest:
-    """A request as recorded. line: in its file, from 1. arrival: seconds. unit: tokens an id."""
+    """A request as recorded. line: in its file, from 1. arrival: seconds. unit: tokens per id."""
 
     line: int
     arrival: float

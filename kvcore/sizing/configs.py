@@ -3,8 +3,8 @@
 
 A model of one kind gives one group. A model of several kinds gives several groups
 (`make_grouped_config`), or one where its windows and chunks are kept as full attention
-(`get_kv_cache_config`). What a request needs is judged after such a change, on the layers as they
-will be kept: judged before it, a model passes with the need of its windows and then lacks the
+(`get_kv_cache_config`). What a request needs is checked after such a change, on the layers as they
+will be kept: checked before it, a model passes with the need of its windows and then lacks the
 blocks for one full request. No call changes its argument. Source: S001-58 to 70.
 """
 
@@ -109,7 +109,7 @@ def unify_kv_cache_configs(
         attrs.evolve(
             config,
             num_blocks=num_blocks,
-            groups=tuple(sorted(config.groups, key=lambda group_id: group_id.spec.type_id)),
+            groups=tuple(sorted(config.groups, key=lambda group: group.spec.type_id)),
         )
         for config in configs
     )

@@ -44,7 +44,7 @@ class Fields:
         return self.values.get(name) is not None
 
     def find_count(self, name: str, *, least: int = 1, most: int = MAX_VALUE) -> int | None:
-        """An integer in these bounds, None where it is missing. Raises InvalidField."""
+        """An integer in these bounds, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -60,21 +60,21 @@ class Fields:
         return value
 
     def find_flag(self, name: str) -> bool | None:
-        """True or False, None where it is missing. Raises InvalidField."""
+        """True or False, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.invalid(name, "true or false")
         return value
 
     def find_text(self, name: str) -> str | None:
-        """Text, None where it is missing. Raises InvalidField."""
+        """Text, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, str):
             raise self.invalid(name, "text")
         return value
 
     def find_list(self, name: str) -> list[Any] | None:
-        """A list, None where it is missing or empty. Raises InvalidField."""
+        """A list, None if it is missing or empty. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, list):
             raise self.invalid(name, "a list with one item a layer")

@@ -84,9 +84,9 @@ def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limi
 
 
 def check_memory(name: str, num_bytes: int, *, least: int = 1) -> None:
-    """Raise unless so many bytes can be a device's memory for the cache.
+    """Raise unless this many bytes can be a device's memory for the cache.
 
-    name: the argument's. least: 0 where a call answers for no memory too.
+    name: the argument's. least: 0 if a call answers for no memory too.
     Raises WrongArgument for what is no integer, NoCacheMemory, InvalidMemory above a PiB.
     """
     check_integer(name, num_bytes)

@@ -48,7 +48,7 @@ class Layer:
 
 @attrs.frozen
 class Model:
-    """A model's cache. dtype: the weights', None where the file does not say it."""
+    """A model's cache. dtype: the weights', None if the file does not say it."""
 
     file: str
     model_type: str
@@ -97,7 +97,7 @@ def make_layer_specs(
     """The layers as one device keeps them, named `layers.0` and so on.
 
     dtype: of the cache, the weights' if None. tensor_parallel: devices that share the heads; a
-    device keeps a copy where there are fewer heads than devices, and of a latent vector always.
+    device keeps a copy if there are fewer heads than devices, and of a latent vector always.
     Raises HeadsDoNotSplit, MissingField, InvalidField, UnknownDtype, InvalidCount.
     """
     check_count("tensor_parallel", tensor_parallel)

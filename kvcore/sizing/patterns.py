@@ -3,7 +3,7 @@
 
 A list (`layer_types`) says it layer by layer and goes before every rule. Without one, the
 model's family decides: Llama 4 by `no_rope_layers` or every fourth layer, Gemma 3 by
-`sliding_window_pattern`, Gemma 2 and gpt-oss in turns, Qwen from layer `max_window_layers` on, and
+`sliding_window_pattern`, Gemma 2 and gpt-oss in turn, Qwen from layer `max_window_layers` on, and
 only if `use_sliding_window` says so; all others (Mistral) have the window in every layer.
 """
 

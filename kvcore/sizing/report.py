@@ -189,7 +189,7 @@ def _devices_line(report: SizeReport) -> str:
 
 def _group_lines(config: KVCacheConfig) -> list[tuple[str, str]]:
     lines = []
-    for spec, alike in groupby(config.groups, key=lambda group_id: group_id.spec):
+    for spec, alike in groupby(config.groups, key=lambda group: group.spec):
         groups: list[KVCacheGroupSpec] = list(alike)
         num_layers = sum(len(group.layer_names) for group in groups)
         num_empty = len(groups) * config.num_slots - num_layers

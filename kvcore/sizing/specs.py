@@ -42,7 +42,7 @@ class Limits:
             check_count("num_blocks", self.num_blocks)
 
     def max_tokens_with(self, num_kept: int) -> int:
-        """Most tokens that a request holds which keeps so many and computes one step more."""
+        """Most tokens that a request holds which keeps this many and computes one step more."""
         batched = self.max_num_batched_tokens
         step = self.max_model_len if batched is None else batched
         return min(num_kept + step, self.max_model_len)
@@ -52,7 +52,7 @@ class Limits:
 class LayerSpec:
     """One layer's cache.
 
-    block_size: tokens a block. num_kv_heads, head_size: of what one device keeps. dtype: a key of
+    block_size: tokens per block. num_kv_heads, head_size: of what one device keeps. dtype: a key of
     `DTYPE_BYTES`. use_mla: one latent vector a token instead of a key and a value a head.
     Raises InvalidCount, WrongArgument, UnknownDtype.
     """
@@ -79,7 +79,7 @@ class LayerSpec:
 
     @property
     def window(self) -> int | None:
-        """Tokens that a query sees, or tokens a chunk; None without such a bound."""
+        """Tokens that a query sees, or tokens per chunk; None without such a bound."""
         return None
 
     @property
@@ -179,7 +179,7 @@ class CrossAttentionSpec(LayerSpec):
 
 
 def blocks_of(num_tokens: int, block_size: int) -> int:
-    """Blocks that so many tokens take."""
+    """Blocks that this many tokens take."""
     return -(-num_tokens // block_size)
 
 

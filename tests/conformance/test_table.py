@@ -20,8 +20,8 @@ from tools.conformance import (
     complaints,
     decisions,
     files_of_tests,
-    judge,
     main,
+    make_lines,
     marks,
     read_facts,
     table,
@@ -38,7 +38,7 @@ PASSED = [
 
 def verdict(facts: Facts, results: list[Result], number: str) -> tuple[str, bool]:
     """What the table says of a number, and whether that is bad."""
-    (line,) = (line for line in judge(facts, results) if line.number == number)
+    (line,) = (line for line in make_lines(facts, results) if line.number == number)
     return line.verdict, line.bad
 
 
@@ -65,7 +65,7 @@ def test_there_are_as_many_facts_as_the_specification_has() -> None:
 
 
 def test_a_fact_passes_with_its_tests_in_both_backends() -> None:
-    lines = judge(Facts(WORDS, DECIDED), PASSED)
+    lines = make_lines(Facts(WORDS, DECIDED), PASSED)
     assert [line.number for line in lines] == [*NUMBERS, *CONFLICTS]
     verdicts = {(line.verdict, line.bad, line.num_tests) for line in lines[: len(NUMBERS)]}
     assert verdicts == {("pass", False, 1)}
@@ -102,7 +102,9 @@ def test_one_failing_test_fails_its_fact() -> None:
 
 
 def test_a_number_that_is_no_fact_is_a_line_of_its_own() -> None:
-    lines = judge(Facts(WORDS, DECIDED), [*PASSED, Result("S000-62", "test_it", "passed", "rust")])
+    lines = make_lines(
+        Facts(WORDS, DECIDED), [*PASSED, Result("S000-62", "test_it", "passed", "rust")]
+    )
     assert (lines[-1].number, lines[-1].verdict, lines[-1].bad) == ("S000-62", "unknown", True)
     assert table(lines).endswith("293 numbers: 14 decided, 278 pass, 1 unknown; 1 to mend")
 

@@ -49,7 +49,7 @@ impl Kvbm {
 }
 
 impl Known {
-    /// Hold blocks for so many tokens and publish those that are full.
+    /// Hold blocks for this many tokens and publish those that are full.
     fn grow(&mut self, end: usize, block_size: usize, manager: &BlockManager<Device>) {
         let held = self.full.len() + self.open.len();
         let needed = end.div_ceil(block_size).saturating_sub(held);

@@ -130,7 +130,7 @@ fn run(peer: &mut dyn Peer, list: &List, decodes: &[Vec<u32>]) -> Vec<f64> {
     times
 }
 
-/// Megabytes of this process that are in memory; 0 where the system does not say.
+/// Megabytes of this process that are in memory; 0 if the system does not say.
 fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

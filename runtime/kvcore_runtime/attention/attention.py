@@ -53,7 +53,7 @@ class PagedAttention:
     ) -> None:
         """Prepare the indices of the step.
 
-        block_tables: [num_seqs, >= blocks of the longest] ints, a row a sequence, in the batch's
+        block_tables: [num_seqs, >= blocks of the longest] ints, a row per sequence, in the batch's
         order; entries past a sequence's blocks, or before the first that a query of the step sees,
         are ignored. slot_mapping: [T] ints, block_id * block_size + offset of each new token.
         seq_lens count this step's tokens too. visibility: of the layers that this is for.
@@ -102,7 +102,7 @@ class PagedAttention:
     def _gathered(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each sequence's keys and values, [n, num_kv_heads, head_dim], of its last n positions.
 
-        A pair holds until the next one is asked for: then its memory may be another's.
+        A pair holds until the next one is requested: then its memory may be another's.
         """
         seq_lens = iter(self.step.seq_lens)
         for part, ids in zip(self._parts, self._part_ids, strict=True):
@@ -146,7 +146,7 @@ def _listed_blocks(block_tables: Tensor, spans: Sequence[range]) -> Tensor:
 
 
 def _parts(spans: Sequence[range], num_blocks_max: int) -> list[list[range]]:
-    """Cut the sequences, in order, into parts of at most so many blocks, but at least one each."""
+    """Cut the sequences, in order, into parts of at most this many blocks, at least one each."""
     parts: list[list[range]] = []
     room = 0
     for span in spans:

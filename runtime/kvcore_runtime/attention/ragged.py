@@ -102,7 +102,7 @@ class RaggedStep:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
-        """One mask a sequence, for all layers; None where causal or single-query needs none."""
+        """One mask a sequence, for all layers; None if causal or single-query needs none."""
         return tuple(
             self.visibility.mask(range(s - n, s), range(first, s), self.device)
             if n > 1 and (n < s or self.visibility.window is not None)

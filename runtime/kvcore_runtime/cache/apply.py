@@ -111,7 +111,7 @@ class Runtime:
         self.next_number += 1
 
     def skip(self, next_number: int) -> None:
-        """Take note that the next batch is this one: those before it that did not come, or that
+        """Note that the next batch is this one: those before it that did not come, or that
         were stopped half-way by an error, are cancelled.
 
         The first batch after a `cancel` names the whole table of each row that they touched. Raises

@@ -72,8 +72,8 @@ class Cache:
     """Device and host tier of one pool of blocks.
 
     layout: of the blocks of group 0. num_blocks: device blocks, the null block included.
-    num_host_blocks: 0 for no host tier. groups: (layers, tokens a block) of every group, one of all
-    the layout's layers if not said. Raises InvalidSize, InvalidLayout.
+    num_host_blocks: 0 for no host tier. groups: (layers, tokens per block) of every group, one of
+    all the layout's layers if not said. Raises InvalidSize, InvalidLayout.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies and fills of whole blocks, inside a tier and between tiers.
 
-The copies of one call run in any order, so no block may be written twice, or written and
-read (CMD-COPYSET). On the CPU runs of consecutive (source, target) ids become one slice copy, all
-else one copy a page, through numpy views of the same memory, whose calls cost less beside the bytes
+The copies of one call run in any order, so no block may be written twice, or written and read
+(CMD-COPYSET). On the CPU runs of consecutive (source, target) ids become one slice copy, all else
+one copy per page, through numpy views of the same memory, whose calls cost less beside the bytes
 than torch's (benches/copies.py has the ratios to one contiguous copy). Long runs go through torch,
 which may use its threads. On a GPU a call is one kernel launch; swaps of larger pages are left to
-the copy engines, one transfer a run. Nothing here synchronises.
+the copy engines, one transfer per run. Nothing here synchronises.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvcore_runtime.cache.errors import (
 THREADS_BYTES_MIN = 1024 * 1024
 # A larger page is copied in parts of this size, which is faster than one piece.
 PART_BYTES = 512 * 1024
-# Up to here one kernel over pinned memory beats one transfer a page (vLLM's swap_blocks_triton).
+# Up to here one kernel over pinned memory beats one transfer per page (vLLM's swap_blocks_triton).
 KERNEL_SWAP_BYTES_MAX = 28 * 1024
 
 
@@ -64,7 +64,7 @@ def copy_pages(source: Tier, target: Tier, sources: Sequence[int], targets: Sequ
     across = pages_from.device != pages_to.device
     small = source.piece_size_bytes <= KERNEL_SWAP_BYTES_MAX
     if (pages_to.is_cuda and not across) or (across and small):
-        from kvcore_runtime.cache import kernels  # Triton is imported only where there is a GPU.
+        from kvcore_runtime.cache import kernels  # Triton is imported only if there is a GPU.
 
         gpu = pages_to.device if pages_to.is_cuda else pages_from.device
         with torch.cuda.device(gpu):
@@ -151,7 +151,7 @@ def check_copies(
 
 
 def ids(blocks: Sequence[int], device: torch.device) -> Tensor:
-    """Block ids as int64 on a device, sent through pinned memory where it is a GPU."""
+    """Block ids as int64 on a device, sent through pinned memory if it is a GPU."""
     host = torch.tensor(blocks, dtype=torch.int64)
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)

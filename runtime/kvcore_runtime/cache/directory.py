@@ -108,7 +108,7 @@ class DirectoryTier:
         self.num_written += 1
 
     def load(self, key: bytes, num_bytes: int) -> Tensor:
-        """Read a page of so many bytes, [num_bytes] uint8; a damaged file is removed.
+        """Read a page of this many bytes, [num_bytes] uint8; a damaged file is removed.
 
         Raises BlockMissing, BlockDamaged, BlockForeign, TierFailed.
         """

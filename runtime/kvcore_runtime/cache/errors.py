@@ -130,7 +130,7 @@ class SlotsOverflow(CacheError):
 
 
 class BeyondTable(CacheError):
-    """Slots are asked for positions that the row's table does not cover."""
+    """Slots are requested for positions that the row's table does not cover."""
 
     message = (
         "row {row}, group {group_id}: position {position} needs {needed} blocks, "

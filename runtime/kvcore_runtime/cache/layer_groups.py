@@ -3,7 +3,7 @@
 
 One pool, one page size: blocks of all groups take the same bytes, so layers times tokens a
 block are equal in all groups. Layers of one visibility are dealt out, in their order, to the groups
-that keep what they see; where there is no such group they go to the full-attention groups, which
+that keep what they see; if there is no such group they go to the full-attention groups, which
 keep everything, and their window is a mask. Pure: nothing here touches a tensor.
 """
 
@@ -106,7 +106,7 @@ def kept_by(group_id: int, group: Group) -> Visibility:
 
 
 def _check_pages(layers: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-    """Raise UnequalPages unless layers times tokens a block are equal in all groups."""
+    """Raise UnequalPages unless layers times tokens per block are equal in all groups."""
     first = len(layers[0]) * groups[0].block_size
     for index, (members, group) in enumerate(zip(layers, groups, strict=True)):
         if len(members) * group.block_size != first:

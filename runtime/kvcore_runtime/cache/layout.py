@@ -33,7 +33,7 @@ BLOCK_AXIS = 0
 class CacheLayout:
     """Sizes of one page and its place in memory.
 
-    block_size: tokens a block. dtype: one of DTYPES. Raises InvalidLayout.
+    block_size: tokens per block. dtype: one of DTYPES. Raises InvalidLayout.
     """
 
     num_layers: int
@@ -96,5 +96,5 @@ class CacheLayout:
         return other
 
     def shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Logical shape of a tensor of so many blocks."""
+        """Logical shape of a tensor of this many blocks."""
         return (num_blocks, *self.page_shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small real cache beside a simulated engine: applies its batches and judges what is read.
+"""A small real cache beside a simulated engine: applies its batches and checks what is read.
 
 Tensors are tiny (one number a slot and layer) but real, and the runtime that carries out
 the commands is the one that serves a model, in guard mode. In place of a model a forward pass
@@ -147,7 +147,7 @@ class Shadow:
                 self._read(group_id, step, forgiving)
 
     def check_tables(self, tables: Mapping[int, Sequence[Sequence[int]]]) -> None:
-        """Raise TablesDiffer unless each row has these tables, one a group, and no other row any.
+        """Raise TablesDiffer unless each row has these tables, one per group, and no other row any.
 
         To be called when all batches that were taken are applied, with the tables that the manager
         had when the last one was taken, before its merges.
@@ -265,5 +265,5 @@ def _stamps_of(step: Pass) -> Tensor:
 
 
 def as_stamps(stamps: Sequence[int]) -> Tensor:
-    """Stamps as float64, without a Python loop where they are a buffer."""
+    """Stamps as float64, without a Python loop if they are a buffer."""
     return torch.from_numpy(np.array(stamps, dtype=np.float64))

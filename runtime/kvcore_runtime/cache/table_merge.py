@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges the table commands of a batch into one change a group, over whole columns.
+"""Merges the table commands of a batch into one change per group, over whole columns.
 
 The merged change gives what program order gives: the last SetTable of a position wins,
 unless a later CutTable of its row cuts it off; a row's length is that of its last CutTable, or

@@ -3,7 +3,7 @@
 
 The tensors are allocated once and never replaced, so that views and CUDA graphs may keep
 them; what does not fit is an error that says so. Entries past a row's length are the padding block,
-0: kvcore's null block, or, where there is none, an id that must not be read. Below a row's length
+0: kvcore's null block, or, if there is none, an id that must not be read. Below a row's length
 the null block stands at positions behind a window, which are not read either. Row `padding_row` is
 no request's: rows that pad a batch read it.
 """
@@ -41,9 +41,9 @@ class BlockTables:
     """Block tables of all rows and groups, and the slot mappings of one step.
 
     max_rows: rows that requests may have. max_blocks: positions of the longest table. max_tokens:
-    tokens of the largest step. block_size: tokens a block, in every group or one a group. blocks:
-    [num_groups, max_rows + 1, max_blocks] int32 on device. lengths: [num_groups, max_rows + 1]
-    int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. Raises
+    tokens of the largest step. block_size: tokens per block, in every group or one per group.
+    blocks: [num_groups, max_rows + 1, max_blocks] int32 on device. lengths: [num_groups, max_rows +
+    1] int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. Raises
     InvalidSize, LengthMismatch.
     """
 
@@ -88,7 +88,7 @@ class BlockTables:
         return [int(each) for each in self.blocks[group_id, row, :length].tolist()]
 
     def plan(self, columns: Tensor) -> list[TableChange]:
-        """Merge a batch's SetTable and CutTable, one change a group. Does not modify the tables.
+        """Merge a batch's SetTable and CutTable, one change per group. Does not modify the tables.
 
         columns: [6, n] int32 on the CPU, rows as kvcore.types.commands.COLUMNS; other kinds are
         skipped. Raises TableOutOfRange or TableGap.

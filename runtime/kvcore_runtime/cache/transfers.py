@@ -32,7 +32,7 @@ class ExternalTier(Protocol):
         ...
 
     def load(self, key: bytes, num_bytes: int) -> Tensor:
-        """The page that is kept under a key, of so many bytes. Raises TierError."""
+        """The page that is kept under a key, of this many bytes. Raises TierError."""
         ...
 
 

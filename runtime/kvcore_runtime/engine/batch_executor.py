@@ -27,7 +27,7 @@ from kvcore_runtime.engine.forward import Forward, StepInputs
 
 @attrs.frozen(kw_only=True, eq=False)
 class Executed:
-    """What a batch gave. logits: that its step wants, None where it computes nothing.
+    """What a batch gave. logits: that its step wants, None if it computes nothing.
 
     finished: the stores and loads that were over, done or failed.
     """

@@ -160,7 +160,7 @@ class Receiver(Exchange):
         return done
 
     def cancelled(self, number: int) -> list[Sequence]:
-        """See `Exchange`. What was announced stays so: it is asked for again."""
+        """See `Exchange`. What was announced stays so: it is requested again."""
         lost = [name for name, awaited in self._awaited.items() if awaited.batch >= number]
         return [self._awaited.pop(name).sequence for name in lost]
 

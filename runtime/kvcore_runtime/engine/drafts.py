@@ -23,7 +23,7 @@ class Drafter(Protocol):
     """Guesses what comes next."""
 
     def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
-        """At most so many tokens that may follow these; none where it has no guess."""
+        """At most this many tokens that may follow these; none if it has no guess."""
         ...
 
 
@@ -54,7 +54,7 @@ class PromptLookup:
 
 @attrs.frozen(kw_only=True)
 class Spoiled:
-    """Another drafter's guesses, some of them made wrong on purpose; guesses where it has none.
+    """Another drafter's guesses, some of them made wrong on purpose; guesses if it has none.
 
     share: of the tokens, 0.0 to 1.0, drawn by seed and place. num_tokens: ids of the model.
     """

@@ -35,7 +35,7 @@ from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, 
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forward import Forward, make_runtime
 from kvcore_runtime.engine.metrics import Metrics, timed
-from kvcore_runtime.engine.sample_step import Asker, draw_tokens, take_tokens
+from kvcore_runtime.engine.sample_step import Sampler, draw_tokens, take_tokens
 from kvcore_runtime.engine.scheduler import Chunk, Preemption, Scheduler
 from kvcore_runtime.engine.sequence import (
     Completion,
@@ -64,7 +64,7 @@ class Flight:
 class EngineOptions:
     """What an engine does besides its model and its pool.
 
-    backend: of the manager; None for the twin where it is built. token_budget: positions a step
+    backend: of the manager; None for the twin if it is built. token_budget: positions a step
     computes at most. max_sequences: sequences known to the manager at a time, each with a row of
     the block tables; more wait outside. drafter: guesses tokens (drafts.py). guard: check every
     read of a block (guard.py). keep_logits: hand out the logits behind every token.
@@ -319,35 +319,35 @@ class Engine:
 
     def _sample(self, chunks: list[Chunk], logits: Tensor) -> None:
         """Give each sequence its next tokens out of the logits of a forward pass."""
-        askers = self._askers(chunks)
+        samplers = self._samplers(chunks)
         kept = logits if self.options.keep_logits else None
-        for asker, sampled in zip(askers, draw_tokens(askers, logits), strict=True):
-            sequence = asker.sequence
-            taken = take_tokens(asker, sampled, kept, self._decode)
+        for sampler, sampled in zip(samplers, draw_tokens(samplers, logits), strict=True):
+            sequence = sampler.sequence
+            taken = take_tokens(sampler, sampled, kept, self._decode)
             self.metrics.num_generated_tokens += taken.num_tokens
-            if asker.drafts:
+            if sampler.drafts:
                 self.manager.accept(sequence.sequence_id, taken.num_accepted)
-                self.metrics.count_drafts(len(asker.drafts), taken.num_accepted)
+                self.metrics.count_drafts(len(sampler.drafts), taken.num_accepted)
             if taken.completion is not None:
                 self.exchange.finished(sequence)
                 self._release(sequence)
                 self._close(sequence)
                 self._completions.append(taken.completion)
 
-    def _askers(self, chunks: list[Chunk]) -> list[Asker]:
+    def _samplers(self, chunks: list[Chunk]) -> list[Sampler]:
         """Who samples from which rows of logits; at a prompt's end its other samples do too."""
-        askers = []
+        samplers = []
         row = 0
         for chunk in chunks:
             sequence, rows = chunk.sequence, range(row, row + chunk.num_wanted)
             row = rows.stop
             if not rows or sequence.is_gone:
                 continue
-            askers.append(Asker(sequence, chunk.drafts, rows))
+            samplers.append(Sampler(sequence, chunk.drafts, rows))
             if not sequence.generated and sequence.sample == 0:
                 self.exchange.prompt_computed(sequence)
-                askers += [Asker(child, (), rows) for child in self._fork(sequence)]
-        return askers
+                samplers += [Sampler(child, (), rows) for child in self._fork(sequence)]
+        return samplers
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """The other samples of a prompt that was just computed, sharing its blocks."""

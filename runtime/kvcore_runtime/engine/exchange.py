@@ -41,7 +41,7 @@ class Exchange:
         return []
 
     def cancelled(self, number: int) -> list[Sequence]:
-        """Take note that batch `number` and all later ones were cancelled, the open one too.
+        """Note that batch `number` and all later ones were cancelled, the open one too.
 
         What they stored or loaded is given up, whether it ran or not. Returns the sequences whose
         load was among it; they wait, or run, without it.
@@ -50,13 +50,13 @@ class Exchange:
         return []
 
     def prompt_computed(self, sequence: Sequence) -> None:
-        """Take note that the forward pass wrote the last token of a prompt."""
+        """Note that the forward pass wrote the last token of a prompt."""
 
     def finished(self, sequence: Sequence) -> None:
-        """Take note that a sequence is answered, and is about to give its blocks back."""
+        """Note that a sequence is answered, and is about to give its blocks back."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Take note that a sequence ends here, finished or aborted; its load must stop at once."""
+        """Note that a sequence ends here, finished or aborted; its load must stop at once."""
 
 
 def is_null(config: Config, block: int) -> bool:

@@ -19,7 +19,7 @@ class Metrics:
     """Sums over the steps so far.
 
     commands: how many of each kind, by the kind's number. usages: share of the usable blocks with
-    an owner, 0.0 to 1.0, one a step. seconds: inside `Engine.step`; manager_seconds: of these,
+    an owner, 0.0 to 1.0, one per step. seconds: inside `Engine.step`; manager_seconds: of these,
     inside the manager. num_overlapped: steps planned while another one was computed; num_stalls:
     plans that could schedule nothing before a batch in flight was completed; num_cancelled:
     batches taken back. wait_seconds: of the time, waiting for a batch to be computed.
@@ -102,7 +102,7 @@ class Metrics:
 
     @property
     def manager_us_per_step(self) -> float:
-        """The manager's time a step, in microseconds."""
+        """The manager's time per step, in microseconds."""
         return 1e6 * self.manager_seconds / self.num_steps if self.num_steps else 0.0
 
 

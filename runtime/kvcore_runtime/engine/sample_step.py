@@ -19,7 +19,7 @@ from kvcore_runtime.model.contiguous import Decode
 from kvcore_runtime.model.sampling import finish_reason, sample
 
 
-class Asker(NamedTuple):
+class Sampler(NamedTuple):
     """A sequence that samples, its drafts, and the rows of logits behind its newest positions."""
 
     sequence: Sequence
@@ -35,35 +35,35 @@ class Taken(NamedTuple):
     completion: Completion | None
 
 
-def draw_tokens(askers: Row[Asker], logits: Tensor) -> list[list[int]]:
-    """Sample a token for each row of each asker, all in one call."""
-    rows = [row for each in askers for row in each.rows]
+def draw_tokens(samplers: Row[Sampler], logits: Tensor) -> list[list[int]]:
+    """Sample a token for each row of each sampler, all in one call."""
+    rows = [row for each in samplers for row in each.rows]
     if not rows:
         return []
     tokens = sample(
         logits[torch.tensor(rows, device=logits.device)],
-        [each.sequence.sampling for each in askers for _ in each.rows],
+        [each.sequence.sampling for each in samplers for _ in each.rows],
         [
             len(each.sequence.generated) + place
-            for each in askers
+            for each in samplers
             for place in range(len(each.rows))
         ],
     )
     drawn = iter(tokens)
-    return [[next(drawn) for _ in each.rows] for each in askers]
+    return [[next(drawn) for _ in each.rows] for each in samplers]
 
 
 def take_tokens(
-    asker: Asker, sampled: Row[int], logits: Tensor | None, decode: Decode | None
+    sampler: Sampler, sampled: Row[int], logits: Tensor | None, decode: Decode | None
 ) -> Taken:
     """Give a sequence the drafts that were right and the token behind them, up to its end.
 
     sampled: a token a row. logits: to be kept, None if not. decode: as of `Engine`.
     """
-    sequence, completion = asker.sequence, None
-    num_right = count_accepted(asker.drafts, sampled)
+    sequence, completion = sampler.sequence, None
+    num_right = count_accepted(sampler.drafts, sampled)
     num_tokens = 0
-    for row, token in zip(asker.rows, sampled[: num_right + 1], strict=False):
+    for row, token in zip(sampler.rows, sampled[: num_right + 1], strict=False):
         sequence.generated.append(token)
         num_tokens += 1
         if logits is not None:

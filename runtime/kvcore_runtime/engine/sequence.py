@@ -75,7 +75,7 @@ class Sequence:
         return self.generated[-1]
 
     def give(self) -> None:
-        """Take note that the manager knows the pending token now."""
+        """Note that the manager knows the pending token now."""
         self.pending = False
 
     def tokens(self, start: int, end: int) -> list[int]:
@@ -87,7 +87,7 @@ class Sequence:
 
 
 def name_sequence(request: GenerationRequest, sample: int = 0) -> str:
-    """The manager's name for a sample: the request's own where it has only one."""
+    """The manager's name for a sample: the request's own if it has only one."""
     single = request.num_samples == 1
     return request.request_id if single else f"{request.request_id}#{sample}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch runtime as a device of `kvcore simulate --torch`: its tensors judge every read.
+"""The torch runtime as a device of `kvcore simulate --torch`: its tensors check every read.
 
 The small real cache of shadow.py, in guard mode, is given the batches and forward passes of
 a simulated engine. Content is compared with what the simulator says: a block that is stored must
@@ -60,7 +60,7 @@ class TorchDevice:
             max_rows=plan.num_rows,
             max_len=plan.num_tokens,
             max_tokens=min(plan.num_rows * plan.num_tokens, SLOTS_MAX),
-            tier=_Judge(self, plan.contents),
+            tier=_CheckingTier(self, plan.contents),
         )
 
     def apply(self, batch: Batch) -> None:
@@ -87,7 +87,7 @@ class TorchDevice:
         self.shadow.fill(block, group_id, spoilt if nodes is None else nodes)
 
 
-class _Judge(MemoryTier):
+class _CheckingTier(MemoryTier):
     """Where stores go, to be compared, and no load comes from."""
 
     def __init__(self, device: TorchDevice, contents: Callable[[bytes], Sequence[int]]) -> None:

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
-    """The model, in invariant mode where it is to be verified, and its tokenizer.
+    """The model, in invariant mode if it is to be verified, and its tokenizer.
 
     Raises ModelNotFound, UnsupportedModel.
     """
@@ -162,12 +162,12 @@ class Proof:
     not_exercised: str | None = None
 
     def as_json(self) -> dict[str, Any] | None:
-        """The counts or the failure, None where nothing was asked for."""
+        """The counts or the failure, None if nothing was requested."""
         return (self.counts or None) if self.failure is None else {"failed": self.failure}
 
 
 def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
-    """Check everything that was asked for."""
+    """Check everything that was requested."""
     counts: dict[str, int] = {}
     failure = not_exercised = None
     try:

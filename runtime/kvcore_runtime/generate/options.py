@@ -43,7 +43,7 @@ NEUTRAL = frozenset(
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser; what --tiny changes is None where it is not given."""
+    """The parser; what --tiny changes is None if it is not given."""
     parser = argparse.ArgumentParser(
         prog="kvcore generate",
         description="Answer prompts with a model whose cache lies in blocks that kvcore manages.",

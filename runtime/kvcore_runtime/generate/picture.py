@@ -78,7 +78,7 @@ def _draw_blocks(
 
 
 def _draw_lives(axes: Axes, record: PoolRecord, colours: list[Colour]) -> None:
-    """A line a request: a bar while it runs, hollow while swapped out, a thread while it waits."""
+    """A line per request: a bar while it runs, hollow if swapped out, a thread while it waits."""
     for number, colour in enumerate(colours):
         for life, first, last in _spans(record, number):
             place, width = first - 0.5, last - first + 1

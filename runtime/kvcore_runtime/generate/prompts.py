@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts files: one JSON object a line, each a conversation to hold or a question to answer.
+"""Prompts files: one JSON object per line, each a conversation to hold or a question to answer.
 
 Fields, all but the first two optional:
     id           names the prompt, once in a file; without / and #, which name turns and samples

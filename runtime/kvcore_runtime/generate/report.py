@@ -156,7 +156,7 @@ def as_json(
 ) -> dict[str, Any]:
     """All of a run as plain data.
 
-    verified: None where it was not asked for. not_exercised: what had to happen and did not.
+    verified: None if it was not requested. not_exercised: what had to happen and did not.
     """
     return {
         "answers": [

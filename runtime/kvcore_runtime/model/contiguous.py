@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference path: one contiguous key-value tensor a request.
+"""The reference path: one contiguous key-value tensor per request.
 
 Nothing here knows of blocks, tables or kvcore: each request keeps all its keys, and what a layer's
 window does not show is masked. It is what the engine's answers are checked against, and the base
@@ -92,7 +92,7 @@ class ContiguousAttention:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Generation:
-    """What one request generated. logits: [len(tokens), vocab], if they were asked for."""
+    """What one request generated. logits: [len(tokens), vocab], if they were requested."""
 
     tokens: tuple[int, ...]
     reason: FinishReason

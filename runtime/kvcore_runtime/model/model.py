@@ -3,7 +3,7 @@
 
 The tokens of all sequences of a step stand one after another in one dimension. Everything but
 attention treats a row alone, so only the `Attention` object knows which rows belong together
-and where their keys and values are kept: in blocks (`attention.py`) or in one tensor a request
+and where their keys and values are kept: in blocks (`attention.py`) or in one tensor per request
 (`contiguous.py`). The same forward runs over both.
 
 Invariant mode pads the rows of the step to a multiple of `ROW_TILE`: matrix products of
@@ -163,7 +163,7 @@ class Llama:
         return self._norm(x, self.weights.norm)[:num_tokens]
 
     def check_length(self, what: str, num_tokens: int) -> None:
-        """Raise TooLong if a sequence of so many tokens does not fit the model."""
+        """Raise TooLong if a sequence of this many tokens does not fit the model."""
         if num_tokens > self.config.max_model_len:
             raise TooLong(
                 what=what, num_tokens=num_tokens, num_tokens_max=self.config.max_model_len

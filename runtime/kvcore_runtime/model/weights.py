@@ -72,7 +72,7 @@ def find_smollm2() -> Path:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a file and read its metadata; tensors stay on disk until asked for."""
+    """Open a file and read its metadata; tensors stay on disk until requested."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
