@@ -41,6 +41,7 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@tail -n 1 build/tiny.txt
 
 test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
+	@echo "make test takes about a quarter of an hour on 2 quiet cores; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -48,7 +49,13 @@ def broken(name: str) -> Iterator[Mutant]:
 
 
 def violation_of(mutant: Mutant, broken_property: str) -> Violation:
-    found = search.check(mutant.world, properties=[broken_property]).violation
+    return found_with(mutant.name, broken_property)
+
+
+@cache
+def found_with(name: str, broken_property: str) -> Violation:
+    """What the checker finds, with the bug in place: searched for once for all tests."""
+    found = search.check(BY_NAME[name].world, properties=[broken_property]).violation
     assert found is not None
     return found
 
