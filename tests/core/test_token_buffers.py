@@ -118,14 +118,6 @@ def test_numpy_arrays_are_read_whatever_their_strides(backend: Backend, kind: st
     assert state_with(backend, same) == state_with(backend, [5, 5, 5])
 
 
-@pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "int32", "int64"])
-def test_torch_tensors_are_read(backend: Backend, kind: str) -> None:
-    torch = pytest.importorskip("torch")
-    tensor = torch.tensor(TOKENS, dtype=getattr(torch, kind))
-    assert state_with(backend, tensor) == state_with(backend, TOKENS)
-    assert state_with(backend, tensor[::2]) == state_with(backend, TOKENS[::2])
-
-
 @pytest.mark.parametrize(
     ("tokens", "position", "value"),
     [

@@ -41,7 +41,7 @@ WITHOUT_ARGUMENTS = {
     *("take_new_block_ids", "new_step_starts"),
 }
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_bad_releases.py
-# test_damaged_bytes.py and test_damaged_batches.py; a TraceError is that of the trace reader.
+# tests/bytes and test_damaged_batches.py; a TraceError is that of the trace reader.
 ELSEWHERE = {
     "InvalidConfig",
     "GroupsDoNotFit",

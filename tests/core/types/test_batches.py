@@ -109,14 +109,6 @@ def test_a_column_is_a_view_of_the_buffer(swapping: KVCacheManager) -> None:
     assert batch.column("d").format == "i"
 
 
-def test_torch_takes_a_batch_without_a_copy(swapping: KVCacheManager) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    batch = swapping.take_batch()
-    rows = torch.frombuffer(batch.buffer, dtype=torch.int32).view(len(COLUMNS), -1)
-    assert rows[0].tolist() == batch.column("kind").tolist()
-    assert rows[:, 7].tolist() == [12, 1, 1, 0, 0, 2]
-
-
 def test_batches_are_numbered_from_zero_and_may_be_empty(backend: Backend) -> None:
     manager = make(backend)
     first = manager.take_batch()

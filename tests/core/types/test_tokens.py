@@ -96,26 +96,6 @@ def test_numpy_arrays_are_read_by_their_type(backend: Backend) -> None:
         check_error(caught.value, error)
 
 
-def test_torch_tensors_on_the_cpu_are_read_by_their_type(backend: Backend) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    manager = make(backend)
-    for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
-        manager.add_request(Request("a", torch.tensor(PROMPT, dtype=kind)))
-        assert list(manager.state().requests["a"].tokens) == PROMPT
-        manager.remove_request("a")
-    manager.add_request(Request("a", torch.tensor([3, 0, 1, 0, 2, 0, 7, 0, 5])[::2]))
-    assert list(manager.state().requests["a"].tokens) == PROMPT
-    for tensor, error in (
-        (torch.tensor([[1, 2]]), UnsupportedBuffer(name="tokens", format="l", dimensions=2)),
-        (torch.tensor([1.0]), UnsupportedBuffer(name="tokens", format="f", dimensions=1)),
-        (torch.tensor(3), UnsupportedBuffer(name="tokens", format="l", dimensions=0)),
-        (torch.tensor([4, -2]), InvalidToken(value="-2", position=1)),
-    ):
-        with unchanged(manager), pytest.raises(type(error)) as caught:
-            manager.add_request(Request("b", tensor))
-        check_error(caught.value, error)
-
-
 @pytest.mark.parametrize("rows", [array("i", [1, 0]), array("q", [1, 0]), b"\1\0"], ids=repr)
 def test_append_takes_rows_from_a_buffer(rows: Any, backend: Backend) -> None:
     by_name, by_row = make(backend), make(backend)
