@@ -85,9 +85,11 @@ def fall(tx: Transaction, request: RequestState, num_tokens: int) -> None:
 
 def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
     """The blocks of a request for positions from num_tokens on, up to the first load that it
-    reports.
+    reports; none if that load begins at or before num_tokens.
     """
     loaded = first_reported(tx, request.request_id, num_tokens)
+    if loaded is not None and loaded <= num_tokens:
+        return
     for group, table in zip(tx.config.groups, request.tables, strict=True):
         if not group.is_cross:
             first = num_tokens // group.block_size

@@ -219,18 +219,21 @@ class Engine:
             request.loading.clear()
         return done
 
-    def take_back(self, request: Known, count: int, repeated: bool = False) -> bool:
-        """Rewind a request, which reports its unconfirmed loads as failed; False if others must be
-        freed first.
+    def take_back(self, request: Known, count: int, load: FailedLoad | None = None) -> bool:
+        """Rewind a request to so many tokens; False if other requests must be freed first.
 
-        repeated: the report may have been made before; then it is an ordinary cut, which is refused
-        if the request counts fewer tokens, is swapped out or has unfinished loads.
+        load: the failed load that this reports. A first report never asks for others to be freed
+        because of the tokens that they count. If it may have been made before, it is an ordinary
+        cut, which is refused if the request counts fewer tokens, is swapped out or has unfinished
+        loads.
         """
         tables = self.manager.ask("get_block_ids", request.name)
         want = min(request.settled_count(), count)
         want = 0 if request.swapped or self.is_gone(request.settled_count(), tables) else want
         want = 0 if self.is_gone(want, tables) else want
-        held = (HeldByOthers, HitInOpenBatch)
+        first = load is not None and not load.cut
+        repeated = load is not None and load.cut
+        held = (HitInOpenBatch,) if first else (HeldByOthers, HitInOpenBatch)
         cuts = {BeyondComputed: True, SwappedOut: request.swapped, LoadUnfinished: request.loading}
         refusals = tuple(error for error, met in cuts.items() if repeated and met)
         fell = self.call("rewind", [request.name], count, allowed=(*held, *refusals))

@@ -146,7 +146,7 @@ def report(e: Engine, batch: int | None) -> None:
         if load.batch is None or (batch is not None and load.batch != batch):
             continue
         name = e.rng.choice(e.can_report(load))
-        while not e.take_back(e.known[name], load.kept, load.cut):
+        while not e.take_back(e.known[name], load.kept, load):
             others = [each for each in e.known.values() if each.count and each.name != name]
             demand(bool(others), f"the failed load of {load.name} cannot be reported")
             e.free(others[-1])

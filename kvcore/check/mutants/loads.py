@@ -31,6 +31,20 @@ def m_failed_load_stays_findable(patcher: Patcher) -> None:
     patcher.replace(rewind, "spoil", lambda tx, *_: setattr(tx, "loads", ()))
 
 
+@mutant("loads-fail-inside", "LOAD-FAILED", costs="a report is refused until others are freed")
+def m_report_withdraws_what_it_begins_in(patcher: Patcher) -> None:
+    """A report withdraws the whole block in which its load begins, whoever wrote that block."""
+
+    @patcher.around(rewind, "unwritten")
+    def with_the_block(unwritten: Any, tx: Transaction, request: Any, count: int) -> list[int]:
+        begun = [
+            table[count // group.block_size]
+            for group, table in zip(tx.config.groups, request.tables, strict=True)
+            if count % group.block_size and count // group.block_size < len(table)
+        ]
+        return [*begun, *unwritten(tx, request, count)]
+
+
 @mutant("loads-fail", "COMPUTED-RULE")
 def m_failed_load_stays_computed(patcher: Patcher) -> None:
     """Tokens that a failed load did not bring still count as computed."""

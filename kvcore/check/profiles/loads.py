@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds in which external loads fail, each before or after any move of an engine.
 
-As in registry.py. Blocks hold one token, so that every token of a load has a block of its own. A
-load fails from each of its tokens on.
+Blocks hold one token, so that every token of a load has a block of its own; in `loads-fail-inside`
+a load begins in a block that was begun before. A load fails from each of its tokens on.
 """
 
 from __future__ import annotations
@@ -69,6 +69,21 @@ LOADS_FAIL: dict[str, Profile] = {
         23943,
         backend="rust",
         shows=SHOWS,
+    ),
+    "loads-fail-inside": Profile(
+        "loads that begin inside a block, which may merge with one that was computed",
+        world(
+            *(2, 2, 2, 2),
+            duplicates="merge",
+            num_letters=1,
+            without=("append", "reset_prefix_cache"),
+            **FAILING,
+        ),
+        50,
+        703,
+        backend="both",
+        shows=(*SHOWS, "goal merge"),
+        not_shown={"call allocate_slots: refused later": "each request needs one block at most"},
     ),
     "loads-fail-window": Profile(
         "loads behind a window",

@@ -83,10 +83,14 @@ fn fall(state: &mut State, row: Row, num_tokens: u32) {
     cut_tables(state, row, num_tokens);
 }
 
-/// The blocks of a request for positions from num_tokens on, up to the first load that it reports.
+/// The blocks of a request for positions from num_tokens on, up to the first load that it reports;
+/// none if that load begins at or before num_tokens.
 fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
     let mut blocks = Vec::new();
     let loaded = first_reported(state, row, num_tokens);
+    if loaded.is_some_and(|loaded| loaded <= num_tokens) {
+        return blocks;
+    }
     for (group, table) in state.config.groups.iter().zip(&state[row].tables) {
         if !group.is_cross() {
             let end = loaded.map_or(u32::MAX, |loaded| loaded.div_ceil(group.block_size));
