@@ -138,7 +138,7 @@ def differing_hits(name: str, side: Side) -> list[str]:
     return found
 
 
-def show_progress(line: str) -> None:
+def show(line: str) -> None:
     """Where the run is, in one line that the next one replaces."""
     if sys.stderr.isatty():
         print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
@@ -154,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.cases:
         file = recorded(name, options.trace, options.requests)
         peers = peers_of(name, options.peers)
-        side = compare(peers, file, work.read(file), options.rounds, show_progress)
-        show_progress("")
+        side = compare(peers, file, work.read(file), options.rounds, show)
+        show("")
         print_case(name, side, peers, options.base, markdown=options.markdown)
         sys.stdout.flush()
         differing += differing_hits(name, side)

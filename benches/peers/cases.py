@@ -94,18 +94,18 @@ def recorded(name: str, trace: Path | None, num_requests: int) -> Path:
     case = CASES[name]
     sources = [Path(record.__file__)]
     if case.decode:
-        stem, arguments = f"d{case.decode}", ["--decode", case.decode]
+        stem, words = f"d{case.decode}", ["--decode", case.decode]
     elif trace is None:
-        stem, arguments = (
+        stem, words = (
             f"{MADE_UP}-{num_requests}",
             ["--kind", MADE_UP, "--requests", num_requests],
         )
     else:
-        stem, arguments = f"{trace.stem}-{num_requests}", [trace, "--requests", num_requests]
+        stem, words = f"{trace.stem}-{num_requests}", [trace, "--requests", num_requests]
         sources.append(trace)
     file = OPERATIONS / f"{stem}-{case.block_size}-{case.num_blocks}.ops"
     newest = max(source.stat().st_mtime for source in sources)
     if not file.exists() or file.stat().st_mtime < newest:
         sizes = ["--blocks", case.num_blocks, "--block-size", case.block_size, "--out", file]
-        record.main([str(word) for word in (*arguments, *sizes)])
+        record.main([str(word) for word in (*words, *sizes)])
     return file

@@ -143,12 +143,12 @@ def compare(
     file: Path,
     work: Work,
     num_rounds: int,
-    show_progress: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Side:
     """Run the peers and the drivers they need, round by round."""
     runs = {peer: Runs() for peer in [*dict.fromkeys(PEERS[name].null for name in peers), *peers]}
     for number in range(num_rounds):
         for peer, mine in runs.items():
-            show_progress(f"{file.stem}: round {number + 1} of {num_rounds}, {peer}")
+            show(f"{file.stem}: round {number + 1} of {num_rounds}, {peer}")
             mine.rounds.append(run_once(peer, file))
     return Side(work, runs)

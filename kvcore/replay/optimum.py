@@ -7,7 +7,7 @@ found one by one (no prefix need be there): so nothing that a manager can do fin
 back after a preemption fills the cache again and counts nothing; the last block of a prompt that
 ends with it is filled and not looked up, as the manager leaves a token to compute.
 
-The blocks of one id are referenced together nearly always. An `Item` is a run of blocks that is
+The blocks of one id are referenced together nearly always. An item is a run of blocks that is
 referenced as a whole throughout, and the choices of MIN within an item are all alike: the next uses
 of its blocks follow each other, and those of two items never interleave. So what is cached of an
 item is its first blocks, evictions take its last, and one heap entry stands for all of them. The
@@ -20,20 +20,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-import attrs
-
 from kvcore.replay.prefix_tree import PrefixTree, shares
 
 _NEVER = 0
 """No later use that counts; as the next use of a reference, which is never the first one."""
-
-
-@attrs.frozen
-class Item:
-    """Blocks [start, end) of those that belong to one prefix."""
-
-    start: int
-    end: int
 
 
 class LookUps:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from kvcore_runtime.cache.transfers import Finished, write_page
 
+Stamps = TypeVar("Stamps", int, Tensor)
 SPOILT, RUBBISH = -1, -2
 """Stamps of slots that hold no token: after a failed load, and behind the last token."""
 
@@ -197,7 +199,7 @@ class Shadow:
             for group_id in range(len(self._groups)):
                 blocks, offsets = self._seen(group_id, step, query, query)
                 held = self.runtime.cache.groups[group_id].data[blocks, 0, 0, offsets, 0, 0]
-                if bool((held == self._mark(group_id, SPOILT)).any()):
+                if bool((held == self._marks(group_id, SPOILT)).any()):
                     break
             else:
                 continue
@@ -205,7 +207,7 @@ class Shadow:
                 slots = self.runtime.tables.slot_mapping(
                     [step.row], [query], [1], group_id=group_id
                 )
-                spoilt = torch.tensor([self._mark(group_id, SPOILT)], dtype=torch.float64)
+                spoilt = torch.tensor([self._marks(group_id, SPOILT)], dtype=torch.float64)
                 self._put(group_id, slots.long(), spoilt)
 
     def _seen(self, group_id: int, step: Pass, query: int, end: int) -> tuple[Tensor, Tensor]:
@@ -232,7 +234,7 @@ class Shadow:
         expected = self._marks(group_id, as_stamps(step.nodes[first : step.end])).view(-1, 1)
         wrong = held != torch.stack((expected, -expected), dim=2)
         if forgiving:
-            wrong &= held.abs() != abs(self._mark(group_id, SPOILT))
+            wrong &= held.abs() != abs(self._marks(group_id, SPOILT))
         places = wrong.flatten(1).any(1).nonzero()
         if places.numel():
             place = int(places[0, 0])
@@ -244,12 +246,11 @@ class Shadow:
                 position=first + place,
             )
 
-    def _mark(self, group_id: int, stamp: int) -> int:
-        """A slot's number, of another size for each stamp and group, those of no token too."""
-        return (stamp + 3) * len(self._groups) + group_id
+    def _marks(self, group_id: int, stamps: Stamps) -> Stamps:
+        """A slot's number for each stamp: another one for each stamp and group, exact in float64.
 
-    def _marks(self, group_id: int, stamps: Tensor) -> Tensor:
-        """The slots' numbers of many stamps, exact in float64."""
+        Stamps of no token have numbers, too.
+        """
         return (stamps + 3) * len(self._groups) + group_id
 
 

@@ -4,7 +4,7 @@
 The tensors are allocated once and never replaced, so that views and CUDA graphs may keep
 them; what does not fit is an error that says so. Entries past a row's length are the padding block,
 0: kvcore's null block, or, if there is none, an id that must not be read. Below a row's length
-the null block stands at positions behind a window, which are not read either. Row `padding_row` is
+the null block stands at positions behind a window, which are not read either. Row `max_rows` is
 no request's: rows that pad a batch read it.
 """
 
@@ -76,11 +76,6 @@ class BlockTables:
         self.blocks = torch.full(shape, PADDING_BLOCK, dtype=torch.int32, device=self.device)
         self.lengths = torch.zeros(shape[:2], dtype=torch.int32)
         self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
-
-    @property
-    def padding_row(self) -> int:
-        """The row that pads a batch: of no request, length 0."""
-        return self.max_rows
 
     def row_blocks(self, row: int, group_id: int = 0) -> list[int]:
         """The block ids of one row, null blocks too, for people and tests; waits for the device."""

@@ -51,11 +51,6 @@ class Metrics:
         self.num_accepted_drafts += num_accepted
 
     @property
-    def num_rejected_drafts(self) -> int:
-        """Drafts that were not what the model sampled, and those behind them."""
-        return self.num_drafts - self.num_accepted_drafts
-
-    @property
     def num_steps(self) -> int:
         """Steps so far."""
         return len(self.usages)

@@ -113,12 +113,8 @@ class Scheduler(batching.Scheduler[Sequence]):
         return loads
 
     def _place(self, queue: list[Sequence], sequence: Sequence) -> None:
-        insort(queue, sequence, key=_age)
+        insort(queue, sequence, key=lambda each: each.age)
 
     def _queue(self, status: Status) -> list[Sequence]:
         queues = {Status.RUNNING: self.running, Status.SWAPPED: self.swapped}
         return queues.get(status, self.waiting)
-
-
-def _age(sequence: Sequence) -> tuple[int, int]:
-    return sequence.age

@@ -52,8 +52,8 @@ def assert_equals(tables: BlockTables, model: Model) -> None:
             assert tables.row_blocks(row, group_id) == table
             padding = tables.blocks[group_id, row, len(table) :]
             assert padding.tolist() == [PADDING_BLOCK] * (MAX_BLOCKS - len(table))
-        assert tables.blocks[group_id, tables.padding_row].tolist() == [PADDING_BLOCK] * MAX_BLOCKS
-        assert tables.lengths[group_id, tables.padding_row] == 0
+        assert tables.blocks[group_id, tables.max_rows].tolist() == [PADDING_BLOCK] * MAX_BLOCKS
+        assert tables.lengths[group_id, tables.max_rows] == 0
 
 
 @st.composite
@@ -204,7 +204,7 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
     with pytest.raises(BeyondTable, match="position 6 needs 3 blocks, the table has 2"):
         tables.slot_mapping([0, 0], [0, 4], [1, 3])
     with pytest.raises(BeyondTable, match=f"row {MAX_ROWS}"):
-        tables.slot_mapping([tables.padding_row], [0], [1])
+        tables.slot_mapping([tables.max_rows], [0], [1])
     with pytest.raises(SlotsOverflow, match="42 slots are asked for, the slot mapping holds 40"):
         tables.slot_mapping([0] * 7, [0] * 7, [6] * 7)
     with pytest.raises(LengthMismatch, match="rows has 2 items and counts has 1"):

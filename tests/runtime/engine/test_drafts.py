@@ -113,7 +113,7 @@ def test_answers_are_those_without_drafts(
     assert metrics.num_drafts > 0
     assert (metrics.num_accepted_drafts == 0) == (drafts == "wrong")
     if drafts != "right":  # which guesses the wrong one of three samples while they agree
-        assert metrics.num_rejected_drafts > 0
+        assert metrics.num_drafts > metrics.num_accepted_drafts
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,7 +140,7 @@ def test_drafts_give_way_to_nothing_but_change_no_answer_in_a_small_pool(
     )
     assert_same_answers(answer(engine, requests()), references(model(name)))
     assert engine.metrics.num_accepted_drafts > 0
-    assert engine.metrics.num_rejected_drafts > 0
+    assert engine.metrics.num_drafts > engine.metrics.num_accepted_drafts
     assert engine.scheduler.preemptions.total > 0
     assert_drained(engine)
 
@@ -178,7 +178,7 @@ def test_an_end_among_the_drafts_ends_the_answer_there(backend: Backend) -> None
     assert done.logits.shape[0] == len(done.tokens)
     # Behind the first token; drafts behind the end do not count, right as they were.
     assert 0 < engine.metrics.num_accepted_drafts < len(done.tokens)
-    assert engine.metrics.num_rejected_drafts > 0
+    assert engine.metrics.num_drafts > engine.metrics.num_accepted_drafts
     assert_drained(engine)
 
 

@@ -180,7 +180,7 @@ def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
     return Counter(
         {
             "accepted drafts": engine.metrics.num_accepted_drafts,
-            "rejected drafts": engine.metrics.num_rejected_drafts,
+            "rejected drafts": engine.metrics.num_drafts - engine.metrics.num_accepted_drafts,
             "evictions": engine.metrics.num_evictions,
             "copies": engine.metrics.num_copies,
             "swaps": engine.scheduler.preemptions.by_swap,
