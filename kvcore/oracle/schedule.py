@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+import attrs
 
 from kvcore.state.state import State
 from kvcore.types.errors import InvariantViolation
@@ -23,7 +22,8 @@ from kvcore.types.values import Appended, Hit, Refused
 FIRST_ENCODER = -10
 
 
-class Encoder(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Encoder:
     """What a request's cross-attention tables hold: this many tokens of one encoder's run.
 
     number: of the run, below -9, so that it is no prefix.
@@ -33,7 +33,8 @@ class Encoder(Struct, frozen=True, gc=False):
     num_tokens: int
 
 
-class Write(Struct, frozen=True, gc=False, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Write:
     """Positions [start, end) of a request that a step writes; rubbish up to num_slots.
 
     loaded: up to there they come from elsewhere; the queries stand behind. encoder: what fills the
@@ -57,7 +58,7 @@ def failed(write: Write, failing: Failing) -> Write:
     """The write, with its load failed if it is the one that fails."""
     if failing is None or write.request_id != failing[0]:
         return write
-    return replace(write, failed=failing[1])
+    return attrs.evolve(write, failed=failing[1])
 
 
 class Schedule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+import attrs
 
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
@@ -18,19 +18,21 @@ from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Outcome
 
 
-class Misuse(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Misuse:
     """The typed error that a call raised."""
 
     error: str
     fields: dict[str, object]
 
 
-class Call(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Call:
     """A transition by name, with its arguments."""
 
     name: str
     args: tuple[Any, ...] = ()
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = attrs.field(factory=dict)
 
     def __str__(self) -> str:
         words = [repr(value) for value in self.args]

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 import attrs
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 from pyrsistent import pvector
 
 from kvcore.check.stories.scenes import Row, Scene
@@ -242,7 +242,7 @@ class FacadeEngine(ABC):
 
 def settled(tiers: Tiers) -> Tiers:
     """The state without the open batch."""
-    return replace(tiers, number=0, commands=pvector())
+    return attrs.evolve(tiers, number=0, commands=pvector())
 
 
 def _is_read(tiers: Tiers, place: Place) -> bool:

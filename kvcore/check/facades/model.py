@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from msgspec import Struct
+import attrs
 
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.properties.registry import Property
@@ -31,7 +31,8 @@ from kvcore.types.values import Outcome
 Path = tuple[Call, ...]
 
 
-class Seen(Struct, frozen=True):
+@attrs.frozen
+class Seen:
     """What a story shows behind some calls; made again when it is shown."""
 
     make: Callable[[], FacadeEngine]

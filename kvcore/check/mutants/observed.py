@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+import attrs
 
 from kvcore.check.properties.liveness import RUN_JUDGES
 from kvcore.check.properties.outcomes import check_outcome
@@ -40,7 +40,8 @@ OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 """What a user sees: another content, a crash, blocks or requests that never come back."""
 
 
-class Seen(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Seen:
     """A state, and what an engine has of it: the contents of all blocks, its own tables."""
 
     state: State

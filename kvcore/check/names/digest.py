@@ -15,7 +15,7 @@ import marshal
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
-from msgspec import Struct
+import attrs
 
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
@@ -31,7 +31,8 @@ WITHOUT_REFERENCES = 2
 """The version of marshal's format in which equal values have equal bytes."""
 
 
-class Digest(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Digest:
     """128 bits each of all that counts of a state, of its pools, and of every request."""
 
     whole: bytes

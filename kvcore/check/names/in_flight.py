@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import Struct
+import attrs
 
 from kvcore.check.names.canonical import LOST, Name, Renaming
 from kvcore.check.world.ghost import Ghost
@@ -45,7 +45,8 @@ Unreported = tuple[int, str, int]
 """An executed load that failed: its batch, the request that loads, the first token missing."""
 
 
-class Pending(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Pending:
     """A taken batch that is not finished.
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
@@ -61,7 +62,8 @@ class Pending(Struct, frozen=True, gc=False):
     executed: bool = False
 
 
-class Node(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Node:
     """A state, the batches in flight, and what the executed ones left in memory.
 
     loads: what executed loads will bring. started: operations whose command was executed. loading,
@@ -72,13 +74,13 @@ class Node(Struct, frozen=True, gc=False):
 
     state: State
     pending: tuple[Pending, ...] = ()
-    contents: Contents = {}
-    tables: Tables = {}
-    loads: Mapping[int, tuple[bytes, int]] = {}
-    loading: Mapping[str, int] = {}
-    failed: Mapping[str, int] = {}
+    contents: Contents = attrs.field(factory=dict)
+    tables: Tables = attrs.field(factory=dict)
+    loads: Mapping[int, tuple[bytes, int]] = attrs.field(factory=dict)
+    loading: Mapping[str, int] = attrs.field(factory=dict)
+    failed: Mapping[str, int] = attrs.field(factory=dict)
     started: frozenset[int] = frozenset()
-    before: Mapping[str, int] = {}
+    before: Mapping[str, int] = attrs.field(factory=dict)
     writes: tuple[Write, ...] = ()
     filled: bool = False
     unreported: tuple[Unreported, ...] = ()
@@ -158,7 +160,7 @@ def live(node: Node, wanted: Contents) -> Contents:
     for name in node.before:
         tables = state.requests[name].tables if name in state.requests else ()
         to_come.update(("device", block) for table in tables for block in table)
-    kept: Contents = {}
+    kept: Contents = attrs.field(factory=dict)
     for place, slots in node.contents.items():
         if place in to_come:
             kept[place] = slots

@@ -109,7 +109,7 @@ def with_last_outcome(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         again = perform(last.before, last.call)
     except Exception as error:
         again = replace(outcome, value=Raised(repr(error)))
-    return (*steps[:-1], replace(last, outcome=again))
+    return (*steps[:-1], attrs.evolve(last, outcome=again))
 
 
 def _story(

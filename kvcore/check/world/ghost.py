@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from msgspec import Struct
+import attrs
 
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
 from kvcore.oracle.contents import Content, Contents, Place, Wrong, entry, group_of
@@ -24,7 +24,8 @@ from kvcore.types.groups import skipped_tokens
 Expected = tuple[str, Place, int, Content]
 
 
-class Counted(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Counted:
     """What a state counts on: the contents of its computed and cached slots, undefined where it
     counts on nothing, its tables (row, group) and its owners.
     """

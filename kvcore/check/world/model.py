@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 import attrs
-from msgspec import Struct
 
 from kvcore.trace.calls import Call
 from kvcore.types.values import Outcome
@@ -20,7 +19,8 @@ from kvcore.types.values import Outcome
 Node = TypeVar("Node")
 
 
-class Step(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Step:
     """A call that was made: on which state, with which outcome."""
 
     before: Any
@@ -28,7 +28,8 @@ class Step(Struct, frozen=True, gc=False):
     outcome: Outcome[Any, Any]
 
 
-class Edge(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Edge:
     """The steps that lead from one node to the next; name: what an engine calls them."""
 
     name: str

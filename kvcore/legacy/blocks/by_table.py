@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from msgspec.structs import replace
+import attrs
 
 from kvcore.legacy.blocks.tiers import Tiers, copy, release, take, touch
 from kvcore.types.arguments import read_count, read_int, read_ints
@@ -85,7 +85,7 @@ def _move(
     copies = [copied(*pair) for pair in moved.items()]
     on_device, on_host = (left, arrived) if source == "device" else (arrived, left)
     commands = (*taken.commands, *copies, *left.commands)
-    changed = replace(
+    changed = attrs.evolve(
         tiers,
         device=on_device.state.device,
         host=on_host.state.host,

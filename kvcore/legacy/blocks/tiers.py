@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
-from msgspec import Struct
-from msgspec.structs import replace
+import attrs
 from pyrsistent import PVector, pvector
 
 from kvcore.pool import transitions
@@ -32,13 +31,14 @@ Order = Literal["ascending", "descending"]
 T = TypeVar("T")
 
 
-class Tiers(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Tiers:
     """The blocks of the device and the host, None without a host tier, and the open batch."""
 
     device: BlockPool
     host: BlockPool | None
     number: int = 0
-    commands: PVector[Command] = pvector()
+    commands: PVector[Command] = attrs.field(factory=pvector)
 
     def pool(self, tier: Tier) -> BlockPool:
         """The blocks of one tier. Raises NoHostTier, WrongArgument."""
@@ -60,9 +60,9 @@ class Tiers(Struct, frozen=True, gc=False):
         except KvcoreError as error:
             raise _in_tier(error, tier) from None
         if tier == "device":
-            changed = self if outcome.state is pool else replace(self, device=outcome.state)
+            changed = self if outcome.state is pool else attrs.evolve(self, device=outcome.state)
             return _emit(changed, outcome.commands, outcome.value)
-        changed = self if outcome.state is pool else replace(self, host=outcome.state)
+        changed = self if outcome.state is pool else attrs.evolve(self, host=outcome.state)
         return Outcome(changed, (), outcome.value)
 
     def known(self, block: Any, tier: Tier) -> int:
@@ -218,7 +218,7 @@ def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     (fresh,) = tx.take(1)
     effects.commands.append(CopyOnWrite(source, fresh))
     tx.release([source])
-    return _emit(replace(tiers, device=tx.freeze()), effects.commands, fresh)
+    return _emit(attrs.evolve(tiers, device=tx.freeze()), effects.commands, fresh)
 
 
 def copy_out(tiers: Tiers, block: int, host_block: int) -> Outcome[Tiers, None]:
@@ -281,12 +281,12 @@ def free_blocks(tiers: Tiers, tier: Tier = "device") -> tuple[int, ...]:
 def take_batch(tiers: Tiers) -> Outcome[Tiers, Batch]:
     """Close and number the open batch; value: its commands."""
     taken = close(tiers.number, tiers.commands)
-    return Outcome(replace(tiers, number=tiers.number + 1, commands=pvector()), (), taken)
+    return Outcome(attrs.evolve(tiers, number=tiers.number + 1, commands=pvector()), (), taken)
 
 
 def _emit(tiers: Tiers, commands: Sequence[Command], value: T) -> Outcome[Tiers, T]:
     if commands:
-        tiers = replace(tiers, commands=tiers.commands.extend(commands))
+        tiers = attrs.evolve(tiers, commands=tiers.commands.extend(commands))
     return Outcome(tiers, tuple(commands), value)
 
 

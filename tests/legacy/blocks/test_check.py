@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 from msgspec.structs import replace
 
@@ -38,27 +39,27 @@ def queued(*order: int, length: int | None = None) -> Callable[[Tiers], Tiers]:
     def damage(tiers: Tiers) -> Tiers:
         queue = make_free_queue(6, list(order))
         queue = replace(queue, length=len(order) if length is None else length)
-        return replace(tiers, device=replace(tiers.device, queue=queue))
+        return attrs.evolve(tiers, device=replace(tiers.device, queue=queue))
 
     return damage
 
 
 def unlisted(tiers: Tiers) -> Tiers:
     """The key of block 3 is not in the index."""
-    return replace(tiers, device=replace(tiers.device, index=HashIndex()))
+    return attrs.evolve(tiers, device=replace(tiers.device, index=HashIndex()))
 
 
 def mislisted(tiers: Tiers) -> Tiers:
     """Block 2 is found under the key of block 3."""
     index = HashIndexTransaction(tiers.device.index)
     index.insert(KEY, 2)
-    return replace(tiers, device=replace(tiers.device, index=index.freeze()))
+    return attrs.evolve(tiers, device=replace(tiers.device, index=index.freeze()))
 
 
 def overcounted(tiers: Tiers) -> Tiers:
     """Block 4 has an owner too many."""
     ref_counts = tiers.device.ref_counts.set(4, 2)
-    return replace(tiers, device=replace(tiers.device, ref_counts=ref_counts))
+    return attrs.evolve(tiers, device=replace(tiers.device, ref_counts=ref_counts))
 
 
 DAMAGES: dict[str, list[Callable[[Tiers], Tiers]]] = {
@@ -97,7 +98,7 @@ def test_ranks_are_compared(backend: Backend) -> None:
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         device = replace(state.device, queue=make_free_queue(3, order))
         with pytest.raises(InvariantViolation, match=r"RANKED: device block \d is free before"):
-            check_tiers(replace(state, device=device))
+            check_tiers(attrs.evolve(state, device=device))
 
 
 def test_owners_are_those_that_the_facade_has(backend: Backend) -> None:
