@@ -44,7 +44,8 @@ def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> It
     if list(numbers) != sorted(numbers) or len(numbers) != len(commands):
         yield f"segments {list(numbers)} of {len(commands)} commands"
     for number, copies in segments_of(commands, numbers):
-        read, written = _places(copies)
+        read = {each.reads() for each in copies}
+        written = [place for each in copies if (place := each.writes()) is not None]
         for place in set(written):
             if written.count(place) > 1:
                 yield f"segment {number} writes {_said(place)} {written.count(place)} times"
@@ -126,11 +127,6 @@ def segments_of(
         if command.reads() is not None or command.writes() is not None:
             found.setdefault(number, []).append(command)
     yield from sorted(found.items())
-
-
-def _places(copies: Copies) -> tuple[list[Place], list[Place]]:
-    read = [place for each in copies if (place := each.reads()) is not None]
-    return read, [place for each in copies if (place := each.writes()) is not None]
 
 
 def _orders(copies: Copies) -> Iterator[Copies]:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +87,11 @@ def _run_all(options: argparse.Namespace, devices: MakeDevices) -> Tally:
     tally, start = Tally(), time.monotonic()
     progress = Progress(options, tally, start)
     fixed = Fixed(num_blocks=options.blocks, num_requests=options.requests)
-    seed = options.seed
+    seed, backend = options.seed, options.backend
+    make_run = partial(simulate, backend=backend, fixed=fixed, devices=devices, stop=progress.step)
     try:
         while tally.failed is None and not progress.is_over():
-            run = simulate(
-                seed,
-                options.steps,
-                backend=options.backend,
-                fixed=fixed,
-                devices=devices,
-                stop=progress.step,
-            )
-            tally.add(run)
+            tally.add(make_run(seed, options.steps))
             seed += 1
     except KeyboardInterrupt:
         tally.interrupted = True

@@ -218,11 +218,8 @@ def _write_call(call: Call) -> str:
     """A call of an engine on a manager of its own; hits are looked up again."""
     args = call.args[:1] if call.name == "allocate_slots" else call.args
     words = ", ".join(_write(each, renamed=False) for each in args)
-    return (
-        f'Call("{call.name}", ({words}{"," * (len(args) == 1)}))'
-        if args
-        else f'Call("{call.name}")'
-    )
+    given = f", ({words}{',' * (len(args) == 1)})" if args else ""
+    return f'Call("{call.name}"{given})'
 
 
 def _write(value: Any, *, renamed: bool) -> str:

@@ -101,10 +101,7 @@ def _with_property(parts: Parts, own: Property) -> Parts:
     line, name = importable(own.holds)
     made = [
         "OWN = Property(",
-        *(
-            f"    {field}={getattr(own, field)!r},"
-            for field in ("name", "sentence", "scope", "severity")
-        ),
+        *(f"    {n}={getattr(own, n)!r}," for n in ("name", "sentence", "scope", "severity")),
         f"    holds={name},",
         *(["    reads_prefixes=True,"] if own.reads_prefixes else []),
         ")",

@@ -233,12 +233,8 @@ def in_flight(state: State, names: Renaming) -> Name:
         name += [len(batch.entries), len(batch.published_keys), len(batch.rows)]
         by_order = sorted(batch.entries.items(), key=lambda item: item[1].order)
         for request_id, entry in by_order:
-            name += [
-                names.places.get(request_id, LOST),
-                entry.before,
-                entry.restore,
-                entry.publishes,
-            ]
+            place = names.places.get(request_id, LOST)
+            name += [place, entry.before, entry.restore, entry.publishes]
             name += [*entry.held, len(entry.replaced)]
             name += [each for at in sorted(entry.replaced) for each in at]
         for block, key in batch.published_keys:

@@ -97,9 +97,8 @@ def _latest_running(state: State, name: str) -> str | None:
 
 def _is_done(world: World, state: State, request: RequestState) -> bool:
     finished = request.num_computed >= len(request.tokens) >= world.num_tokens
-    return finished or not fits(
-        state, min(len(request.tokens) + 1, world.num_tokens), world.num_encoder
-    )
+    longer = min(len(request.tokens) + 1, world.num_tokens)
+    return finished or not fits(state, longer, world.num_encoder)
 
 
 def _gone(state: State, request: RequestState) -> State:

@@ -116,9 +116,8 @@ def swap_return(_: World, state: State) -> Iterator[str]:
         try:
             outcome = _call(state, "swap_in", [name])
             if isinstance(outcome.value, Refused):
-                outcome = _call(
-                    without_pins(_preempted(settle(state), keep=name)), "swap_in", [name]
-                )
+                alone = without_pins(_preempted(settle(state), keep=name))
+                outcome = _call(alone, "swap_in", [name])
         except Unexpected as error:
             yield str(error)
             continue

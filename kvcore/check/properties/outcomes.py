@@ -95,9 +95,7 @@ def longest_hit(state: State, request: RequestState) -> int:
     step = config.hit_alignment
     most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
     for length in range(most // step * step, 0, -step):
-        if all(
-            _resumes(state, request, group_id, length) for group_id in range(len(config.groups))
-        ):
+        if all(_resumes(state, request, each, length) for each in range(len(config.groups))):
             return length
     return 0
 

@@ -69,9 +69,8 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
     start = play.manager.num_computed_tokens(name) + (hit.num_tokens if hit else 0)
     limit = play.config.length_limit
     left = min(len(known.tokens) + len(known.drafts), limit) - start
-    external = min(
-        options.get("num_external_computed_tokens", 0), max(0, len(known.tokens) - start)
-    )
+    external = options.get("num_external_computed_tokens", 0)
+    external = min(external, max(0, len(known.tokens) - start))
     count = min(most, left - external)
     if count < 0 or count + external < 1:
         return None

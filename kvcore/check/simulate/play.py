@@ -135,9 +135,8 @@ class Play:
             raise InvariantViolation("ADMIT-EXACT", f"{call} gives {refused}")
         pool_is_free = self.manager.num_free_blocks == self.config.num_usable_blocks
         if refused.reason is Reason.LATER and pool_is_free and call.name in ADMITTING:
-            raise InvariantViolation(
-                "DEADLOCK-FREE", f"{call} gives {refused}, all blocks are free"
-            )
+            detail = f"{call} gives {refused}, all blocks are free"
+            raise InvariantViolation("DEADLOCK-FREE", detail)
 
     def _make(self, label: str, manager: KVCacheManager, call: Call) -> Any:
         try:

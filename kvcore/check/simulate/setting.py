@@ -70,7 +70,7 @@ def draw_setting(random: Random, fixed: Fixed) -> Setting:
     rates = {
         name: random.choice([0.0, rate, rate, 4 * rate])
         for name, rate in RATES.items()
-        if name not in ("swap", "preempt") or name == "preempt" or config.num_host_blocks
+        if name != "swap" or config.num_host_blocks
     }
     return Setting(
         config=config,

@@ -34,7 +34,6 @@ Row = tuple[str, ...]
 REQUEST_HEADS: Row = ("request", "tokens", "computed", "blocks")
 BLOCK_HEADS: Row = ("block", "held by", "key", "queue", "slots hold")
 CONTENT = re.compile(r"\((-?\d+), (\d+)\)")
-NO_CONTENT = re.compile(r"holds None")
 SIGNS = {RUBBISH: "~", ZEROS: "zeros", SPOILT: "!"}
 
 
@@ -206,7 +205,7 @@ class SceneNames(Names):
 
     def detail(self, text: str) -> str:
         """What a property says is wrong, contents in tokens."""
-        text = NO_CONTENT.sub("holds nothing that is defined", text)
+        text = text.replace("holds None", "holds nothing that is defined")
         return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
 
 

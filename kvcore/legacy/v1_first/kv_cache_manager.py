@@ -1,15 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first manager with prefix caching over one queue, as PR 9972 brought it (seed 004).
 
-<<<<<<< HEAD
-Rules: a request gets blocks with `allocate_slots`, once, and more with `append_slots`. Both may add
-empty blocks ahead, for which nobody is refused. There is no null block and no window; tables only
-grow, so two blocks may hold the same, and the older answers. A full block is findable at once; a
-look-up changes nothing and may find a prompt whole, which the engine then shortens. A call that
-raises or gives None has changed nothing. It stands on the pool and not on the core's requests,
-since these leave a token to compute, keep rows, and show no owners (docs/differences.md). Source:
-S004-03 to S004-19; X-04, 12, 14. Twin: none.
-=======
 A request gets its first blocks from `allocate_slots`, once, and more from `append_slots`. Both may
 add empty blocks ahead, for which no request is refused. There is no null block and no window.
 Tables only grow, so two blocks may have the same content; the older one is found. A full block is
@@ -19,8 +10,7 @@ the hit.
 Invariants: a call that raises or returns None has changed nothing.
 
 Why: it stands on the pool and not on the core's requests, since these leave a token to compute,
-keep rows, and show no owners (docs/decisions.md). Source: S004-03 to S004-19; X-04, 12, 14.
->>>>>>> c8daf18 (Say in plain words what the older managers and compat do)
+keep rows, and show no owners (docs/differences.md). Source: S004-03 to S004-19; X-04, 12, 14.
 """
 
 from __future__ import annotations
