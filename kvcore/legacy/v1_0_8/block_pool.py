@@ -79,7 +79,7 @@ class BlockPool:
                 raise UnusedBlock(block=block.block_id)
         made = hashes.hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
         records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
-        self.publish(full, records)
+        self.publish(full, records, hashes.keys_of(records, self.backend))
         block_hashes += made
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
@@ -88,13 +88,14 @@ class BlockPool:
         block.reset_hash()
         return had
 
-    def publish(self, blocks: Sequence[KVCacheBlock], records: Sequence[BlockHashType]) -> None:
-        """Make blocks with owners findable by one record each.
+    def publish(
+        self, blocks: Sequence[KVCacheBlock], records: Sequence[Any], keys: Sequence[bytes]
+    ) -> None:
+        """Make blocks with owners findable by one record each. keys: of the records.
 
         Those that have a hash keep it, and the null block gets none.
         """
-        core, keys = self.backing.blocks, hashes.keys_of(records, self.backend)
-        places = [block.block_id for block in blocks]
+        core, places = self.backing.blocks, [block.block_id for block in blocks]
         try:
             core.publish_all(places, keys, "device")
         except (AlreadyPublished, UnknownBlock):

@@ -162,9 +162,7 @@ class KVCacheManager:
                 num_drafts = len(getattr(request, "spec_token_ids", None) or ())
                 num_full = min((end - num_drafts) // size, held + max(num_new, 0))
                 made, records = self._hash(request, first, num_full)
-                block_hashes.keys_of(
-                    records, self.block_pool.backend
-                )  # or an error, before changes
+                keys = block_hashes.keys_of(records, self.block_pool.backend)
         if passed:
             self.block_pool.free_blocks([table[place] for place in passed])
             self.specialized_manager.remove_skipped_blocks(table, counted)
@@ -182,7 +180,7 @@ class KVCacheManager:
         if records:
             self.req_to_block_hashes.setdefault(request_id, []).extend(made)
             self.num_cached_block[request_id] = behind = first + len(records)
-            self.block_pool.publish(table[first:behind], records)
+            self.block_pool.publish(table[first:behind], records, keys)
         return new_blocks
 
     def free(self, request: Any) -> None:
@@ -244,10 +242,11 @@ class KVCacheManager:
 
     def _fits(self, num_new: int, hits: Sequence[int], passed: Sequence[KVCacheBlock]) -> bool:
         """Whether num_new blocks are free once hits are touched and passed blocks are freed."""
-        core, own = self.block_pool.backing.blocks, [place for place in hits if place]
-        coming = sum(block.ref_cnt == 1 for block in passed)
-        going = core.ref_counts(own, "device").count(0) if own else 0
-        return num_new + going <= core.num_free("device") + coming
+        core = self.block_pool.backing.blocks
+        spare = core.num_free("device") - num_new
+        if hits:
+            spare -= core.ref_counts([place for place in hits if place], "device").count(0)
+        return spare >= 0 or spare + len([each for each in passed if each.ref_cnt == 1]) >= 0
 
     def _limit(self, request: Any, held: int, num_new: int) -> int:
         """How many of num_new blocks the model's length leaves. Raises TooLong for none."""
@@ -275,11 +274,13 @@ class KVCacheManager:
         records = known[first:num_full] + made[max(0, first - len(known)) :]
         return made, records[: max(0, num_full - first)]
 
-    def _take(self, request: Any, num_new: int, num_hits: int, found: Found) -> list[KVCacheBlock]:
-        """Take num_new blocks, and touch hits that have these keys. Raises StaleHit."""
+    def _take(self, request: Any, count: int, num_hits: int, found: Found) -> list[KVCacheBlock]:
+        """Take count blocks, and touch hits that have these keys. Raises StaleHit."""
         core, (places, keys) = self.block_pool.backing.blocks, found
         try:
-            taken = core.admit(places, num_new, keys, "device")
+            taken = (
+                core.admit(places, count, keys, "device") if keys else core.take(count, "device")
+            )
         except (WrongKey, UnknownBlock) as error:
             block: Any = error.fields["block"]
             position = num_hits - len(places) + list(places).index(block)
