@@ -26,7 +26,7 @@ from kvcore.check.search.search import loads_in_flight
 from kvcore.cli.pipes import READER_GONE
 from tests.conftest import need_twin
 
-FEW_EDGES = 60_000
+FEW_EDGES = 22_000
 """Python explores so many in some seconds."""
 SMALL = ("--blocks", "2", "--requests", "2", "--tokens", "2", "--workers", "1")
 
