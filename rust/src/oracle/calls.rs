@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Calls as values, and the values that they give. Python names a call by a string.
 
-use crate::state::state::RequestState;
+use crate::state::state::{RequestState, State};
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 use crate::types::values::{Appended, Hit, KVCacheBlocks, Refused};
@@ -24,13 +24,12 @@ impl Name {
     /// The id.
     #[must_use]
     pub fn id(self) -> &'static str {
-        NAMES[self.index()]
+        NAMES[usize::from(self.0)]
     }
 
-    /// The place of the request in a column.
-    #[must_use]
-    pub fn index(self) -> usize {
-        usize::from(self.0)
+    /// The row of the request.
+    pub(crate) fn row(self, state: &State) -> Option<Row> {
+        state.rows.get(self.id()).copied()
     }
 }
 
@@ -72,128 +71,54 @@ impl Slots {
     }
 }
 
-/// A transition with its arguments.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // the fields are the arguments of the transition that each variant names
-pub enum Call {
-    /// kind: the place in the world's kinds of requests.
-    AddRequest {
-        name: Name,
-        tokens: Vec<u32>,
-        kind: usize,
-    },
-    RemoveRequest {
-        name: Name,
-    },
-    AllocateSlots(Slots),
-    Append {
-        name: Name,
-        token: u32,
-    },
-    Fork {
-        parent: Name,
-        child: Name,
-    },
-    Free {
-        name: Name,
-    },
-    Truncate {
-        name: Name,
-        num_tokens: u32,
-    },
-    Rewind {
-        names: Vec<Name>,
-        num_tokens: u32,
-    },
-    AddDrafts {
-        name: Name,
-        tokens: Vec<u32>,
-    },
-    Accept {
-        name: Name,
-        num_accepted: u32,
-    },
-    RemoveSkippedBlocks {
-        name: Name,
-        num_tokens: u32,
-    },
-    CacheBlocks {
-        name: Name,
-        num_tokens: u32,
-    },
-    EvictBlocks {
-        block: u32,
-    },
-    ResetPrefixCache,
-    SwapOut {
-        names: Vec<Name>,
-    },
-    SwapIn {
-        names: Vec<Name>,
-    },
-    Pin {
-        block: u32,
-    },
-    Unpin {
-        block: u32,
-    },
-    Store {
-        block: u32,
-    },
-    Load {
-        name: Name,
-        num_tokens: u32,
-        hit: Option<Hit>,
-    },
-    CompleteOperation {
-        operation: u32,
-        done: bool,
-    },
-    TakeBatch,
-    Complete {
-        batch: u64,
-    },
-    Cancel {
-        batch: u64,
-    },
-    /// The runtime executes a taken batch: no transition of the core.
-    Execute {
-        batch: u64,
-    },
+/// The calls: each with its arguments and the name of its transition.
+macro_rules! calls {
+    ($($call:ident $(($slots:ty))? $({ $($field:ident: $kind:ty),+ })? = $name:literal;)+) => {
+        /// A transition with its arguments; kind: the place in the world's kinds of requests.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        #[allow(missing_docs)] // the fields are the arguments of the transition
+        pub enum Call {
+            $($call $(($slots))? $({ $($field: $kind),+ })?,)+
+        }
+
+        impl Call {
+            /// The name of the transition.
+            #[must_use]
+            pub fn transition(&self) -> &'static str {
+                match self {
+                    $(Call::$call { .. } => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl Call {
-    /// The name of the transition.
-    #[must_use]
-    pub fn transition(&self) -> &'static str {
-        match self {
-            Call::AddRequest { .. } => "add_request",
-            Call::RemoveRequest { .. } => "remove_request",
-            Call::AllocateSlots(_) => "allocate_slots",
-            Call::Append { .. } => "append",
-            Call::Fork { .. } => "fork",
-            Call::Free { .. } => "free",
-            Call::Truncate { .. } => "truncate",
-            Call::Rewind { .. } => "rewind",
-            Call::AddDrafts { .. } => "add_drafts",
-            Call::Accept { .. } => "accept",
-            Call::RemoveSkippedBlocks { .. } => "remove_skipped_blocks",
-            Call::CacheBlocks { .. } => "cache_blocks",
-            Call::EvictBlocks { .. } => "evict_blocks",
-            Call::ResetPrefixCache => "reset_prefix_cache",
-            Call::SwapOut { .. } => "swap_out",
-            Call::SwapIn { .. } => "swap_in",
-            Call::Pin { .. } => "pin",
-            Call::Unpin { .. } => "unpin",
-            Call::Store { .. } => "store",
-            Call::Load { .. } => "load",
-            Call::CompleteOperation { .. } => "complete_operation",
-            Call::TakeBatch => "take_batch",
-            Call::Complete { .. } => "complete",
-            Call::Cancel { .. } => "cancel",
-            Call::Execute { .. } => "execute",
-        }
-    }
+calls! {
+    AddRequest { name: Name, tokens: Vec<u32>, kind: usize } = "add_request";
+    RemoveRequest { name: Name } = "remove_request";
+    AllocateSlots(Slots) = "allocate_slots";
+    Append { name: Name, token: u32 } = "append";
+    Fork { parent: Name, child: Name } = "fork";
+    Free { name: Name } = "free";
+    Truncate { name: Name, num_tokens: u32 } = "truncate";
+    Rewind { names: Vec<Name>, num_tokens: u32 } = "rewind";
+    AddDrafts { name: Name, tokens: Vec<u32> } = "add_drafts";
+    Accept { name: Name, num_accepted: u32 } = "accept";
+    RemoveSkippedBlocks { name: Name, num_tokens: u32 } = "remove_skipped_blocks";
+    CacheBlocks { name: Name, num_tokens: u32 } = "cache_blocks";
+    EvictBlocks { block: u32 } = "evict_blocks";
+    ResetPrefixCache = "reset_prefix_cache";
+    SwapOut { names: Vec<Name> } = "swap_out";
+    SwapIn { names: Vec<Name> } = "swap_in";
+    Pin { block: u32 } = "pin";
+    Unpin { block: u32 } = "unpin";
+    Store { block: u32 } = "store";
+    Load { name: Name, num_tokens: u32, hit: Option<Hit> } = "load";
+    CompleteOperation { operation: u32, done: bool } = "complete_operation";
+    TakeBatch = "take_batch";
+    Complete { batch: u64 } = "complete";
+    Cancel { batch: u64 } = "cancel";
+    Execute { batch: u64 } = "execute"; // by the runtime: no transition of the core
 }
 
 /// What a call gave.

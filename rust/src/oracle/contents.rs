@@ -45,40 +45,11 @@ pub enum Content {
 /// A block of a tier.
 pub type Place = (Tier, BlockId);
 
-/// Which of the properties that a ghost judges count.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Counts {
-    pub(crate) kv_read: bool,
-    pub(crate) cache_kv: bool,
-    pub(crate) tables: bool,
-    pub(crate) owners: bool,
-    pub(crate) zeroed: bool,
-    pub(crate) load_failed: bool,
-}
-
-impl Counts {
-    fn of(judges: &Judges) -> Self {
-        Counts {
-            kv_read: judges.count("KV-READ"),
-            cache_kv: judges.count("CACHE-KV"),
-            tables: judges.count("TABLE-MIRROR"),
-            owners: judges.count("OWNER-MIRROR"),
-            zeroed: judges.count("ZEROED"),
-            load_failed: judges.count("LOAD-FAILED"),
-        }
-    }
-
-    /// Whether what a state counts on is judged under this name.
-    fn content(self, property: &str) -> bool {
-        if property == "KV-READ" { self.kv_read } else { self.cache_kv }
-    }
-}
-
 /// The contents of all blocks, and what follows from the commands alone: tables and owners.
 #[derive(Debug)]
 pub struct Ghost {
     pub(crate) groups: Vec<Group>,
-    pub(crate) counts: Counts,
+    pub(crate) judges: Judges,
     /// Blocks of the device pool, of all tiers and none, and slots that there are for each.
     num_blocks: usize,
     num_places: usize,
@@ -110,6 +81,7 @@ impl Clone for Ghost {
     fn clone(&self) -> Self {
         Ghost {
             groups: self.groups.clone(),
+            judges: self.judges.clone(),
             contents: self.contents.clone(),
             tables: self.tables.clone(),
             marks: self.marks.clone(),
@@ -142,7 +114,7 @@ impl Ghost {
         let num_places = config.num_blocks as usize + config.num_host_blocks as usize + 1;
         Ghost {
             groups: config.groups.clone(),
-            counts: Counts::of(judges),
+            judges: judges.clone(),
             num_blocks: config.num_blocks as usize,
             num_places,
             size,
@@ -165,11 +137,10 @@ impl Ghost {
         self.number(state, prefixes);
         self.contents.fill(Content::Unknown);
         self.loads.clear();
-        let counts = self.counts;
         let mut contents = std::mem::take(&mut self.contents);
         let judged = self.expected(state, schedule, prefixes, |name, slot, content| {
             let held = std::mem::replace(&mut contents[slot], content);
-            if held == Content::Unknown || held == content || !counts.content(name) {
+            if held == Content::Unknown || held == content || !self.judges.count(name) {
                 return Ok(());
             }
             Err(Violation::new(name, format!("slot {slot} is to hold {held:?} and {content:?}")))
@@ -205,7 +176,7 @@ impl Ghost {
             let request = state.requests.get(at / num_groups).and_then(Option::as_ref);
             let table = request.map_or(&[][..], |request| &request.tables[at % num_groups]);
             let mirrored = self.table(at / num_groups, at % num_groups);
-            if mirrored != table && self.counts.tables {
+            if mirrored != table && self.judges.count("TABLE-MIRROR") {
                 let place = format!("row {} of group {}", at / num_groups, at % num_groups);
                 let detail = format!("{place}: {mirrored:?} after the deltas, not {table:?}");
                 return Err(Violation::new("TABLE-MIRROR", detail));
@@ -213,7 +184,7 @@ impl Ghost {
         }
         for (block, marks) in (0..).map(BlockId).zip(&self.marks) {
             let (found, marks) = (owner(state, block), Marks { empty: false, ..*marks });
-            if found != marks && self.counts.owners {
+            if found != marks && self.judges.count("OWNER-MIRROR") {
                 let detail = format!("{block:?}: {marks:?} by the commands, not {found:?}");
                 return Err(Violation::new("OWNER-MIRROR", detail));
             }
@@ -264,9 +235,7 @@ impl Ghost {
                     for (position, content) in held {
                         let place = (tier, entry(table, position / group.block_size)?);
                         if position >= seen || !self.is_null(place) {
-                            let slot =
-                                self.first_slot(place) + (position % group.block_size) as usize;
-                            see("KV-READ", slot, content)?;
+                            see("KV-READ", self.slot(place, index, position), content)?;
                         }
                     }
                 }
@@ -309,8 +278,8 @@ impl Ghost {
         if held != Content::Unknown && (held == content || held == also) {
             return Ok(());
         }
-        let spoilt = held == Content::Spoilt && self.counts.load_failed;
-        if !spoilt && !self.counts.content(name) {
+        let spoilt = held == Content::Spoilt && self.judges.count("LOAD-FAILED");
+        if !spoilt && !self.judges.count(name) {
             return Ok(());
         }
         let name = if spoilt { "LOAD-FAILED" } else { name };
@@ -340,6 +309,11 @@ impl Ghost {
 
     pub(crate) fn is_null(&self, (tier, block): Place) -> bool {
         if tier == Tier::Device { block.0 < self.num_nulls } else { block == NO_HOST_BLOCK }
+    }
+
+    /// The slot of a position in its block.
+    pub(crate) fn slot(&self, place: Place, group_id: usize, position: u32) -> usize {
+        self.first_slot(place) + (position % self.groups[group_id].block_size) as usize
     }
 
     /// The place of a block's first slot.

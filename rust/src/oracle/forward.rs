@@ -42,7 +42,7 @@ impl Ghost {
     }
 
     fn check_zeroed(&self, row: Row) -> Judged {
-        if !self.counts.zeroed {
+        if !self.judges.count("ZEROED") {
             return Ok(());
         }
         let zeroed = |each: &(usize, &Group)| each.1.zero_new_blocks;
@@ -84,8 +84,7 @@ impl Ghost {
     fn put(&mut self, row: Row, group_id: usize, position: u32, content: Content) -> Judged {
         let place = self.place(row, group_id, position)?;
         if !self.is_null(place) {
-            let slot =
-                self.first_slot(place) + (position % self.groups[group_id].block_size) as usize;
+            let slot = self.slot(place, group_id, position);
             self.contents[slot] = content;
         }
         Ok(())
@@ -112,8 +111,7 @@ impl Ghost {
         for (index, group) in self.groups.iter().enumerate().filter(|each| !each.1.is_cross()) {
             for position in skipped_tokens(group, query)..query {
                 let place = self.place(row, index, position)?;
-                let slot = self.first_slot(place) + (position % group.block_size) as usize;
-                if self.contents[slot] == Content::Spoilt {
+                if self.contents[self.slot(place, index, position)] == Content::Spoilt {
                     return Ok(true);
                 }
             }
@@ -131,7 +129,7 @@ impl Ghost {
             let held = self.held(write.row, index, write.end, schedule);
             for (position, content) in held.skip(first as usize) {
                 let place = self.place(write.row, index, position)?;
-                let slot = self.first_slot(place) + (position % group.block_size) as usize;
+                let slot = self.slot(place, index, position);
                 self.find("KV-READ", slot, content, Content::Spoilt)?;
             }
         }

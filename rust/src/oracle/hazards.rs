@@ -48,27 +48,23 @@ pub fn check_commands(
     given: Option<&[i32]>,
     judges: &Judges,
 ) -> Result<(), Violation> {
-    let hear = |name, found: Finding| match found {
-        Err(detail) if judges.count(name) => Err(Violation::new(name, detail)),
-        _ => Ok(()),
-    };
     let is_copy = |command: &Command| command.reads().is_some() || command.writes().is_some();
     let mut copies: Vec<Copied> = Vec::new();
     if given.is_some() || commands.iter().filter(is_copy).count() > 1 {
         let numbers = given.map_or_else(|| segments(commands), <[i32]>::to_vec);
         if numbers.len() != commands.len() || !numbers.is_sorted() {
             let detail = format!("segments {numbers:?} of {} commands", commands.len());
-            return hear("CMD-HAZARD", Err(detail));
+            return judges.hear_finding("CMD-HAZARD", Err(detail));
         }
         let numbered = numbers.into_iter().zip(commands.iter());
         copies.extend(numbered.filter(|(_, command)| is_copy(command)));
     }
     let by_segment = || copies.chunk_by(|one, other| one.0 == other.0);
-    hear("CMD-HAZARD", by_segment().try_for_each(hazards))?;
-    hear("CMD-COPYSET", by_segment().try_for_each(copy_set))?;
-    hear("CMD-EVICT-FIRST", evict_first(start, commands))?;
-    hear("CMD-COW-SRC", copy_source(commands))?;
-    hear("CMD-ORDER", orders(by_segment()))
+    judges.hear_finding("CMD-HAZARD", by_segment().try_for_each(hazards))?;
+    judges.hear_finding("CMD-COPYSET", by_segment().try_for_each(copy_set))?;
+    judges.hear_finding("CMD-EVICT-FIRST", evict_first(start, commands))?;
+    judges.hear_finding("CMD-COW-SRC", copy_source(commands))?;
+    judges.hear_finding("CMD-ORDER", orders(by_segment()))
 }
 
 /// CMD-HAZARD: in a segment no place is written twice, or read and written.

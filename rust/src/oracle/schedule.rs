@@ -8,6 +8,7 @@
 
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::State;
+use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
@@ -77,21 +78,8 @@ pub struct Schedule {
     left: Vec<(Row, bool)>,
 }
 
-impl Clone for Schedule {
-    fn clone(&self) -> Self {
-        let mut made = Schedule::default();
-        made.clone_from(self);
-        made
-    }
-
-    /// Every edge begins with this, so it keeps the room.
-    fn clone_from(&mut self, source: &Self) {
-        self.known.clone_from(&source.known);
-        self.writes.clone_from(&source.writes);
-        self.num_encoders = source.num_encoders;
-        self.left.clone_from(&source.left);
-    }
-}
+// Every edge begins with a copy, so it keeps the room.
+clone_in_place!(Schedule { known, writes, num_encoders, left });
 
 impl Schedule {
     /// Start with a state whose open batch schedules nothing.
@@ -177,7 +165,7 @@ impl Schedule {
                 }
             }
             Call::RemoveRequest { name } => {
-                if let Some(row) = row_of(state, *name) {
+                if let Some(row) = name.row(state) {
                     *self.at(row) = Known::default();
                     self.left.push((row, true));
                 }
@@ -186,7 +174,7 @@ impl Schedule {
             Call::AllocateSlots(slots) => self.allocated(state, slots),
             Call::Append { name, .. } => {
                 let done = matches!(value, Value::Appended(appended) if appended.done > 0);
-                if let (Some(row), true) = (row_of(state, *name), done) {
+                if let (Some(row), true) = (name.row(state), done) {
                     let start = self.computed(row);
                     self.schedule(Write::of_next_token(*name, row, start));
                 }
@@ -200,7 +188,7 @@ impl Schedule {
             }
             Call::Accept { name, num_accepted } => self.accepted(state, *name, *num_accepted),
             Call::Free { name } => {
-                self.left.extend(row_of(state, *name).map(|row| (row, false)));
+                self.left.extend(name.row(state).map(|row| (row, false)));
                 self.cut(state, *name, 0);
             }
             Call::Truncate { name, num_tokens } => self.cut(state, *name, *num_tokens),
@@ -285,7 +273,7 @@ impl Schedule {
     }
 
     fn fork(&mut self, state: &State, parent: Name, value: &Value) {
-        let (Some(parent), &Value::Row(child)) = (row_of(state, parent), value) else { return };
+        let (Some(parent), &Value::Row(child)) = (parent.row(state), value) else { return };
         let settled = self.computed(parent).min(state[parent].num_tokens());
         let settled = self.at(parent).before.unwrap_or(settled);
         let computed = if resumes(state, parent, settled) { settled } else { 0 };
@@ -294,7 +282,7 @@ impl Schedule {
     }
 
     fn allocated(&mut self, state: &State, slots: &Slots) {
-        let Some(row) = row_of(state, slots.name) else { return };
+        let Some(row) = slots.name.row(state) else { return };
         let start = self.computed(row) + slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
         let limit = state.config.length_limit();
         let loaded = (start + slots.num_external).min(limit);
@@ -312,7 +300,7 @@ impl Schedule {
     }
 
     fn begin_load(&mut self, state: &State, name: Name, num_tokens: u32, num_hit: u32) {
-        let Some(row) = row_of(state, name) else { return };
+        let Some(row) = name.row(state) else { return };
         let before = self.computed(row);
         let start = before + num_hit;
         let known = self.at(row);
@@ -321,7 +309,7 @@ impl Schedule {
     }
 
     fn accepted(&mut self, state: &State, name: Name, num_accepted: u32) {
-        let Some(row) = row_of(state, name) else { return };
+        let Some(row) = name.row(state) else { return };
         let most = state[row].num_tokens() + num_accepted;
         self.at(row).computed = Some(self.computed(row).min(most));
     }
@@ -352,7 +340,7 @@ impl Schedule {
 
     /// A request leaves the open batch and falls to so many tokens, its drafts dropped.
     fn cut(&mut self, state: &State, name: Name, num_tokens: u32) {
-        if let Some(row) = row_of(state, name) {
+        if let Some(row) = name.row(state) {
             self.cut_row(state, row, num_tokens);
         }
     }
@@ -393,8 +381,4 @@ fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
         let end = (num_tokens.div_ceil(group.block_size) as usize).min(table.len());
         first >= end || !table[first..end].iter().any(|&block| state.is_null(block))
     })
-}
-
-fn row_of(state: &State, name: Name) -> Option<Row> {
-    state.rows.get(name.id()).copied()
 }

@@ -38,7 +38,7 @@ pub struct BatchRecord {
 }
 
 /// A full block whose key another block held when it was filled (`Duplicates::Merge`).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merge {
     pub(crate) request_id: Arc<str>,
     pub(crate) group_id: u32,

@@ -147,7 +147,7 @@ impl RequestState {
 }
 
 /// An unfinished store or load; it holds its block as a pin does.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
     pub(crate) block: BlockId,
     pub(crate) key: Key,

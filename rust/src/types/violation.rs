@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 /// A property that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +31,14 @@ impl fmt::Display for Violation {
 /// The properties that count; all unless some are named.
 #[derive(Debug, Clone, Default)]
 pub struct Judges {
-    named: Option<BTreeSet<String>>,
+    named: Option<Arc<BTreeSet<String>>>,
 }
 
 impl Judges {
     /// These properties alone.
     #[must_use]
     pub fn only(names: impl IntoIterator<Item = String>) -> Self {
-        Judges { named: Some(names.into_iter().collect()) }
+        Judges { named: Some(Arc::new(names.into_iter().collect())) }
     }
 
     /// Whether a property counts.
@@ -55,6 +56,11 @@ impl Judges {
     /// A judgement, with what does not count left out.
     pub fn hear(&self, judged: Result<(), Violation>) -> Result<(), Violation> {
         judged.or_else(|found| if self.count(found.property) { Err(found) } else { Ok(()) })
+    }
+
+    /// A finding as the violation of a property, with what does not count left out.
+    pub fn hear_finding(&self, property: &'static str, found: Finding) -> Result<(), Violation> {
+        self.hear(found.map_err(|detail| Violation::new(property, detail)))
     }
 }
 

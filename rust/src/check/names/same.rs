@@ -10,8 +10,8 @@ use std::sync::Arc;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{BatchInFlight, RequestEntries, in_order};
-use crate::state::open_batch::{Merge, OpenBatch, Published};
-use crate::state::state::{Operation, RequestState, State};
+use crate::state::open_batch::{OpenBatch, Published};
+use crate::state::state::{RequestState, State};
 use crate::types::ids::BlockId;
 
 /// Whether two states have the same canonical bytes.
@@ -31,7 +31,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && one.effects.events == other.effects.events
         && one.stats == other.stats
         && one.new_blocks == other.new_blocks
-        && same_operations(one, other)
+        && (one.next_operation, &one.operations) == (other.next_operation, &other.operations)
         && all_same(&one.in_flight, &other.in_flight, same_batch_in_flight)
         && one.config == other.config
 }
@@ -91,12 +91,6 @@ fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> boo
 /// Whether two batches remember the same; what requests that left had published is out of reach.
 fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
     let said = |item: &Published| (item.group_id, item.position, item.block, item.key);
-    let merge = |one: &Merge, other: &Merge| {
-        one.request_id == other.request_id
-            && (one.group_id, one.position, one.block)
-                == (other.group_id, other.position, other.block)
-            && one.key == other.key
-    };
     let held = |row| match (one.records.get(row), other.records.get(row)) {
         (Some(mine), Some(its)) => {
             mine.num_computed_before == its.num_computed_before
@@ -107,7 +101,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
     one.number == other.number
         && one.records.values().count() == other.records.values().count()
         && one.records.keys().all(held)
-        && all_same(&one.merges, &other.merges, merge)
+        && one.merges == other.merges
         && same_entries(&one.entries, &other.entries)
         && one.published_keys == other.published_keys
 }
@@ -129,18 +123,6 @@ fn same_batch_in_flight(one: &Arc<BatchInFlight>, other: &Arc<BatchInFlight>) ->
             && same_entries(&one.entries, &other.entries)
             && (&one.published_keys, &one.rows) == (&other.published_keys, &other.rows)
             && one.replaced == other.replaced
-}
-
-fn same_operations(one: &State, other: &State) -> bool {
-    let said = |operation: &Operation| {
-        let Operation { block, key, batch, request, first_token } = *operation;
-        (block, key, batch, request, first_token)
-    };
-    let all = |state: &State| state.operations.len();
-    let pairs = one.operations.iter().zip(&other.operations);
-    one.next_operation == other.next_operation
-        && all(one) == all(other)
-        && pairs.into_iter().all(|(mine, its)| mine.0 == its.0 && said(mine.1) == said(its.1))
 }
 
 #[cfg(test)]

@@ -72,8 +72,7 @@ impl Judge {
         }
         liveness::check(world, state, &self.judges)?;
         if self.judges.named("NO-THRASH") {
-            let thrashes = fair_scheduler::no_thrash(world, state);
-            thrashes.map_err(|detail| Violation::new("NO-THRASH", detail))?;
+            self.judges.hear_finding("NO-THRASH", fair_scheduler::no_thrash(world, state))?;
         }
         Ok(())
     }
@@ -88,7 +87,7 @@ impl Judge {
         prefixes: &mut Prefixes,
     ) -> Result<Outcome, Violation> {
         if let Call::AllocateSlots(slots) = call
-            && let Some(&row) = before.rows.get(slots.name.id())
+            && let Some(row) = slots.name.row(before)
         {
             let hit = longest_hit(before, &before[row]);
             self.judges.hear(check_hit(before, row, &hit))?;
@@ -99,8 +98,7 @@ impl Judge {
             let made = Made { before, call, outcome: &outcome, after: state };
             transitions::check(&made, &self.judges)?;
             if self.judges.named("DETERMINISM") {
-                let again = transitions::determinism(&made, world);
-                again.map_err(|detail| Violation::new("DETERMINISM", detail))?;
+                self.judges.hear_finding("DETERMINISM", transitions::determinism(&made, world))?;
             }
         }
         if *call != Call::TakeBatch && changes(&outcome, state) {
@@ -135,7 +133,7 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
     }
     notes.note_goal("trim", trimmed);
     if let Some((name, hit)) = transitions::called_with(call)
-        && let Some(&row) = state.rows.get(name.id())
+        && let Some(row) = name.row(state)
         && !outcome.is_misuse()
     {
         notes.note_goal("full hit", is_full(state, hit, state[row].num_tokens()));

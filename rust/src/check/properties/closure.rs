@@ -39,12 +39,8 @@ pub fn holds_in(world: &World) -> bool {
 /// Fails with the first property that counts and does not hold.
 pub fn check(state: &State, prefixes: &mut Prefixes, judges: &Judges) -> Result<(), Violation> {
     let cached = cached_blocks(state, prefixes)?;
-    let hear = |name, found: Finding| match found {
-        Err(detail) if judges.count(name) => Err(Violation::new(name, detail)),
-        _ => Ok(()),
-    };
-    hear("PREFIX-CLOSED", prefix_closed(&cached))?;
-    hear("EVICT-ORDER", evict_order(&cached))
+    judges.hear_finding("PREFIX-CLOSED", prefix_closed(&cached))?;
+    judges.hear_finding("EVICT-ORDER", evict_order(&cached))
 }
 
 /// PREFIX-CLOSED: a cached block's parent is cached, too.

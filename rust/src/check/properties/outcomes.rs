@@ -36,12 +36,12 @@ pub fn check_outcome(before: &State, call: &Call, outcome: &Outcome, after: &Sta
         (Value::Misuse(_), _) => Ok(()),
         (Value::Refused(_), _) => check_refused(before, call, outcome, after),
         (_, Call::AllocateSlots(slots)) => {
-            let Some(row) = row_of(before, slots.name) else { return Ok(()) };
+            let Some(row) = slots.name.row(before) else { return Ok(()) };
             let (first, last) = scheduled(before, row, slots);
             check_exclusive(after, row, first, last)
         }
         (Value::Appended(appended), Call::Append { name, .. }) if appended.done > 0 => {
-            let Some(row) = row_of(before, *name) else { return Ok(()) };
+            let Some(row) = name.row(before) else { return Ok(()) };
             let first = before[row].num_computed;
             check_exclusive(after, row, first, first + 1)
         }
@@ -166,7 +166,7 @@ fn scheduled(before: &State, row: Row, slots: &Slots) -> (u32, u32) {
 fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
     let watermark = before.config.watermark_blocks;
     let admission = |name: Name| {
-        let runs = row_of(before, name).is_some_and(|row| before[row].holds_blocks());
+        let runs = name.row(before).is_some_and(|row| before[row].holds_blocks());
         if runs { 0 } else { watermark }
     };
     let (pool, reserve) = match call {
@@ -214,7 +214,7 @@ fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) 
     };
     if let (Some(name), true) = (name, outcome.commands(after).all(trims)) {
         let mut trimmed = before.clone();
-        let accepted = row_of(before, name).map_or(0, |row| before[row].num_accepted());
+        let accepted = name.row(before).map_or(0, |row| before[row].num_accepted());
         let done = remove_skipped_blocks(&mut trimmed, name.id(), i64::from(accepted));
         if done.is_ok() && same_state(&trimmed, after) {
             return Ok(());
@@ -254,8 +254,4 @@ fn check_exclusive(state: &State, row: Row, first: u32, last: u32) -> Judged {
 /// The keys of a state's device index, each once.
 fn keys_of(state: &State) -> Vec<Key> {
     state.device.index.firsts().map(|(first, _)| *state.device.index.key(first)).collect()
-}
-
-fn row_of(state: &State, name: Name) -> Option<Row> {
-    state.rows.get(name.id()).copied()
 }

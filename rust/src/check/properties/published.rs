@@ -57,7 +57,7 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
         Value::Appended(appended) => appended.done == 0,
         _ => false,
     };
-    let row = |name: &Name| after.rows.get(name.id()).copied();
+    let row = |name: &Name| name.row(after);
     let accepted = |row: Row| (row, after[row].num_accepted());
     if !after.config.enable_caching || refused {
         return SmallVec::new();

@@ -230,7 +230,7 @@ fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
     if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
         return None;
     }
-    Some((*made.before.rows.get(name.id())?, hit))
+    Some((name.row(made.before)?, hit))
 }
 
 /// The hit that a call is made with, and its request.

@@ -289,8 +289,7 @@ impl FlightModel {
         let CoreModel { judge, prefixes, world, .. } = &mut self.core;
         judge.check_new(state, world, prefixes)?;
         judge.notes.note_goal("quarantine", state.device.num_quarantined() > 0);
-        let idle = unused_wait(node).map_err(|detail| Violation::new("CMD-INFLIGHT", detail));
-        judge.judges.hear(idle)?;
+        judge.judges.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
         self.ghost.clone_from(&node.memory);
         for batch in node.waiting() {
             self.ghost.execute(in_flight(&batch.commands), prefixes)?;
