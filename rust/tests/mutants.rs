@@ -11,7 +11,7 @@ use std::time::Instant;
 use kvcore::check::check_world;
 use kvcore::check::search::report::Report;
 use kvcore::check::search::search::Limits;
-use kvcore::check::world::world::{KindOfRequest, Moves, Symmetry, World};
+use kvcore::check::world::world::{Moves, Symmetry, World};
 use kvcore::mutants::{Mutant, seed};
 use kvcore::types::config::{Config, Duplicates, Publish};
 use kvcore::types::groups::{Group, Kind};
@@ -104,25 +104,8 @@ fn seeded_in_flight() -> Vec<Seeded> {
 fn world(num_blocks: u32, num_requests: u32, num_tokens: u32) -> World {
     let mut config = Config::new(num_blocks, 2, b"mutants");
     config.null_block = false;
-    let basic = ["add_request", "allocate_slots", "append", "fork", "free", "remove_request"];
-    World {
-        config,
-        num_requests,
-        num_tokens,
-        num_prompt: num_tokens,
-        num_letters: 2,
-        num_drafts: 0,
-        num_lookahead: 0,
-        num_external: 0,
-        num_encoder: 0,
-        num_pins: 1,
-        delays: vec![false],
-        kinds_of_requests: vec![KindOfRequest::default()],
-        calls_per_batch: 1,
-        loads_fail: false,
-        calls: basic.into_iter().chain(["reset_prefix_cache"]).map(str::to_owned).collect(),
-        moves: Moves::Engine,
-    }
+    let world = World::new(config, num_requests, num_tokens, num_tokens);
+    World { moves: Moves::Engine, ..world }
 }
 
 fn more(mut world: World, calls: &[&str]) -> World {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The checker: every state of a small world, over the twin's own transitions.
 //!
-//! Rules: there is no second model. What a call must be given is enumerated by `actions.rs`, made
-//! by `calls.rs`, judged by the files of properties, folded by `canonical.rs` and led by
-//! `search.rs`. Nothing here is called by a transition. The same worlds give the same counts of
-//! states and edges, and the same names of properties, as kvcore/check/*.py.
+//! There is no second model. What a call must be given is enumerated by `actions.rs`, made by
+//! `calls.rs`, judged by the files of properties, folded by `canonical.rs` and led by `search.rs`.
+//! No transition calls anything here. The same worlds give the same counts of states and edges, and
+//! the same names of properties, as kvcore/check/*.py.
 
 pub mod names;
 pub mod properties;
@@ -26,7 +26,7 @@ use crate::oracle::prefixes::Prefixes;
 use crate::types::errors::Error;
 use crate::types::violation::Judges;
 
-/// Explore a world by so many workers. full_keys: keep whole names, not fingerprints. watch: is
+/// Explore a world with this many workers. full_keys: keep whole names, not fingerprints. watch: is
 /// told now and then how far the search has come, and says whether it goes on. Fails with
 /// InvalidConfig.
 pub fn check_world(
@@ -59,7 +59,7 @@ pub fn check_world(
     Ok(weighed(explore(&mut models, limits, watch)))
 }
 
-/// Every state of a world, up to so many: its canonical bytes, and the names of the structural
+/// Every state of a world, up to this many: its canonical bytes, and the names of the structural
 /// properties that do not hold there. Fails with InvalidConfig.
 pub fn judge_world(world: World, max_states: Option<u64>) -> Result<Vec<Judgement>, Error> {
     check_in_flight(&world)?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Damaged bytes: real ones whose parts were changed, cut, copied or put elsewhere.
 //!
-//! Rules: what is changed are the fields of a sample, so that most of the damage is behind the
-//! first check of a decoder. Any bytes say what is done, so that the fuzzer finds small damage.
-//! Twin: none; tests/bytes/damage.py does the same for the Python decoders.
+//! What is changed are the fields of a sample, so that most of the damage is behind the first check
+//! of a decoder. Any bytes say what is done, so that the fuzzer finds small damage.
+//! tests/bytes/damage.py does the same for the Python decoders.
 
 /// Numbers at which counts go wrong.
 const NUMBERS: [u64; 11] =

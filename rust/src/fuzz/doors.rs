@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes from outside, damaged: a typed error, or a value that has the same bytes again.
 //!
-//! Rules: no panic, and no more memory than the bytes can need, whatever number they hold. Some
-//! inputs a decoder are part of `cargo test`; `BOLERO_RANDOM_ITERATIONS` makes more. Twin: none;
-//! tests/bytes/doors.py asks the Python decoders.
+//! No panic, and no more memory than the bytes can need, whatever number they hold. Some inputs a
+//! decoder are part of `cargo test`; `BOLERO_RANDOM_ITERATIONS` makes more. tests/bytes/doors.py
+//! does the same for the Python decoders.
 
 use twox_hash::XxHash3_128;
 

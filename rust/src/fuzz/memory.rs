@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The largest piece of memory that a thread asked for at once.
 //!
-//! Rules: a decoder that believes a number in the bytes shows here before it fails anywhere. Twin:
-//! none.
+//! A decoder that believes a number in the bytes shows here before it fails anywhere.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fuzzing: any bytes are a run of calls on the twin, which must keep every invariant.
 //!
-//! Rules: bytes become the words of a text trace (`words.rs`), so that a run that fails is printed
-//! as one and replayed by both backends. `tests/fuzz` holds a run for each of the project's traces,
-//! as hexadecimal text; inputs continue those runs from any point, or begin anew. A few seconds of
-//! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` makes it longer, and
-//! `cargo bolero` can lead it by coverage. Twin: none.
+//! Bytes become the words of a text trace (`words.rs`), so that a run that fails is printed as one
+//! and replayed by both backends. `tests/fuzz` holds a run for each of the project's traces, as
+//! hexadecimal text; inputs continue those runs from any point, or begin anew. A few seconds of
+//! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` makes it longer, and `cargo
+//! bolero` can lead it by coverage.
 
 mod damage;
 mod doors;

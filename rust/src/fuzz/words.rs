@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes as the words of a text trace, and such words as bytes.
 //!
-//! Rules: every byte string has a meaning, and small changes of it small effects: each word is one
-//! or a few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
-//! Twin: none.
+//! Every byte string has a meaning, and small changes of it small effects: each word is one or a
+//! few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
 
 use crate::state::state::State;
 use crate::trace::trace_file::Trace;
@@ -56,8 +55,8 @@ use Arg::{
     Blocks, Count, Kind, Name, Names, Oldest, Operation, Options, Pairs, Some as Any, Tokens,
 };
 
-/// The verbs with their words; those that carry a run are there more than once.
-const VERBS: [(&str, &[Arg]); 40] = [
+/// The verbs with their words.
+const VERBS: [(&str, &[Arg]); 30] = [
     ("add_request", &[Name, Tokens, Kind]),
     ("allocate_slots", &[Name, Count, Options]),
     ("append", &[Pairs]),
@@ -88,17 +87,9 @@ const VERBS: [(&str, &[Arg]); 40] = [
     ("take_stats", &[]),
     ("take_new_block_ids", &[]),
     ("new_step_starts", &[]),
-    ("add_request", &[Name, Tokens, Kind]),
-    ("allocate_slots", &[Name, Count, Options]),
-    ("allocate_slots", &[Name, Count, Options]),
-    ("allocate_slots", &[Name, Count, Options]),
-    ("append", &[Pairs]),
-    ("append", &[Pairs]),
-    ("take_batch", &[]),
-    ("take_batch", &[]),
-    ("complete", &[Oldest]),
-    ("complete", &[Oldest]),
 ];
+/// The places of the verbs that carry a run, which are taken more often.
+const FREQUENT: [usize; 10] = [0, 1, 1, 1, 2, 2, 3, 3, 5, 5];
 const NUM_NAMES: u8 = 5;
 const NUM_BLOCKS: u8 = 24;
 const NUM_OPERATIONS: u8 = 16;
@@ -116,7 +107,9 @@ const FLAGS: [&str; 8] = [
 
 /// The next call, where the state is one; a hit is looked up before the call that uses it.
 pub(super) fn next_call(bytes: &mut Bytes, state: &State) -> Vec<Words> {
-    let (verb, args) = VERBS[usize::from(bytes.next()) % VERBS.len()];
+    let place = usize::from(bytes.next()) % (VERBS.len() + FREQUENT.len());
+    let place = place.checked_sub(VERBS.len()).map_or(place, |more| FREQUENT[more]);
+    let (verb, args) = VERBS[place];
     let mut words: Vec<String> = Vec::new();
     for arg in args {
         read(*arg, bytes, state, &mut words);
@@ -276,7 +269,7 @@ fn write<'a, I: Iterator<Item = &'a str>>(
         Name => write_name(words.next()?, names).map(|name| vec![name]),
         Names => {
             let some: Option<Vec<u8>> = words.map(|word| write_name(word, names)).collect();
-            some.filter(|some| (1..=3).contains(&some.len())).map(counted)
+            counted(some?.into_iter().map(|name| [name]).collect(), 3)
         }
         Tokens => write_tokens(words.next()?),
         Kind => {
@@ -296,12 +289,11 @@ fn write<'a, I: Iterator<Item = &'a str>>(
                 let (name, value) = word.split_once('=')?;
                 made.push([write_name(name, names)?, small(value, 128)?]);
             }
-            let count = (1..=3).contains(&made.len()).then(|| made.len() as u8 - 1)?;
-            Some(std::iter::once(count).chain(made.into_iter().flatten()).collect())
+            counted(made, 3)
         }
         Blocks => {
             let some: Option<Vec<u8>> = words.map(|word| small(word, NUM_BLOCKS)).collect();
-            some.filter(|some| (1..=3).contains(&some.len())).map(counted)
+            counted(some?.into_iter().map(|block| [block]).collect(), 3)
         }
         Operation => {
             let number = small(words.next()?, NUM_OPERATIONS)?;
@@ -311,9 +303,10 @@ fn write<'a, I: Iterator<Item = &'a str>>(
     }
 }
 
-/// So many less one, then each.
-fn counted(some: Vec<u8>) -> Vec<u8> {
-    std::iter::once(some.len() as u8 - 1).chain(some).collect()
+/// How many there are less one, then the bytes of each; None for none or too many.
+fn counted<const N: usize>(some: Vec<[u8; N]>, most: usize) -> Option<Vec<u8>> {
+    let count = (1..=most).contains(&some.len()).then(|| some.len() as u8 - 1)?;
+    Some(std::iter::once(count).chain(some.into_iter().flatten()).collect())
 }
 
 fn write_name<'a>(word: &'a str, names: &mut Vec<&'a str>) -> Option<u8> {
@@ -334,8 +327,7 @@ fn write_tokens(word: &str) -> Option<Vec<u8>> {
         }
         runs.push([first, last - first]);
     }
-    let count = (runs.len() <= 4).then(|| runs.len() as u8 - 1)?;
-    Some(std::iter::once(count).chain(runs.into_iter().flatten()).collect())
+    counted(runs, 4)
 }
 
 fn write_options<'a>(words: impl Iterator<Item = &'a str>) -> Option<Vec<u8>> {

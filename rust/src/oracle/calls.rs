@@ -50,12 +50,12 @@ pub struct Slots {
     pub delay: bool,
     /// Of the cross-attention groups.
     pub num_encoder: u32,
-    /// Leave so many blocks free.
+    /// Leave this many blocks free.
     pub num_reserved: u32,
 }
 
 impl Slots {
-    /// So many new tokens of a request and nothing else.
+    /// This many new tokens of a request and nothing else.
     #[must_use]
     pub fn new(name: Name, num_new: u32) -> Self {
         Slots {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What every slot really holds, followed through the commands: the independent judge of the core.
 //!
-//! Rules: nothing here is called by a transition. A slot's content is the identity of a prefix (a
-//! number for "this, up to and with this token", `prefixes.rs`) and a group, or unknown. Contents
-//! change only as a runtime would change them: by the commands of a batch, and by the forward pass
-//! after it, which loads external tokens, writes the scheduled ones and rubbish into lookahead
-//! slots. Every query of that pass must find what its group lets it see. A load that fails leaves
-//! spoilt slots, and so does whatever is computed from them. The null block is neither written nor
-//! read. A block that loses its content (handed out, freed or evicted without owner) becomes
-//! unknown at once, which is stricter than memory is. All slots lie in one column, and nothing is
-//! made anew from edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
+//! No transition calls anything here. A slot's content is the identity of a prefix (a number for
+//! "this, up to and with this token", `prefixes.rs`) and a group, or unknown. Contents change only
+//! as a runtime would change them: by the commands of a batch, and by the forward pass after it,
+//! which loads external tokens, writes the scheduled ones and rubbish into lookahead slots. Every
+//! query of that pass must find what its group lets it see. A load that fails leaves spoilt slots,
+//! and so does whatever is computed from them. The null block is neither written nor read. A block
+//! that loses its content (handed out, freed or evicted without owner) becomes unknown at once,
+//! which is stricter than memory is. All slots lie in one column, and nothing is made anew from
+//! edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
 
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::{Encoder, Schedule};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The forward pass of a batch, on what every slot holds.
 //!
-//! Rules: as in contents.rs, of which this is a part. All requests of a batch write, and then all
-//! read: what one computes another may hit in the same step. Twin: kvcore/oracle/contents.py.
+//! A part of contents.rs. All requests of a batch write, and then all read: what one computes
+//! another may hit in the same step. Twin: kvcore/oracle/contents.py.
 
 use crate::oracle::contents::{Content, Ghost, Judged, encoded};
 use crate::oracle::prefixes::Prefixes;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a batch must be: judged from its commands alone, by what each reads and writes.
 //!
-//! Rules: nothing here is called by a transition. A judge gets the state in which the batch was
-//! empty, its commands in order and the segment of each. The sets are the first opinion
-//! (CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place
-//! begins with a content of its own, so that two orders agree only if every copy copies the same.
-//! A batch with one copy has one order. Twin: kvcore/oracle/hazards.py.
+//! No transition calls anything here. A judge gets the state in which the batch was empty, its
+//! commands in order and the segment of each. The sets are the first opinion (CMD-HAZARD,
+//! CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place begins with a
+//! content of its own, so that two orders agree only if every copy copies the same. A batch with
+//! one copy has one order. Twin: kvcore/oracle/hazards.py.
 
 use smallvec::SmallVec;
 
@@ -28,7 +28,7 @@ type Contents = SmallVec<[(Place, Held); 8]>;
 /// A command that reads or writes a place, and its segment.
 type Copied = (i32, Command);
 
-/// So many copies in a segment are tried in every order; of more, each pair is swapped.
+/// Up to this many copies in a segment are tried in every order; of more, each pair is swapped.
 const MAX_ORDERS: usize = 4;
 
 /// The properties of this file, by name.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The commands of a batch, on what every slot holds, on tables and on owners.
 //!
-//! Rules: as in contents.rs, of which this is a part. Commands run one after the other. Twin:
-//! kvcore/oracle/contents.py.
+//! A part of contents.rs. Commands run one after the other. Twin: kvcore/oracle/contents.py.
 
 use crate::oracle::contents::{Content, Ghost, Judged, Marks};
 use crate::oracle::prefixes::Prefixes;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
 //!
-//! Rules: nothing here is called by a transition. What a position's keys and values depend on is
-//! the tokens up to it, the adapter, the media item or embedding in its place; the salt says who
-//! may share them. All that is a prefix's identity. A hash stands for one identity, learnt from the
-//! request that carries it. The tree is one for all workers of a search, each of which keeps what
-//! it has met of it, so that it seldom has to ask. Twin: kvcore/oracle/prefixes.py.
+//! No transition calls anything here. What a position's keys and values depend on is the tokens up
+//! to it, the adapter, the media item or embedding in its place; the salt says who may share them.
+//! All that is a prefix's identity. A hash stands for one identity, learnt from the request that
+//! carries it. The tree is one for all workers of a search, each of which keeps what it has met of
+//! it, so that it seldom has to ask. Twin: kvcore/oracle/prefixes.py.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What an engine knows of the open batch: which positions its forward pass will write.
 //!
-//! Rules: written from the design's sentences on computed counts, drafts and leaving the open
-//! batch, not from the code. A request's count before the batch is the one before its first slots
-//! in it, and before its hits. A cut to a count whose window was given back starts anew. Encoder
-//! tokens are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
+//! Written from the design's sentences on computed counts, drafts and leaving the open batch, not
+//! from the code. A request's count before the batch is the one before its first slots in it, and
+//! before its hits. A cut to a count whose window was given back starts anew. Encoder tokens are
+//! written by the step that brings them. Twin: kvcore/oracle/schedule.py.
 
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::State;
@@ -13,7 +13,7 @@ use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
 
-/// What a request's cross-attention tables hold: so many tokens of one encoder's run.
+/// What a request's cross-attention tables hold: this many tokens of one encoder's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encoder {
     /// Of the run.
@@ -338,7 +338,7 @@ impl Schedule {
         self.writes.push(write);
     }
 
-    /// A request leaves the open batch and falls to so many tokens, its drafts dropped.
+    /// A request leaves the open batch and falls to this many tokens, its drafts dropped.
     fn cut(&mut self, state: &State, name: Name, num_tokens: u32) {
         if let Some(row) = name.row(state) {
             self.cut_row(state, row, num_tokens);
@@ -371,7 +371,7 @@ fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
     Some(Encoder { number: 2 * (1 + table[0].0), num_tokens })
 }
 
-/// Whether a request still has, in every group, the blocks that the query behind so many tokens
+/// Whether a request still has, in every group, the blocks that the query behind this many tokens
 /// sees or shares.
 fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
     let groups = state.config.groups.iter().zip(&state[row].tables);

@@ -194,25 +194,13 @@ pub fn write_commands(commands: &[Command], names: &Names) -> Vec<String> {
 }
 
 fn head(command: &Command) -> String {
+    let name = command.name();
     match command {
-        Command::Allocate { .. } => "Allocate".to_owned(),
-        Command::Touch { .. } => "Touch".to_owned(),
-        Command::Evict { .. } => "Evict".to_owned(),
-        Command::EvictAll => "EvictAll".to_owned(),
-        Command::Free { cached: true, .. } => "Free cached".to_owned(),
-        Command::Free { cached: false, .. } => "Free".to_owned(),
-        Command::Zero { .. } => "Zero".to_owned(),
-        Command::CopyOnWrite { .. } => "CopyOnWrite".to_owned(),
-        Command::SwapOut { .. } => "SwapOut".to_owned(),
-        Command::SwapIn { .. } => "SwapIn".to_owned(),
-        Command::Store { .. } => "Store".to_owned(),
-        Command::Load { .. } => "Load".to_owned(),
-        Command::SetTable { row, group_id, .. } => {
-            format!("SetTable row {}{}:", row.0, of(*group_id))
+        Command::Free { cached: true, .. } => format!("{name} cached"),
+        Command::SetTable { row, group_id, .. } | Command::CutTable { row, group_id, .. } => {
+            format!("{name} row {}{}:", row.0, of(*group_id))
         }
-        Command::CutTable { row, group_id, .. } => {
-            format!("CutTable row {}{}:", row.0, of(*group_id))
-        }
+        _ => name.to_owned(),
     }
 }
 

@@ -60,25 +60,37 @@ pub enum Command {
 }
 
 impl Command {
+    /// The number of the kind in a batch, and its name.
+    #[inline(always)]
+    fn described(&self) -> (i32, &'static str) {
+        match self {
+            Command::Allocate { .. } => (1, "Allocate"),
+            Command::Touch { .. } => (2, "Touch"),
+            Command::Evict { .. } => (3, "Evict"),
+            Command::EvictAll => (4, "EvictAll"),
+            Command::Free { .. } => (5, "Free"),
+            Command::Zero { .. } => (6, "Zero"),
+            Command::CopyOnWrite { .. } => (7, "CopyOnWrite"),
+            Command::SwapOut { .. } => (8, "SwapOut"),
+            Command::SwapIn { .. } => (9, "SwapIn"),
+            Command::Store { .. } => (10, "Store"),
+            Command::Load { .. } => (11, "Load"),
+            Command::SetTable { .. } => (12, "SetTable"),
+            Command::CutTable { .. } => (13, "CutTable"),
+        }
+    }
+
     /// The number of the kind in a batch.
     #[must_use]
     #[inline(always)]
     pub fn kind(&self) -> i32 {
-        match self {
-            Command::Allocate { .. } => 1,
-            Command::Touch { .. } => 2,
-            Command::Evict { .. } => 3,
-            Command::EvictAll => 4,
-            Command::Free { .. } => 5,
-            Command::Zero { .. } => 6,
-            Command::CopyOnWrite { .. } => 7,
-            Command::SwapOut { .. } => 8,
-            Command::SwapIn { .. } => 9,
-            Command::Store { .. } => 10,
-            Command::Load { .. } => 11,
-            Command::SetTable { .. } => 12,
-            Command::CutTable { .. } => 13,
-        }
+        self.described().0
+    }
+
+    /// The name of the kind.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.described().1
     }
 
     /// The block whose content this command reads.

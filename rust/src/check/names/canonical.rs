@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One name for all states that differ only in names: the quotient that makes exploring possible.
 //!
-//! Rules: three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can
-//! be left as it is (`Symmetry`). Requests, and rows with them: by their place in an order that is
-//! tried for every permutation of requests that look alike. Blocks: by their first place in tables
-//! in request order, then in the free queue, then among the pinned ones; the null block keeps its
+//! Three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be left
+//! as it is (`Symmetry`). Requests, and rows with them: by their place in an order that is tried
+//! for every permutation of requests that look alike. Blocks: by their first place in tables in
+//! request order, then in the free queue, then among the pinned ones; the null block keeps its
 //! number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
 //! are numbered in the order of first meeting. Requires a state whose open batch is empty. Batch
 //! number, events and statistics are left out, and so is `preempted`, which only chooses a column

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The states that are known, by what stands for them, each with the edge that led to it first.
 //!
-//! Rules: a part of search.rs. A state is a number, its place in the column; the table has nothing
-//! but places, so that a state takes 24 bytes and a little more. With whole names the number of the
+//! A part of search.rs. A state is a number, its place in the column; the table has nothing but
+//! places, so that a state takes 24 bytes and a little more. With whole names the number of the
 //! name takes the place of the fingerprint, so the search is the same.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the name of a node with batches in flight says besides its state's.
 //!
-//! Rules: a part of in_flight.rs. Rows, blocks and prefixes have the names that one order of the
-//! requests gives them. Twin: kvcore/check/names/in_flight.py.
+//! A part of in_flight.rs. Rows, blocks and prefixes have the names that one order of the requests
+//! gives them. Twin: kvcore/check/names/in_flight.py.
 
 use crate::check::names::in_flight::{Node, Pending, in_flight};
 use crate::check::names::renaming::Renaming;
@@ -20,9 +20,7 @@ const SPECIAL: [(Content, usize); 4] =
 
 /// Say what else a node's name says. nodes: the numbers of the prefixes of a request of the state.
 pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
-    names.put(node.pending.len());
-    names.put(node.waiting().count());
-    names.put(usize::from(node.filled));
+    names.put_all([node.pending.len(), node.waiting().count(), usize::from(node.filled)]);
     for batch in node.waiting() {
         names.put(batch.writes.len());
         write_commands(&batch.commands, names);
@@ -66,9 +64,8 @@ fn name_of((tier, block): Place, names: &mut Renaming<'_>) -> usize {
 /// What the open batch holds.
 fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     let (state, batch) = (&node.state, &node.state.batch);
-    names.put(node.schedule.writes().len());
-    names.put(batch.records.keys().count());
-    names.put(batch.merges.len());
+    let counts = [node.schedule.writes().len(), batch.records.keys().count(), batch.merges.len()];
+    names.put_all(counts);
     write_commands(&state.effects.commands, names);
     for each in node.schedule.writes() {
         let nodes = names.prefixes.nodes(&state[each.row]);
@@ -81,23 +78,19 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
             let Some(record) = record else { continue };
             names.put(batch.published_by(record).count());
             for item in batch.published_by(record) {
-                names.put(item.group_id as usize);
-                names.put(item.position as usize);
+                names.put_counts([item.group_id, item.position]);
                 names.device(item.block);
             }
         }
     }
     for merge in &batch.merges {
         names.place(state.rows.get(&merge.request_id).copied());
-        names.put(merge.group_id as usize);
-        names.put(merge.position as usize);
+        names.put_counts([merge.group_id, merge.position]);
         names.device(merge.block);
     }
     for (row, entry) in in_order(&batch.entries) {
         names.place(Some(row));
-        names.put(entry.before as usize);
-        names.put(entry.restore as usize);
-        names.put(usize::from(entry.publishes));
+        names.put_counts([entry.before, entry.restore, u32::from(entry.publishes)]);
     }
 }
 
@@ -129,14 +122,12 @@ fn write_command(command: &Command, names: &mut Renaming<'_>) {
         }
         Command::SetTable { row, group_id, position, block } => {
             names.row(row);
-            names.put(group_id as usize);
-            names.put(position as usize);
+            names.put_counts([group_id, position]);
             names.device(block);
         }
         Command::CutTable { row, group_id, length } => {
             names.row(row);
-            names.put(group_id as usize);
-            names.put(length as usize);
+            names.put_counts([group_id, length]);
         }
         _ => {}
     }
@@ -145,9 +136,7 @@ fn write_command(command: &Command, names: &mut Renaming<'_>) {
 /// A write, and the prefix that it ends; nodes: those of the requests that write.
 fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>) {
     names.row(write.row);
-    for count in [write.start, write.loaded, write.end, write.num_slots] {
-        names.put(count as usize);
-    }
+    names.put_counts([write.start, write.loaded, write.end, write.num_slots]);
     let numbers = nodes.iter().find(|each| each.0 == write.row).map(|each| &each.1);
     let last = (write.end as usize).checked_sub(1);
     let node = numbers.zip(last).and_then(|(numbers, last)| numbers.get(last));
@@ -177,14 +166,11 @@ fn write_content(content: Content, names: &mut Renaming<'_>) {
     }
     match content {
         Content::Prefix(node, group) => {
-            names.put(4);
-            names.put(usize::from(group));
+            names.put_all([4, usize::from(group)]);
             names.node(node);
         }
         Content::Encoded(number, group) => {
-            names.put(5);
-            names.put(usize::from(group));
-            names.put(number as usize);
+            names.put_all([5, usize::from(group), number as usize]);
         }
         _ => {}
     }

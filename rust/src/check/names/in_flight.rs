@@ -2,9 +2,9 @@
 //! A state with batches in flight: what was taken and not executed, and what memory holds
 //! meanwhile.
 //!
-//! Rules: what a batch uses is told from its commands and the tables when it was taken, not from
-//! what the core remembers of it. A node's name says all that can still make a difference: commands
-//! and writes to come, contents of every block, and the worker's tables where these are not the
+//! What a batch uses is told from its commands and the tables when it was taken, not from what the
+//! core remembers of it. A node's name says all that can still make a difference: commands and
+//! writes to come, contents of every block, and the worker's tables where these are not the
 //! state's. Twin: kvcore/check/names/in_flight.py.
 
 use crate::oracle::contents::{Content, Ghost, Place};

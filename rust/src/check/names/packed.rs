@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! States as few bytes, to wait in memory until they are explored.
 //!
-//! Rules: a part of core_model.rs. Numbers take a byte where they are small; a block hash is its
-//! number in the tree of prefixes, so packed states are read by the search that wrote them alone. A
-//! state with anything rare (operations, batches in flight, extra keys) is its canonical bytes.
+//! A part of core_model.rs. Numbers take a byte where they are small; a block hash is its number in
+//! the tree of prefixes, so packed states are read by the search that wrote them alone. A state
+//! with anything rare (operations, batches in flight, extra keys) is its canonical bytes.
 
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The names that one order of the requests gives to everything, and what they are written into.
 //!
-//! Rules: a part of canonical.rs, whose rules are these. What batches in flight and operations
-//! remember is named here; what else a node holds is named by who asks for it.
+//! A part of canonical.rs. What batches in flight and operations remember is named here; what else
+//! a node holds is named by the caller.
 
 use crate::oracle::prefixes::Prefixes;
 use crate::state::batch_records::{PublishedKey, in_order};
@@ -33,6 +33,16 @@ impl Renaming<'_> {
     /// Add a number.
     pub fn put(&mut self, number: usize) {
         put(self.name, number);
+    }
+
+    /// Add some numbers.
+    pub fn put_all<const N: usize>(&mut self, numbers: [usize; N]) {
+        numbers.into_iter().for_each(|number| self.put(number));
+    }
+
+    /// Add some counts.
+    pub fn put_counts<const N: usize>(&mut self, counts: [u32; N]) {
+        counts.into_iter().for_each(|count| self.put(count as usize));
     }
 
     /// The rows of the requests, in order.
@@ -125,17 +135,14 @@ impl Renaming<'_> {
         self.published_keys(&state.batch.published_keys);
         for batch in &state.in_flight {
             let entries = in_order(&batch.entries);
-            self.put(entries.len());
-            self.put(batch.rows.len());
+            self.put_all([entries.len(), batch.rows.len()]);
             for (row, entry) in entries {
                 self.place(Some(row));
-                [entry.before, entry.restore].into_iter().for_each(|each| self.put(each as usize));
-                self.put(usize::from(entry.publishes));
+                self.put_counts([entry.before, entry.restore, u32::from(entry.publishes)]);
                 batch.entries.held(row).iter().for_each(|&held| self.put(held as usize));
                 self.put(batch.replaced_of(row).count());
                 for (group_id, position) in batch.replaced_of(row) {
-                    self.put(group_id as usize);
-                    self.put(position as usize);
+                    self.put_counts([group_id, position]);
                 }
             }
             self.published_keys(&batch.published_keys);
@@ -160,8 +167,7 @@ impl Renaming<'_> {
         self.put(state.operations.len());
         for operation in state.operations.values() {
             let later = numbers.iter().filter(|&&number| number <= operation.batch).count();
-            self.put(later);
-            self.put(usize::from(numbers.contains(&operation.batch)));
+            self.put_all([later, usize::from(numbers.contains(&operation.batch))]);
             self.place(operation.request);
             self.put(operation.first_token as usize);
             self.key(&operation.key);

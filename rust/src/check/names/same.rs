@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether two states are the same, without their bytes.
 //!
-//! Rules: same here means equal canonical bytes; what is no part of them (`encode.rs`) is left out.
-//! A property that most edges ask, so it stops at the first difference and makes nothing. Twin:
-//! none, Python compares values.
+//! Same here means equal canonical bytes; what is no part of them (`encode.rs`) is left out. A
+//! property that most edges ask, so it stops at the first difference and makes nothing.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Making calls under judgement: what each must be, and what is noted of it.
 //!
-//! Rules: a property that does not hold ends the edge. Where only some properties count, an edge
-//! that breaks another one is left out. Twin: kvcore/check/properties/checker.py.
+//! A property that does not hold ends the edge. Where only some properties count, an edge that
+//! breaks another one is left out. Twin: kvcore/check/properties/checker.py.
 
 use crate::check::properties::closure::CLOSURE_PROPERTIES;
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
@@ -126,7 +126,7 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
     for command in outcome.commands(state) {
         let bit = 1 << command.kind();
         if seen & bit == 0 {
-            notes.note_command(command_name(&command));
+            notes.note_command(command.name());
         }
         seen |= bit;
         trimmed |= matches!(command, Command::SetTable { block, .. } if state.is_null(block));
@@ -140,7 +140,7 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
     }
 }
 
-/// Whether a hit is all of so many tokens but what must be computed.
+/// Whether a hit is all of this many tokens but what must be computed.
 fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
     let groups = state.config.groups.iter().zip(0..);
     let ends = groups.map(|(group, index)| {
@@ -174,23 +174,5 @@ fn said(value: &Value) -> &'static str {
         Some(Reason::Later) => "refused later",
         Some(Reason::Never) => "refused never",
         None => "done",
-    }
-}
-
-fn command_name(command: &Command) -> &'static str {
-    match command {
-        Command::Allocate { .. } => "Allocate",
-        Command::Touch { .. } => "Touch",
-        Command::Evict { .. } => "Evict",
-        Command::EvictAll => "EvictAll",
-        Command::Free { .. } => "Free",
-        Command::Zero { .. } => "Zero",
-        Command::CopyOnWrite { .. } => "CopyOnWrite",
-        Command::SwapOut { .. } => "SwapOut",
-        Command::SwapIn { .. } => "SwapIn",
-        Command::Store { .. } => "Store",
-        Command::Load { .. } => "Load",
-        Command::SetTable { .. } => "SetTable",
-        Command::CutTable { .. } => "CutTable",
     }
 }

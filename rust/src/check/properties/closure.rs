@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What eviction leaves: a block that can be hit has its parents.
 //!
-//! Rules: nothing here is called by a transition. A hit is a run of blocks from the first token on,
-//! so a cached block whose parent is gone costs memory and is never found. Both hold for groups
-//! with full attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks.
-//! Twin: kvcore/check/properties/closure.py.
+//! No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
+//! block whose parent is gone costs memory and is never found. Both hold for groups with full
+//! attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks. Twin:
+//! kvcore/check/properties/closure.py.
 
 use smallvec::SmallVec;
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A fair scheduler: first come, first served, the latest is preempted first.
 //!
-//! Rules: it is the scheduler that NO-THRASH is stated for: from any state it must finish everyone,
-//! and between two new tokens nobody starts more than once. It plans a step at a time, each of its
-//! steps is a batch; requests that the pool can never hold are sent away. NO-THRASH is judged where
-//! it is asked for by name. Twin: kvcore/check/properties/fair_scheduler.py.
+//! It is the scheduler that NO-THRASH is stated for: from any state it must finish everyone, and
+//! between two new tokens nobody starts more than once. It plans a step at a time, each of its
+//! steps is a batch; requests that the pool can never hold are sent away. NO-THRASH is checked
+//! only if it is named. Twin: kvcore/check/properties/fair_scheduler.py.
 
 use std::sync::Arc;
 
-use crate::check::properties::liveness::{drop_pins, expected, fits, rows, schedule_all, settle};
+use crate::check::properties::liveness::{
+    drop_pins, expected, fits, preempt, rows, schedule_all, send_away, settle,
+};
 use crate::check::world::world::World;
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::{Requests, append};
-use crate::transitions::free::free;
-use crate::transitions::requests::{accept, remove_request};
+use crate::transitions::requests::accept;
 use crate::transitions::swap::swap_in;
 use crate::types::ids::Row;
 use crate::types::values::Status;
@@ -51,8 +52,7 @@ fn step(world: &World, state: &mut State) -> Finding {
                 break;
             }
             let Some(victim) = latest_running(state, row) else { break };
-            let name = Arc::clone(&state[victim].request_id);
-            expected(free(state, &name))?;
+            preempt(state, victim)?;
             if victim == row {
                 break;
             }
@@ -97,14 +97,6 @@ fn is_done(world: &World, state: &State, row: Row) -> bool {
     let (computed, num_tokens) = (state[row].num_computed, state[row].num_tokens());
     let finished = computed >= num_tokens && num_tokens >= world.num_tokens;
     finished || !fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
-}
-
-fn send_away(state: &mut State, row: Row) -> Finding {
-    let name = Arc::clone(&state[row].request_id);
-    if state[row].status() != Status::Waiting {
-        expected(free(state, &name))?;
-    }
-    expected(remove_request(state, &name))
 }
 
 /// Reject all scheduled drafts.

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What must still be possible: properties of the runs that start in a state.
 //!
-//! Rules: nothing here is called by a transition. A judge makes calls of the core on a copy of a
-//! state, as an engine could, and throws the copy away. What an exploration shows by itself is not
-//! run again: a world that tries `free` and `remove_request` in every state proves DRAIN step by
-//! step, so only its states without requests are judged. Most states show progress with their first
-//! call; only where none does are requests preempted, one of them kept at a time. Twin:
+//! No transition calls anything here. A judge makes calls of the core on a copy of a state, as an
+//! engine could, and throws the copy away. What an exploration shows by itself is not run again: a
+//! world that tries `free` and `remove_request` in every state proves DRAIN step by step, so only
+//! its states without requests are judged. Most states show progress with their first call; only
+//! where none does are requests preempted, one of them kept at a time. Twin:
 //! kvcore/check/properties/liveness.py.
 
 use std::sync::Arc;
 
+use crate::check::world::calls::slot_request;
 use crate::check::world::world::World;
 use crate::invariants::pool_and_state::is_in_a_queue;
 use crate::invariants::requests::pools;
+use crate::oracle::calls::{Name, Slots};
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::{Requests, allocate_slots, append};
 use crate::transitions::batches::{complete, take_batch};
@@ -21,7 +23,7 @@ use crate::transitions::pins::unpin;
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::transitions::publish::reset_prefix_cache;
 use crate::transitions::requests::remove_request;
-use crate::transitions::slot_request::{RequestedHit, SlotRequest};
+use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::swap::swap_in;
 use crate::transitions::transfers::complete_operation;
 use crate::types::config::Config;
@@ -65,11 +67,7 @@ fn drain(world: &World, state: &State) -> Finding {
     settle(&mut state)?;
     drop_pins(&mut state)?;
     for row in rows(&state).collect::<Vec<Row>>() {
-        let name = Arc::clone(&state[row].request_id);
-        if state[row].status() != Status::Waiting {
-            expected(free(&mut state, &name))?;
-        }
-        expected(remove_request(&mut state, &name))?;
+        send_away(&mut state, row)?;
     }
     settle(&mut state)?;
     for (tier, pool) in pools(&state) {
@@ -138,7 +136,7 @@ fn preempt_gain(_: &World, state: &State) -> Finding {
         }
         let mut after = state.clone();
         let done = free(&mut after, &state[row].request_id).is_ok();
-        if let Some(block) = held.find(|&&block| !done || !comes_back(&after, block)) {
+        if let Some(block) = held.find(|&&block| !done || !is_in_a_queue(&after.device, block)) {
             let name = state[row].name();
             return Err(format!("preempting {name} leaves its block {} held", block.0));
         }
@@ -235,19 +233,22 @@ pub(crate) fn settle(state: &mut State) -> Finding {
     Err(format!("{most} rounds of completing leave something unfinished"))
 }
 
-/// Schedule all tokens that a request has left, behind its longest hit.
-pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCacheBlocks>, Error> {
-    let request = &state[row];
+/// The slots of all tokens and drafts that a request has left, behind its longest hit.
+pub(crate) fn rest_of(state: &State, request: &RequestState) -> Slots {
     let (mut first, mut hit) = (request.num_computed, None);
     if !request.holds_blocks() {
         let found = longest_hit(state, request);
         first = found.num_tokens;
-        hit = (first > 0).then(|| RequestedHit::from(&found));
+        hit = (first > 0).then_some(found);
     }
-    let most = request.num_tokens() + request.num_drafts();
-    let slot_request = SlotRequest { hit, ..SlotRequest::new(i64::from(most) - i64::from(first)) };
-    let name = Arc::clone(&request.request_id);
-    allocate_slots(state, &name, &slot_request)
+    let num_new = request.num_tokens() + request.num_drafts() - first;
+    Slots { hit, ..Slots::new(Name::of(request), num_new) }
+}
+
+/// Schedule all tokens that a request has left, behind its longest hit.
+pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCacheBlocks>, Error> {
+    let slots = rest_of(state, &state[row]);
+    allocate_slots(state, slots.name.id(), &slot_request(&slots))
 }
 
 /// Take away all pins but those of operations.
@@ -265,14 +266,14 @@ pub(crate) fn drop_pins(state: &mut State) -> Finding {
     expected(unpin(state, &pins))
 }
 
-/// Whether an empty pool can give one call so many tokens, and keep what must stay free.
+/// Whether an empty pool can give one call this many tokens, and keep what must stay free.
 pub(crate) fn fits(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
     let config = &state.config;
     let most = config.num_usable_blocks().saturating_sub(config.watermark_blocks);
     call_need(config, num_tokens, num_encoder) <= u64::from(most)
 }
 
-/// Blocks that one call takes for so many tokens of a request that holds and hits nothing.
+/// Blocks that one call takes for this many tokens of a request that holds and hits nothing.
 fn call_need(config: &Config, num_tokens: u32, num_encoder: u32) -> u64 {
     let need = |group: &Group| {
         let count = if group.is_cross() { num_encoder } else { num_tokens };
@@ -295,13 +296,20 @@ pub(crate) fn rows(state: &State) -> impl Iterator<Item = Row> {
 /// Free every other request; a child goes before what it hit.
 fn preempt_others(state: &mut State, keep: Row) -> Finding {
     let rows: Vec<Row> = rows(state).filter(|&row| row != keep).collect();
-    for row in rows.into_iter().rev() {
-        if state[row].status() != Status::Waiting {
-            let name = Arc::clone(&state[row].request_id);
-            expected(free(state, &name))?;
-        }
-    }
-    Ok(())
+    rows.into_iter().rev().try_for_each(|row| preempt(state, row))
+}
+
+/// Free a request, unless it waits.
+pub(crate) fn preempt(state: &mut State, row: Row) -> Finding {
+    let name = Arc::clone(&state[row].request_id);
+    if state[row].status() == Status::Waiting { Ok(()) } else { expected(free(state, &name)) }
+}
+
+/// Free a request and remove it.
+pub(crate) fn send_away(state: &mut State, row: Row) -> Finding {
+    preempt(state, row)?;
+    let name = Arc::clone(&state[row].request_id);
+    expected(remove_request(state, &name))
 }
 
 /// Whether some call brings a request a token further now.
@@ -331,9 +339,4 @@ fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
     let num_tokens = request.num_tokens();
     let done = request.num_computed >= num_tokens && num_tokens == world.num_tokens;
     !done && fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
-}
-
-/// Whether a block is without owner, now or when what uses it ends.
-fn comes_back(state: &State, block: BlockId) -> bool {
-    is_in_a_queue(&state.device, block)
 }

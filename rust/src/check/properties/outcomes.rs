@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the outcome of one call must be, judged from the states before and after it.
 //!
-//! Rules: nothing here is called by a transition. A misused call changes nothing; a refused one
-//! keeps the trim of its windows, which is what `remove_skipped_blocks` would do, and nothing else.
-//! What a call schedules to be written has one owner. The longest hit is looked for by trying every
-//! length. Twin: kvcore/check/properties/outcomes.py.
+//! No transition calls anything here. A misused call changes nothing; a refused one keeps the trim
+//! of its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a call
+//! schedules to be written has one owner. The longest hit is looked for by trying every length.
+//! Twin: kvcore/check/properties/outcomes.py.
 
 use crate::check::names::same::same_state;
 use crate::check::world::calls::Outcome;

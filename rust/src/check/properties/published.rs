@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether what a call fills is findable behind it.
 //!
-//! Rules: nothing here is called by a transition. Judged are the calls that publish: those that
-//! schedule tokens where that publishes, else the completion of a batch; from the first block on
-//! that still needs it. A call that delays publication is not judged. Twin:
-//! kvcore/check/properties/published.py.
+//! No transition calls anything here. Judged are the calls that publish: those that schedule tokens
+//! where that publishes, else the completion of a batch; from the first block on that still needs
+//! it. A call that delays publication is not judged. Twin: kvcore/check/properties/published.py.
 
 use smallvec::SmallVec;
 

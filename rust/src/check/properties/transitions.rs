@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What one call may do to the free queue, to keys and to the blocks that it hits.
 //!
-//! Rules: nothing here is called by a transition. A judge gets the state before a call, the call,
-//! its outcome and the state after it. The queue is followed by the commands of the call, a second
-//! time and by itself. Judges of refusals, resets and writes are in outcomes.rs. Twin:
+//! No transition calls anything here. A judge gets the state before a call, the call, its outcome
+//! and the state after it. The queue is followed by the commands of the call, a second time and by
+//! itself. Judges of refusals, resets and writes are in outcomes.rs. Twin:
 //! kvcore/check/properties/transitions.py.
 
 use smallvec::SmallVec;
@@ -23,7 +23,7 @@ use crate::types::violation::{Finding, Judges, Violation};
 /// One property of a call: on which state, with which outcome, and the state after it.
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
 
-/// The properties of this file, by name; DETERMINISM is judged where it is asked for by name.
+/// The properties of this file, by name; DETERMINISM is judged only if it is named.
 pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
     ("LRU", lru),
     ("HIT-PRESERVE", hit_preserve),

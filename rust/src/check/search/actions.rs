@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which calls an exploration tries in a state of a world, one at a time.
+//! Which calls make sense for a request, or for the blocks, in a state of a world.
 //!
-//! Rules: each call is tried with every argument that makes sense, in a fixed order. A prompt
-//! follows a prefix that a request or a key still knows, or leaves it by one fresh token: below
-//! that nothing is known, so one continuation stands for all (`canonical.rs` renames tokens). What
-//! an engine must not do is left out: it calls nothing on a request whose scheduled drafts were not
-//! judged but what ends them. Twin: kvcore/check/search/actions.py.
+//! Each call is tried with every argument that makes sense, in a fixed order. A prompt follows a
+//! prefix that a request or a key still knows, or leaves it by one fresh token: nothing is known
+//! below that token, so one continuation stands for all (`canonical.rs` renames tokens). Twin:
+//! kvcore/check/search/actions.py.
 
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Slots};
@@ -18,31 +17,6 @@ use crate::types::violation::Violation;
 
 /// The tokens of each request and key of a state; none where tokens are not renamed.
 pub type Children = Option<Vec<Numbers>>;
-
-/// Every call that makes sense in a state of a world, in a fixed order.
-pub fn actions(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
-    let fresh = fresh_name(state);
-    let room = (state.rows.len() as u32) < world.num_requests;
-    if room && world.tries("add_request") {
-        for tokens in prompts(world, children) {
-            for kind in 0..world.kinds_of_requests.len() {
-                let tokens = tokens.to_vec();
-                out.push(Move::Call(Call::AddRequest { name: fresh, tokens, kind }));
-            }
-        }
-    }
-    for request in state.requests() {
-        actions_of(world, state, request, children, out);
-        if room && world.tries("fork") && request.status() == Status::Running {
-            out.push(Move::Call(Call::Fork { parent: Name::of(request), child: fresh }));
-        }
-    }
-    swaps(world, state, out);
-    block_calls(world, state, out);
-    if world.tries("reset_prefix_cache") {
-        out.push(Move::Call(Call::ResetPrefixCache));
-    }
-}
 
 /// The first name that no request has.
 pub(crate) fn fresh_name(state: &State) -> Name {
@@ -107,12 +81,7 @@ pub(crate) fn next_tokens(
     known.chain(fresh)
 }
 
-/// The prompts up to num_prompt tokens, one for each way to meet the tree.
-pub(crate) fn prompts(world: &World, children: &Children) -> Vec<Numbers> {
-    continuations(world, children, &[], world.num_prompt)
-}
-
-/// Longer prefixes up to so many tokens, one for each way to meet the tree.
+/// Longer prefixes up to this many tokens, one for each way to meet the tree.
 pub(crate) fn continuations(
     world: &World,
     children: &Children,
@@ -142,38 +111,13 @@ fn continue_prefix(
     }
 }
 
-fn actions_of(
+/// Allocations of any number of tokens, behind the longest hit or behind none.
+pub(crate) fn allocations(
     world: &World,
     state: &State,
     request: &RequestState,
-    children: &Children,
     out: &mut Vec<Move>,
 ) {
-    let (name, status) = (Name::of(request), request.status());
-    let (running, swapped) = (status == Status::Running, status == Status::Swapped);
-    let (num_tokens, computed) = (request.num_tokens(), request.num_computed);
-    if world.tries("allocate_slots") && !swapped && computed <= num_tokens {
-        allocations(world, state, request, out);
-    }
-    let all = computed == num_tokens && num_tokens < world.num_tokens;
-    if world.tries("append") && running && all {
-        for token in next_tokens(world, children, &request.tokens) {
-            out.push(Move::Call(Call::Append { name, token }));
-        }
-    }
-    if running {
-        draft_calls(world, request, children, out);
-        cuts(world, state, request, out);
-    }
-    if world.tries("free") && (running || swapped) {
-        out.push(Move::Call(Call::Free { name }));
-    }
-    if world.tries("remove_request") && !running && !swapped {
-        out.push(Move::Call(Call::RemoveRequest { name }));
-    }
-}
-
-fn allocations(world: &World, state: &State, request: &RequestState, out: &mut Vec<Move>) {
     let name = Name::of(request);
     let mut hits = vec![None];
     if !request.holds_blocks() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of an edge: a batch is judged and taken, and what it leaves is settled.
 //!
-//! Rules: as in core_model.rs, of which this is a part. Twin: kvcore/check/search/core_model.py.
+//! A part of core_model.rs. Twin: kvcore/check/search/core_model.py.
 
 use crate::check::properties::checker::note;
 use crate::check::search::actions::Move;
@@ -74,9 +74,7 @@ impl CoreModel {
         {
             failed = false;
             self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
-            self.writes.clear();
-            self.writes.extend_from_slice(schedule.writes());
-            schedule.take();
+            self.take_writes(schedule);
             let read = self.ghost.forward(state, &self.writes, schedule, &mut self.prefixes);
             self.judge.judges.hear(read)?;
             self.ghost.check(state, schedule, &mut self.prefixes)?;
@@ -101,18 +99,23 @@ impl CoreModel {
         self.judge.judges.hear(schedule.check_caps(opened))?;
         self.ghost.clone_from(&self.base);
         self.ghost.execute(opened.effects.commands.iter(), &mut self.prefixes)?;
-        self.writes.clear();
-        self.writes.extend_from_slice(schedule.writes());
+        self.take_writes(schedule);
         if let Some((row, first)) = failing {
             for write in self.writes.iter_mut().filter(|write| write.row == row) {
                 write.failed = Some(first);
             }
         }
-        schedule.take();
         let read = self.ghost.forward(opened, &self.writes, schedule, &mut self.prefixes);
         self.judge.judges.hear(read)?;
         self.judge.check_batch(start, opened)?;
         if loads { self.ghost.check(opened, schedule, &mut self.prefixes) } else { Ok(()) }
+    }
+
+    /// Take over what a batch writes.
+    fn take_writes(&mut self, schedule: &mut Schedule) {
+        self.writes.clear();
+        self.writes.extend_from_slice(schedule.writes());
+        schedule.take();
     }
 
     /// Take the batch: nothing is judged that needs the state before.

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The core as a model: every edge of a world in which a taken batch counts as executed.
 //!
-//! Rules: the calls are the core's own, there is no second model. An edge is one step of an engine:
-//! one move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On
-//! every edge the invariants are checked at each call, and the contents: from blocks that hold just
-//! what a state counts on, the edge's commands and writes must give all that the next one counts
-//! on. So the ghost adds no states; what it holds at first is found once for all edges of a state.
-//! If loads fail, an edge that loads ends in every way it can: the loader reports the failure at
-//! once, or after any one move, while the load is unconfirmed. If the loader is gone, a request
-//! that counted its tokens reports it; if none is left, nothing may rest on the load any more
-//! (LOAD-FAILED). An edge ends with its loads confirmed. Twin:
-//! kvcore/check/search/core_model.py.
+//! The calls are the core's own, there is no second model. An edge is one step of an engine: one
+//! move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every
+//! edge the invariants are checked at each call, and the contents: from blocks that hold just what
+//! a state counts on, the edge's commands and writes must give all that the next one counts on. So
+//! the ghost adds no states; what it holds at first is found once for all edges of a state. If
+//! loads fail, an edge that loads ends in every way it can: the loader reports the failure at once,
+//! or after any one move, while the load is unconfirmed. If the loader is gone, a request that
+//! counted its tokens reports it; if none is left, nothing may rest on the load any more
+//! (LOAD-FAILED). An edge ends with its loads confirmed. Twin: kvcore/check/search/core_model.py.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,13 +17,12 @@ use std::sync::Arc;
 use crate::check::names::canonical::Namer;
 use crate::check::names::fingerprints::Keys;
 use crate::check::names::packed::{pack, unpack};
-use crate::check::properties::checker::{Judge, shown};
+use crate::check::properties::checker::Judge;
 use crate::check::search::actions::{Children, Move, known_children};
 use crate::check::search::moves::moves;
-use crate::check::search::path::{Ending, Path, Stop, failures};
-use crate::check::search::report::Notes;
+use crate::check::search::path::{Ending, Path, Stop, Visit, Walk, failures};
 use crate::check::world::calls::Outcome;
-use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
+use crate::check::world::model::{Fingerprint, Judgement};
 use crate::check::world::world::{Symmetry, World};
 use crate::codec::encode::encode;
 use crate::oracle::calls::{Call, Value};
@@ -38,7 +36,7 @@ use crate::types::violation::{Judges, Violation};
 /// The states of a world without batches in flight, for one worker.
 pub struct CoreModel {
     pub(crate) world: Arc<World>,
-    empty: State,
+    pub(crate) empty: State,
     symmetry: Symmetry,
     pub(crate) keys: Keys,
     pub(crate) judge: Judge,
@@ -59,9 +57,6 @@ pub struct CoreModel {
     pub(crate) calls: Vec<Call>,
     num_edges: u32,
 }
-
-/// Who hears of the edges: their numbers, and where each leads.
-type Visit<'a> = dyn FnMut(&mut CoreModel, u32, &State) -> Result<(), Stop> + 'a;
 
 impl CoreModel {
     /// The model of a world for one worker; a clone of its prefixes makes that of the next one.
@@ -95,7 +90,7 @@ impl CoreModel {
     }
 
     /// Every path, with every way in which its loads can end; then what the visitor makes of it.
-    fn walk(&mut self, start: &State, visit: &mut Visit<'_>) -> Result<(), Stop> {
+    fn walk_from(&mut self, start: &State, visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
         self.num_edges = 0;
         self.calls.clear();
         self.base_schedule.assume(start);
@@ -216,7 +211,7 @@ impl CoreModel {
         start: &State,
         path: Path,
         keep: bool,
-        visit: &mut Visit<'_>,
+        visit: &mut Visit<'_, CoreModel>,
     ) -> Result<Option<Path>, Stop> {
         let more = if self.world.loads_fail { failures(&path) } else { Vec::new() };
         let kept = (keep || !more.is_empty()).then(|| self.copy_of(&path));
@@ -237,7 +232,7 @@ impl CoreModel {
         start: &State,
         mut path: Path,
         ending: Ending<'_>,
-        visit: &mut Visit<'_>,
+        visit: &mut Visit<'_, CoreModel>,
     ) -> Result<(), Stop> {
         self.calls.clone_from(&path.calls);
         let closed = match path.changed {
@@ -256,94 +251,49 @@ impl CoreModel {
 }
 
 impl CoreModel {
-    /// Walk the edges of a packed node; what panics is a violation, too.
-    fn try_walk(&mut self, node: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
-        caught(|| {
-            let state = unpack(node, &self.empty, &mut self.prefixes)?;
-            self.walk(&state, visit)
-        })
-    }
-
-    /// What stands for a state.
-    fn fingerprint(&mut self, state: &State) -> Result<Fingerprint, Violation> {
-        Ok(self.keys.of(self.namer.canonical(state, &mut self.prefixes)?))
-    }
-
-    /// Walk again, with calls kept, to what broke.
-    fn record(&mut self, node: &[u8]) -> Option<Broken> {
-        let notes = self.judge.notes.clone();
-        self.recording = true;
-        let walked = self.try_walk(node, &mut |model, _, state| {
-            model.fingerprint(state)?;
-            Ok(model.judge.check_new(state, &model.world, &mut model.prefixes)?)
-        });
-        self.recording = false;
-        self.judge.notes = notes;
-        let calls = std::mem::take(&mut self.calls);
-        match walked {
-            Err(Stop::Broken(violation)) => Some(Broken { violation, calls }),
-            _ => None,
-        }
-    }
-}
-
-impl Model for CoreModel {
-    fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
-        let broken = |violation| Broken { violation, calls: Vec::new() };
-        let start = self.empty.clone();
-        self.judge.check(&start).map_err(broken)?;
-        let name = self.fingerprint(&start).map_err(broken)?;
-        let mut packed = Vec::new();
-        pack(&start, &mut self.prefixes, &mut packed);
-        Ok((name, packed))
-    }
-
-    fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
-        std::mem::swap(&mut self.judge.notes, notes);
-        let walked = self.try_walk(node, &mut |model, number, state| {
-            let name = model.fingerprint(state)?;
-            if sink.is_new(name) {
-                model.judge.check_new(state, &model.world, &mut model.prefixes)?;
-                let edge = Edge { number, name };
-                let prefixes = &mut model.prefixes;
-                sink.keep(edge, shown(state), &mut |out| pack(state, prefixes, out));
-            }
-            Ok(())
-        });
-        std::mem::swap(&mut self.judge.notes, notes);
-        match walked {
-            Err(Stop::Broken(violation)) => {
-                let calls = Vec::new();
-                Err(self.record(node).unwrap_or(Broken { violation, calls }))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)> {
-        let notes = self.judge.notes.clone();
-        let mut reached = None;
-        self.recording = true;
-        _ = self.try_walk(node, &mut |model, number, state| {
-            if number < edge {
-                return Ok(());
-            }
-            let mut packed = Vec::new();
-            pack(state, &mut model.prefixes, &mut packed);
-            reached = Some(packed);
-            Err(Stop::Found)
-        });
-        self.recording = false;
-        self.judge.notes = notes;
-        let calls = std::mem::take(&mut self.calls);
-        reached.map(|reached| (calls, reached))
-    }
-
-    fn judge(&mut self, node: &[u8]) -> Judgement {
+    /// A packed node as bytes that other programs read, with the names of what does not hold there.
+    pub(crate) fn judgement(&mut self, node: &[u8]) -> Judgement {
         let Ok(state) = unpack(node, &self.empty, &mut self.prefixes) else {
             return (Vec::new(), vec!["NOCRASH"]);
         };
         (encode(&state), self.judge.failing(&state))
+    }
+}
+
+impl Walk for CoreModel {
+    type Node<'n> = &'n State;
+
+    fn core(&mut self) -> &mut CoreModel {
+        self
+    }
+
+    fn first<'n>(&self, empty: &'n State) -> &'n State {
+        empty
+    }
+
+    fn state<'a>(node: &'a &State) -> &'a State {
+        node
+    }
+
+    fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
+        caught(|| {
+            let state = unpack(packed, &self.empty, &mut self.prefixes)?;
+            self.walk_from(&state, visit)
+        })
+    }
+
+    fn fingerprint(&mut self, state: &&State) -> Result<Fingerprint, Violation> {
+        Ok(self.keys.of(self.namer.canonical(state, &mut self.prefixes)?))
+    }
+
+    fn check(&mut self, state: &&State) -> Result<(), Violation> {
+        self.judge.check_new(state, &self.world, &mut self.prefixes)
+    }
+
+    fn pack(&mut self, state: &State) -> Vec<u8> {
+        let mut packed = Vec::new();
+        pack(state, &mut self.prefixes, &mut packed);
+        packed
     }
 }
 

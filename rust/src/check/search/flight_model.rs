@@ -1,31 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The core as a model where batches are in flight: taking and executing are edges of their own.
 //!
-//! Rules: an edge is a batch that is filled by some moves and taken, or moves that schedule
-//! nothing; the execution of the oldest batch that is not executed; the completion of the oldest
-//! one; a cancel of any unfinished one, executed or not; the end of an operation, done or failed,
-//! once its batch is executed or cancelled. What a forward pass reads is judged when it is
-//! executed. In every node, when all that was taken is executed on a copy, all that the state
-//! counts on must be there; and what a batch in flight uses must not be free (CMD-INFLIGHT). A
-//! cancel drops commands that were not executed, so nothing is concluded from those that say who
-//! owns what. Nodes wait as they are, under a number, in arena.rs. Twin:
-//! kvcore/check/search/flight_model.py.
+//! An edge is a batch that is filled by some moves and taken, or moves that schedule nothing; the
+//! execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
+//! of any unfinished one, executed or not; the end of an operation, done or failed, once its batch
+//! is executed or cancelled. What a forward pass reads is judged when it is executed. In every
+//! node, when all that was taken is executed on a copy, all that the state counts on must be there;
+//! and what a batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that
+//! were not executed, so nothing is concluded from those that say who owns what. Nodes wait as they
+//! are, under a number, in arena.rs. Twin: kvcore/check/search/flight_model.py.
 
 use crate::check::names::flight_name;
 use crate::check::names::in_flight::{Node, fills, in_flight, keep_live, taken, unused_wait};
 use crate::check::names::renaming::Renaming;
-use crate::check::properties::checker::shown;
 use crate::check::properties::outcomes::check_events;
 use crate::check::search::arena::Arena;
 use crate::check::search::core_model::{CoreModel, caught};
-use crate::check::search::path::{Path, Stop};
-use crate::check::search::report::Notes;
-use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
-use crate::codec::encode::encode;
+use crate::check::search::path::{Path, Stop, Visit, Walk};
+use crate::check::world::model::Fingerprint;
 use crate::oracle::calls::{Call, Value};
 use crate::oracle::contents::Ghost;
 use crate::oracle::schedule::Schedule;
-use crate::state::state::{State, make_state};
+use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::Row;
 use crate::types::values::PrefixCacheStats;
@@ -41,9 +37,6 @@ pub struct FlightModel {
     num_edges: u32,
 }
 
-/// Who hears of the edges: their numbers, and where each leads.
-type Visit<'a> = dyn FnMut(&mut FlightModel, u32, Node) -> Result<(), Stop> + 'a;
-
 impl FlightModel {
     /// The model of the world of a core model; arena: one for all workers.
     #[must_use]
@@ -53,7 +46,7 @@ impl FlightModel {
     }
 
     /// Everything that can happen next.
-    fn walk(&mut self, node: &Node, visit: &mut Visit<'_>) -> Result<(), Stop> {
+    fn walk_from(&mut self, node: &Node, visit: &mut Visit<'_, FlightModel>) -> Result<(), Stop> {
         self.num_edges = 0;
         let most = self.core.world.config.max_in_flight as usize;
         let full = node.state.in_flight.len() >= most;
@@ -85,8 +78,13 @@ impl FlightModel {
         Ok(())
     }
 
-    /// Every way to make one to so many moves, each ended.
-    fn walk_paths(&mut self, node: &Node, full: bool, visit: &mut Visit<'_>) -> Result<(), Stop> {
+    /// Every way to make one or more moves in a batch, each ended.
+    fn walk_paths(
+        &mut self,
+        node: &Node,
+        full: bool,
+        visit: &mut Visit<'_, FlightModel>,
+    ) -> Result<(), Stop> {
         let schedule = node.resumed();
         let mut paths = vec![Path::new(node.state.clone(), schedule)];
         for left in (0..self.core.world.calls_per_batch).rev() {
@@ -115,7 +113,7 @@ impl FlightModel {
     fn edge(
         &mut self,
         name: &'static str,
-        visit: &mut Visit<'_>,
+        visit: &mut Visit<'_, FlightModel>,
         make: impl FnOnce(&mut Self) -> Result<Node, Violation>,
     ) -> Result<(), Stop> {
         self.core.calls.clear();
@@ -126,7 +124,7 @@ impl FlightModel {
     fn edge_of(
         &mut self,
         names: &[&'static str],
-        visit: &mut Visit<'_>,
+        visit: &mut Visit<'_, FlightModel>,
         make: impl FnOnce(&mut Self) -> Result<Node, Violation>,
     ) -> Result<(), Stop> {
         let made = make(self);
@@ -282,6 +280,33 @@ impl FlightModel {
         keep_live(&mut node, &self.wanted);
         Ok(node)
     }
+}
+
+impl Walk for FlightModel {
+    type Node<'n> = Node;
+
+    fn core(&mut self) -> &mut CoreModel {
+        &mut self.core
+    }
+
+    fn first<'n>(&self, empty: &'n State) -> Node {
+        Node::new(empty.clone(), self.ghost.clone())
+    }
+
+    fn state<'a>(node: &'a Node) -> &'a State {
+        &node.state
+    }
+
+    fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, FlightModel>) -> Result<(), Stop> {
+        let Some(node) = self.arena.unpack(packed) else { return Ok(()) };
+        caught(|| self.walk_from(&node, visit))
+    }
+
+    fn fingerprint(&mut self, node: &Node) -> Result<Fingerprint, Violation> {
+        let CoreModel { namer, prefixes, keys, .. } = &mut self.core;
+        let mut more = |names: &mut Renaming<'_>| flight_name::write(node, names);
+        Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
+    }
 
     /// Judge a node that is new: its state, what is free, and memory when all is executed.
     fn check(&mut self, node: &Node) -> Result<(), Violation> {
@@ -307,92 +332,11 @@ impl FlightModel {
         self.ghost.check(state, &node.schedule, prefixes)
     }
 
-    /// What stands for a node.
-    fn fingerprint(&mut self, node: &Node) -> Result<Fingerprint, Violation> {
-        let CoreModel { namer, prefixes, keys, .. } = &mut self.core;
-        let mut more = |names: &mut Renaming<'_>| flight_name::write(node, names);
-        Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
+    fn pack(&mut self, node: Node) -> Vec<u8> {
+        self.arena.pack(node)
     }
 
-    /// Walk the edges of a packed node; what panics is a violation, too.
-    fn try_walk(&mut self, packed: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
-        let Some(node) = self.arena.unpack(packed) else { return Ok(()) };
-        caught(|| self.walk(&node, visit))
-    }
-
-    /// Walk again, with calls kept, to what broke.
-    fn record(&mut self, packed: &[u8]) -> Option<Broken> {
-        let notes = self.core.judge.notes.clone();
-        self.core.recording = true;
-        let walked = self.try_walk(packed, &mut |model, _, node| {
-            model.fingerprint(&node)?;
-            Ok(model.check(&node)?)
-        });
-        self.core.recording = false;
-        self.core.judge.notes = notes;
-        let calls = std::mem::take(&mut self.core.calls);
-        match walked {
-            Err(Stop::Broken(violation)) => Some(Broken { violation, calls }),
-            _ => None,
-        }
-    }
-}
-
-impl Model for FlightModel {
-    fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
-        let broken = |violation| Broken { violation, calls: Vec::new() };
-        let made = make_state(self.core.world.config.clone());
-        let state = made.map_err(|error| broken(Violation::new("NOCRASH", error.to_string())))?;
-        let node = Node::new(state, self.ghost.clone());
-        self.check(&node).map_err(broken)?;
-        let name = self.fingerprint(&node).map_err(broken)?;
-        Ok((name, self.arena.pack(node)))
-    }
-
-    fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
-        std::mem::swap(&mut self.core.judge.notes, notes);
-        let walked = self.try_walk(node, &mut |model, number, reached| {
-            let name = model.fingerprint(&reached)?;
-            if sink.is_new(name) {
-                model.check(&reached)?;
-                let shown = shown(&reached.state);
-                let packed = model.arena.pack(reached);
-                sink.keep(Edge { number, name }, shown, &mut |out| out.extend(&packed));
-            }
-            Ok(())
-        });
-        std::mem::swap(&mut self.core.judge.notes, notes);
-        match walked {
-            Err(Stop::Broken(violation)) => {
-                let calls = Vec::new();
-                Err(self.record(node).unwrap_or(Broken { violation, calls }))
-            }
-            _ => {
-                self.arena.drop_node(node);
-                Ok(())
-            }
-        }
-    }
-
-    fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)> {
-        let notes = self.core.judge.notes.clone();
-        let mut reached = None;
-        self.core.recording = true;
-        _ = self.try_walk(node, &mut |model, number, node| {
-            if number < edge {
-                return Ok(());
-            }
-            reached = Some(model.arena.pack(node));
-            Err(Stop::Found)
-        });
-        self.core.recording = false;
-        self.core.judge.notes = notes;
-        let calls = std::mem::take(&mut self.core.calls);
-        reached.map(|reached| (calls, reached))
-    }
-
-    fn judge(&mut self, node: &[u8]) -> Judgement {
-        let Some(node) = self.arena.unpack(node) else { return (Vec::new(), vec!["NOCRASH"]) };
-        (encode(&node.state), self.core.judge.failing(&node.state))
+    fn forget(&mut self, packed: &[u8]) {
+        self.arena.drop_node(packed);
     }
 }

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an engine does at once: moves of a few calls that belong together.
+//! Which moves an exploration tries in a state: each call by itself, or the moves of an engine.
 //!
-//! Rules: a prompt is admitted or forgotten again, with all its tokens and its longest hit; a
-//! waiting request is resumed with all of them, too. A finished request is freed and forgotten.
+//! An engine admits a prompt with all its tokens behind its longest hit, or forgets it again; it
+//! resumes a waiting request with all its tokens, too; it frees a finished request and forgets it.
 //! What a world names besides (cuts, swaps, drafts, loads, stores, pins) is tried call by call.
-//! Twin: kvcore/check/search/moves.py.
+//! What an engine must not do is left out: until the verdict on a request's scheduled drafts, it
+//! only makes calls on the request that bring the verdict or free it. Twin:
+//! kvcore/check/search/moves.py.
 
+use crate::check::properties::liveness::rest_of;
 use crate::check::search::actions::{
-    Children, Move, actions, block_calls, cuts, draft_calls, fresh_name, loads, next_tokens,
-    prompts, swaps,
+    Children, Move, allocations, block_calls, continuations, cuts, draft_calls, fresh_name, loads,
+    next_tokens, swaps,
 };
 use crate::check::world::calls::Outcome;
 use crate::check::world::world::{Moves, World};
@@ -19,14 +22,34 @@ use crate::types::values::Status;
 
 /// Every move of a world in a state, in a fixed order.
 pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
-    match world.moves {
-        Moves::Calls => actions(world, state, children, out),
-        Moves::Engine => engine_moves(world, state, children, out),
+    let name = fresh_name(state);
+    let room = (state.rows.len() as u32) < world.num_requests;
+    if room && world.tries("add_request") {
+        for tokens in continuations(world, children, &[], world.num_prompt) {
+            for kind in 0..world.kinds_of_requests.len() {
+                let tokens = tokens.to_vec();
+                out.push(match world.moves {
+                    Moves::Calls => Move::Call(Call::AddRequest { name, tokens, kind }),
+                    Moves::Engine => Move::Admit { name, tokens, kind },
+                });
+            }
+        }
+    }
+    for request in state.requests() {
+        moves_of(world, state, request, children, out);
+        if room && world.tries("fork") && request.status() == Status::Running {
+            out.push(Move::Call(Call::Fork { parent: Name::of(request), child: name }));
+        }
+    }
+    swaps(world, state, out);
+    block_calls(world, state, out);
+    if world.tries("reset_prefix_cache") {
+        out.push(Move::Call(Call::ResetPrefixCache));
     }
 }
 
 impl Move {
-    /// The next call, behind so many that were made; state: the one after the last, which had this
+    /// The next call, after this many were made; state: the one after the last, which had this
     /// outcome.
     #[must_use]
     pub fn next(
@@ -56,45 +79,12 @@ impl Move {
     }
 }
 
-/// What an engine can do in a state, in a fixed order.
-pub fn engine_moves(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
-    let fresh = fresh_name(state);
-    let room = (state.rows.len() as u32) < world.num_requests;
-    if room && world.tries("add_request") {
-        for tokens in prompts(world, children) {
-            for kind in 0..world.kinds_of_requests.len() {
-                out.push(Move::Admit { name: fresh, tokens: tokens.to_vec(), kind });
-            }
-        }
-    }
-    for request in state.requests() {
-        moves_of(world, state, request, children, out);
-        if room && world.tries("fork") && request.status() == Status::Running {
-            out.push(Move::Call(Call::Fork { parent: Name::of(request), child: fresh }));
-        }
-    }
-    swaps(world, state, out);
-    block_calls(world, state, out);
-    if world.tries("reset_prefix_cache") {
-        out.push(Move::Call(Call::ResetPrefixCache));
-    }
-}
-
 /// The call that schedules all tokens and drafts that are left, behind the longest hit, with all
 /// lookahead slots of the world.
-#[must_use]
-pub fn schedule_rest(world: &World, state: &State, request: &RequestState) -> Call {
-    let mut first = request.num_computed;
-    let mut hit = None;
-    if !request.holds_blocks() {
-        let found = longest_hit(state, request);
-        first = found.num_tokens;
-        hit = (first > 0).then_some(found);
-    }
-    let num_new = request.num_tokens() + request.num_drafts() - first;
+fn schedule_rest(world: &World, state: &State, request: &RequestState) -> Call {
     let num_encoder = if request.num_computed > 0 { 0 } else { world.num_encoder };
-    let slots = Slots { hit, num_encoder, ..Slots::new(Name::of(request), num_new) };
-    Call::AllocateSlots(Slots { num_lookahead: world.num_lookahead, ..slots })
+    let num_lookahead = world.num_lookahead;
+    Call::AllocateSlots(Slots { num_encoder, num_lookahead, ..rest_of(state, request) })
 }
 
 fn moves_of(
@@ -105,34 +95,42 @@ fn moves_of(
     out: &mut Vec<Move>,
 ) {
     let (name, status) = (Name::of(request), request.status());
-    let (running, swapped) = (status == Status::Running, status == Status::Swapped);
+    let (running, waiting) = (status == Status::Running, status == Status::Waiting);
     let (num_tokens, computed) = (request.num_tokens(), request.num_computed);
-    let left = computed <= num_tokens && computed < num_tokens + request.num_drafts();
-    if world.tries("allocate_slots") && !swapped && left && request.num_loading == 0 {
-        out.push(Move::Call(schedule_rest(world, state, request)));
-        if !running {
-            let hit = longest_hit(state, request);
-            let hit = (hit.num_tokens > 0).then_some(hit);
-            loads(world, state, request, &[hit], out);
-        }
+    let engine = world.moves == Moves::Engine;
+    if world.tries("allocate_slots") && (running || waiting) && computed <= num_tokens {
+        let schedule = if engine { resume } else { allocations };
+        schedule(world, state, request, out);
     }
     let all = computed == num_tokens && num_tokens < world.num_tokens;
     if world.tries("append") && running && all {
-        for token in next_tokens(world, children, &request.tokens) {
-            out.push(Move::Call(Call::Append { name, token }));
-        }
+        let tokens = next_tokens(world, children, &request.tokens);
+        out.extend(tokens.map(|token| Move::Call(Call::Append { name, token })));
     }
     if running {
         draft_calls(world, request, children, out);
         cuts(world, state, request, out);
     }
-    if world.tries("free") && (running || swapped) {
+    if world.tries("free") && !waiting {
         out.push(Move::Call(Call::Free { name }));
-        if world.tries("remove_request") {
+        if engine && world.tries("remove_request") {
             out.push(Move::Finish { name });
         }
     }
-    if world.tries("remove_request") && !running && !swapped {
+    if world.tries("remove_request") && waiting {
         out.push(Move::Call(Call::RemoveRequest { name }));
+    }
+}
+
+/// Schedule or load the tokens that a request has left, if there are any.
+fn resume(world: &World, state: &State, request: &RequestState, out: &mut Vec<Move>) {
+    let left = request.num_tokens() + request.num_drafts() - request.num_computed;
+    if left == 0 || request.num_loading > 0 {
+        return;
+    }
+    out.push(Move::Call(schedule_rest(world, state, request)));
+    if request.status() == Status::Waiting {
+        let hit = longest_hit(state, request);
+        loads(world, state, request, &[(hit.num_tokens > 0).then_some(hit)], out);
     }
 }

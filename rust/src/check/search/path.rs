@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A path: the calls of a move so far, and why a walk along it ends.
+//! A path: the calls of some moves; and a walk along the edges of a node, which may end early.
+//!
+//! A part of core_model.rs and flight_model.rs: what makes a model of the search out of either.
 
+use crate::check::properties::checker::shown;
 use crate::check::search::actions::Move;
-use crate::check::search::report::MoveNames;
+use crate::check::search::core_model::CoreModel;
+use crate::check::search::report::{MoveNames, Notes};
+use crate::check::world::model::{Broken, Edge, Fingerprint, Model, Sink};
 use crate::oracle::calls::Call;
 use crate::oracle::schedule::Schedule;
 use crate::state::state::{Operation, State};
@@ -37,7 +42,7 @@ clone_in_place!(Path { state, schedule, names, calls, changed });
 /// Why an edge is not followed further.
 pub(crate) enum Stop {
     Broken(Violation),
-    /// Who asked has what it wanted.
+    /// The visitor has found what it looked for.
     Found,
 }
 
@@ -56,4 +61,101 @@ pub(crate) fn failures(path: &Path) -> Vec<(Row, u32)> {
     let writes =
         loads.flat_map(|write| (write.start..write.loaded).map(|first| (write.row, first)));
     operations.chain(writes).collect()
+}
+
+/// Who hears of the edges: their numbers, and the node that each leads to.
+pub(crate) type Visit<'v, W> =
+    dyn for<'n> FnMut(&mut W, u32, <W as Walk>::Node<'n>) -> Result<(), Stop> + 'v;
+
+/// What walks along the edges of a node.
+pub(crate) trait Walk: Send + Sized {
+    /// A node, as the visitors get it.
+    type Node<'n>;
+
+    /// What makes and judges the calls.
+    fn core(&mut self) -> &mut CoreModel;
+
+    /// The first node; empty: a state that holds nothing.
+    fn first<'n>(&self, empty: &'n State) -> Self::Node<'n>;
+
+    /// The state of a node.
+    fn state<'a>(node: &'a Self::Node<'_>) -> &'a State;
+
+    /// Walk the edges of a packed node; what panics is a violation, too.
+    fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, Self>) -> Result<(), Stop>;
+
+    /// What stands for a node.
+    fn fingerprint(&mut self, node: &Self::Node<'_>) -> Result<Fingerprint, Violation>;
+
+    /// Judge a node that is new.
+    fn check(&mut self, node: &Self::Node<'_>) -> Result<(), Violation>;
+
+    /// The node as bytes.
+    fn pack(&mut self, node: Self::Node<'_>) -> Vec<u8>;
+
+    /// Forget a packed node whose edges were walked.
+    fn forget(&mut self, _packed: &[u8]) {}
+}
+
+/// Walk again with the calls kept, and count nothing; those up to where the walk ended.
+fn recorded<W: Walk>(
+    model: &mut W,
+    packed: &[u8],
+    visit: &mut Visit<'_, W>,
+) -> (Result<(), Stop>, Vec<Call>) {
+    let notes = model.core().judge.notes.clone();
+    model.core().recording = true;
+    let walked = model.walk(packed, visit);
+    model.core().recording = false;
+    model.core().judge.notes = notes;
+    (walked, std::mem::take(&mut model.core().calls))
+}
+
+impl<W: Walk> Model for W {
+    fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
+        let broken = |violation| Broken { violation, calls: Vec::new() };
+        let empty = self.core().empty.clone();
+        let node = self.first(&empty);
+        self.check(&node).map_err(broken)?;
+        let name = self.fingerprint(&node).map_err(broken)?;
+        Ok((name, self.pack(node)))
+    }
+
+    fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
+        std::mem::swap(&mut self.core().judge.notes, notes);
+        let walked = self.walk(node, &mut |model, number, reached| {
+            let name = model.fingerprint(&reached)?;
+            if sink.is_new(name) {
+                model.check(&reached)?;
+                let shown = shown(W::state(&reached));
+                sink.keep(Edge { number, name }, shown, &model.pack(reached));
+            }
+            Ok(())
+        });
+        std::mem::swap(&mut self.core().judge.notes, notes);
+        let Err(Stop::Broken(violation)) = walked else {
+            self.forget(node);
+            return Ok(());
+        };
+        let (again, calls) = recorded(self, node, &mut |model, _, reached| {
+            model.fingerprint(&reached)?;
+            Ok(model.check(&reached)?)
+        });
+        match again {
+            Err(Stop::Broken(violation)) => Err(Broken { violation, calls }),
+            _ => Err(Broken { violation, calls: Vec::new() }),
+        }
+    }
+
+    fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)> {
+        let mut reached = None;
+        let (_, calls) = recorded(self, node, &mut |model, number, node| {
+            if number < edge {
+                return Ok(());
+            }
+            reached = Some(model.pack(node));
+            Err(Stop::Found)
+        });
+        reached.map(|reached| (calls, reached))
+    }
 }

@@ -88,9 +88,10 @@ impl Notes {
 }
 
 /// Why an exploration ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum End {
     /// Every state was explored.
+    #[default]
     Complete,
     /// At the greatest depth.
     Depth,
@@ -98,7 +99,7 @@ pub enum End {
     States,
     /// At the end of its time.
     Seconds,
-    /// By whoever asked for it.
+    /// By the caller.
     Interrupted,
     /// At a violation.
     Violation,
@@ -130,7 +131,7 @@ pub struct Story {
 }
 
 /// What an exploration found.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Why it ended.
     pub end: End,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every reachable node of a model, breadth first, by one worker or several.
 //!
-//! Rules: a level is explored in rounds of a fixed size, whose pieces the workers take one after
-//! the other; what they found is added in the order of the pieces, so that counts, stories and
-//! verdicts do not depend on the number of workers. A node is known by 128 bits of its name, or by
-//! the number of its whole name (`names/fingerprints.rs`); those of the level that is explored, and
-//! of the next one, wait packed. Twin: kvcore/check/search/search.py.
+//! A level is explored in rounds of a fixed size, whose pieces the workers take one after the
+//! other; what they found is added in the order of the pieces, so that counts, stories and verdicts
+//! do not depend on the number of workers. A node is known by 128 bits of its name, or by the
+//! number of its whole name (`names/fingerprints.rs`); those of the level that is explored, and of
+//! the next one, wait packed. Twin: kvcore/check/search/search.py.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +15,7 @@ use hashbrown::HashSet;
 use rustc_hash::FxBuildHasher;
 
 use crate::check::names::fingerprints::Visited;
+use crate::check::search::core_model::CoreModel;
 use crate::check::search::report::{End, Notes, Report, Shown, Story};
 use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
 
@@ -51,7 +52,8 @@ pub fn explore<M: Model>(
     limits: &Limits,
     watch: &mut dyn FnMut(&Progress) -> bool,
 ) -> Report {
-    let mut search = Search::new();
+    let (first, visited, report) = (Vec::new(), Visited::default(), Report::default());
+    let mut search = Search { start: Instant::now(), first, visited, report };
     let end = match search.run(models, limits, watch) {
         Ok(end) => end,
         Err((parent, broken)) => {
@@ -62,8 +64,8 @@ pub fn explore<M: Model>(
     search.report(end)
 }
 
-/// The nodes of a model up to so many, each with what does not hold there.
-pub fn judge<M: Model>(model: &mut M, max_states: Option<u64>) -> Vec<Judgement> {
+/// The states of a model up to this many, each with what does not hold there.
+pub fn judge(model: &mut CoreModel, max_states: Option<u64>) -> Vec<Judgement> {
     let (visited, mut judged) = (Visited::default(), Vec::new());
     let Ok((name, first)) = model.start() else { return judged };
     let mut met = HashSet::default();
@@ -75,7 +77,7 @@ pub fn judge<M: Model>(model: &mut M, max_states: Option<u64>) -> Vec<Judgement>
         if model.edges(&node, &mut notes, &mut sink).is_err() {
             break;
         }
-        judged.push(model.judge(&node));
+        judged.push(model.judgement(&node));
         let room = max_states.is_none_or(|most| (judged.len() + waiting.len()) as u64 <= most);
         if room {
             waiting.extend((0..piece.nodes.len()).map(|at| piece.nodes.node(at).to_vec()));
@@ -148,11 +150,9 @@ impl Sink for Collector<'_> {
         !self.visited.contains(name) && self.met.insert(name)
     }
 
-    fn keep(&mut self, edge: Edge, shown: Shown, write: &mut dyn FnMut(&mut Vec<u8>)) {
+    fn keep(&mut self, edge: Edge, shown: Shown, packed: &[u8]) {
         self.piece.found.push((self.parent, edge, shown));
-        let nodes = &mut self.piece.nodes;
-        write(&mut nodes.data);
-        nodes.ends.push(nodes.data.len());
+        self.piece.nodes.push(packed);
     }
 }
 
@@ -160,29 +160,11 @@ struct Search {
     start: Instant,
     first: Vec<u8>,
     visited: Visited,
-    num_edges: u64,
-    depths: Vec<u64>,
-    notes: Notes,
-    story: Option<Story>,
-    num_waiting: u64,
-    num_bytes: usize,
+    /// What was found so far.
+    report: Report,
 }
 
 impl Search {
-    fn new() -> Self {
-        Search {
-            start: Instant::now(),
-            first: Vec::new(),
-            visited: Visited::default(),
-            num_edges: 0,
-            depths: Vec::new(),
-            notes: Notes::default(),
-            story: None,
-            num_waiting: 0,
-            num_bytes: 0,
-        }
-    }
-
     /// Explore to the end; fails with the number of a state and what broke behind it.
     fn run<M: Model>(
         &mut self,
@@ -195,15 +177,15 @@ impl Search {
         self.first.clone_from(&node);
         let mut level = Level::default();
         level.push(&node);
-        self.depths.push(1);
+        self.report.depths.push(1);
         let mut first_state = 0;
         while !level.is_empty() {
-            if limits.max_depth.is_some_and(|most| self.depths.len() as u32 > most) {
-                self.num_waiting = level.len() as u64;
+            if limits.max_depth.is_some_and(|most| self.report.depths.len() as u32 > most) {
+                self.report.num_waiting = level.len() as u64;
                 return Ok(End::Depth);
             }
             let mut next = Level::default();
-            self.depths.push(0);
+            self.report.depths.push(0);
             let mut done = 0;
             while done < level.len() {
                 let end = level.len().min(done + ROUND);
@@ -217,8 +199,8 @@ impl Search {
                     }
                 }
                 let bytes = level.num_bytes() + next.num_bytes() + self.visited.num_bytes();
-                self.num_bytes = self.num_bytes.max(bytes);
-                self.num_waiting = (level.len() - done + next.len()) as u64 + u64::from(cut);
+                self.report.num_bytes = self.report.num_bytes.max(bytes as u64);
+                self.report.num_waiting = (level.len() - done + next.len()) as u64 + u64::from(cut);
                 if let Some(end) = self.stop(limits, watch) {
                     return Ok(end);
                 }
@@ -226,7 +208,7 @@ impl Search {
             first_state += level.len() as u32;
             level = next;
         }
-        self.depths.pop();
+        self.report.depths.pop();
         Ok(End::Complete)
     }
 
@@ -239,8 +221,8 @@ impl Search {
         limits: &Limits,
     ) -> Result<Option<usize>, (u32, Broken)> {
         let (piece, notes) = piece;
-        self.num_edges += piece.num_edges;
-        self.notes.add(&notes);
+        self.report.num_edges += piece.num_edges;
+        self.report.notes.add(&notes);
         let mut cut = None;
         for (place, &(parent, edge, shown)) in piece.found.iter().enumerate() {
             if self.visited.contains(edge.name) {
@@ -251,10 +233,10 @@ impl Search {
                 break;
             }
             self.visited.insert(edge.name, first_state + parent as u32, edge.number);
-            self.notes.note_shown(shown);
+            self.report.notes.note_shown(shown);
             next.push(piece.nodes.node(place));
-            let last = self.depths.len() - 1;
-            self.depths[last] += 1;
+            let last = self.report.depths.len() - 1;
+            self.report.depths[last] += 1;
         }
         match piece.broken {
             Some((parent, broken)) if cut.is_none_or(|at| at == parent) => {
@@ -269,15 +251,15 @@ impl Search {
         let seconds = self.start.elapsed().as_secs_f64();
         let progress = Progress {
             num_states: self.visited.len() as u64,
-            num_edges: self.num_edges,
-            depth: self.depths.len() as u32 - 1,
-            num_waiting: self.num_waiting,
+            num_edges: self.report.num_edges,
+            depth: self.report.depths.len() as u32 - 1,
+            num_waiting: self.report.num_waiting,
             seconds,
-            num_bytes: self.num_bytes as u64,
+            num_bytes: self.report.num_bytes,
         };
         if !watch(&progress) {
             Some(End::Interrupted)
-        } else if self.num_waiting == 0 {
+        } else if self.report.num_waiting == 0 {
             None
         } else if limits.max_states.is_some_and(|most| progress.num_states >= most) {
             Some(End::States)
@@ -296,25 +278,16 @@ impl Search {
             node = reached;
         }
         edges.push(broken.calls);
-        self.story = Some(Story { violation: broken.violation, edges });
+        self.report.story = Some(Story { violation: broken.violation, edges });
     }
 
-    fn report(self, end: End) -> Report {
-        let mut depths = self.depths;
-        while depths.last() == Some(&0) {
-            depths.pop();
+    fn report(mut self, end: End) -> Report {
+        while self.report.depths.last() == Some(&0) {
+            self.report.depths.pop();
         }
-        Report {
-            end,
-            num_states: self.visited.len() as u64,
-            num_edges: self.num_edges,
-            num_waiting: self.num_waiting,
-            depths,
-            notes: self.notes,
-            story: self.story,
-            seconds: self.start.elapsed().as_secs_f64(),
-            num_bytes: self.num_bytes as u64,
-        }
+        self.report.num_states = self.visited.len() as u64;
+        self.report.seconds = self.start.elapsed().as_secs_f64();
+        Report { end, ..self.report }
     }
 }
 

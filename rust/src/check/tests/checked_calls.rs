@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the judges of calls and of states find where something is wrong.
 //!
-//! Rules: as in checked_states.rs, whose runs these stories begin with.
+//! The stories begin with the runs of checked_states.rs.
 
 use std::collections::BTreeSet;
 

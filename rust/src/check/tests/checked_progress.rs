@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the judges of runs find where nothing can go on any more.
 //!
-//! Rules: as in checked_states.rs, whose runs these stories begin with.
+//! The stories begin with the runs of checked_states.rs.
 
 use crate::check::properties::liveness::{RUN_PROPERTIES, RunJudge, admit_never};
 use crate::check::tests::checked_states::{A, B, Run, config};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stories that every judge hears, and what each of them finds where something was done wrong.
 //!
-//! Rules: a run makes calls on a state and judges each batch as a search does. A judge is shown to
-//! fail by one change of what it looks at, behind a run in which it found nothing.
+//! A run makes calls on a state and judges each batch as a search does. A judge is shown to fail by
+//! one change of what it looks at, behind a run in which it found nothing.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::check::properties::outcomes::{check_events, check_hit, check_outcome}
 use crate::check::properties::published::Made;
 use crate::check::properties::{liveness, transitions};
 use crate::check::world::calls::perform;
-use crate::check::world::world::{KindOfRequest, Moves, World};
+use crate::check::world::world::World;
 use crate::invariants::pool_and_state::check;
 use crate::invariants::requests::Scratch;
 use crate::oracle::calls::{Call, Name, Slots, Value};
@@ -84,7 +84,7 @@ impl Run {
         self.call(&Call::AddRequest { name, tokens: tokens.to_vec(), kind: 0 });
     }
 
-    /// Schedule so many tokens behind the longest hit.
+    /// Schedule this many tokens behind the longest hit.
     fn allocate(&mut self, name: Name, num_new: u32) -> Value {
         let hit = get_computed_blocks(&self.state, name.id()).unwrap();
         check_hit(&self.state, self.state.request(name.id()).unwrap(), &hit).unwrap();
@@ -128,24 +128,7 @@ impl Run {
 }
 
 fn world(config: Config) -> World {
-    World {
-        config,
-        num_requests: 2,
-        num_tokens: 8,
-        num_prompt: 8,
-        num_letters: 2,
-        num_drafts: 2,
-        num_lookahead: 0,
-        num_external: 0,
-        num_encoder: 0,
-        num_pins: 1,
-        delays: vec![false],
-        kinds_of_requests: vec![KindOfRequest::default()],
-        calls_per_batch: 1,
-        loads_fail: false,
-        calls: BTreeSet::new(),
-        moves: Moves::Calls,
-    }
+    World { num_drafts: 2, calls: BTreeSet::new(), ..World::new(config, 2, 8, 8) }
 }
 
 pub(crate) fn config() -> Config {
@@ -201,9 +184,10 @@ pub(crate) fn scheduled(config: Config) -> Run {
     run
 }
 
-/// The commands of the open batch, changed.
-fn change(run: &mut Run, mut each: impl FnMut(Command) -> Option<Command>) {
-    run.state.effects.commands = run.state.effects.commands.iter().filter_map(&mut each).collect();
+/// Take commands out of the open batch.
+fn lose(run: &mut Run, lost: impl Fn(&Command) -> bool) {
+    let commands = run.state.effects.commands.iter();
+    run.state.effects.commands = commands.filter(|each| !lost(each)).collect();
 }
 
 #[test]
@@ -224,14 +208,12 @@ fn a_run_of_the_core_breaks_nothing() {
 #[test]
 fn a_block_table_that_was_not_told_is_found() {
     let mut run = scheduled(config());
-    change(&mut run, |each| {
-        Some(each).filter(|each| !matches!(each, Command::SetTable { position: 2, .. }))
-    });
+    lose(&mut run, |each| matches!(each, Command::SetTable { position: 2, .. }));
     assert_eq!(run.found(), "KV-READ");
     let mut run = scheduled(config());
     run.close();
     run.call(&Call::Free { name: A });
-    change(&mut run, |each| Some(each).filter(|each| !matches!(each, Command::CutTable { .. })));
+    lose(&mut run, |each| matches!(each, Command::CutTable { .. }));
     assert_eq!(run.found(), "TABLE-MIRROR");
 }
 
@@ -240,7 +222,7 @@ fn a_free_that_was_not_told_is_found() {
     let mut run = scheduled(config());
     run.close();
     run.call(&Call::Free { name: A });
-    change(&mut run, |each| Some(each).filter(|each| !matches!(each, Command::Free { .. })));
+    lose(&mut run, |each| matches!(each, Command::Free { .. }));
     assert_eq!(run.found(), "OWNER-MIRROR");
 }
 
@@ -251,7 +233,7 @@ fn a_copy_that_was_forgotten_is_found() {
     run.call(&Call::Fork { parent: A, child: B });
     run.close();
     run.call(&Call::Append { name: B, token: 9 });
-    change(&mut run, |each| Some(each).filter(|each| !matches!(each, Command::CopyOnWrite { .. })));
+    lose(&mut run, |each| matches!(each, Command::CopyOnWrite { .. }));
     assert_eq!(run.found(), "KV-READ");
 }
 
@@ -286,7 +268,7 @@ fn a_block_that_should_be_zero_is_found() {
     let mut run = scheduled(config.clone());
     run.close();
     let mut run = scheduled(config);
-    change(&mut run, |each| Some(each).filter(|each| !matches!(each, Command::Zero { .. })));
+    lose(&mut run, |each| matches!(each, Command::Zero { .. }));
     assert_eq!(run.found(), "ZEROED");
 }
 

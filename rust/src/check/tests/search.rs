@@ -6,34 +6,15 @@ use std::time::Instant;
 use crate::check::check_world;
 use crate::check::search::report::{End, Report};
 use crate::check::search::search::Limits;
-use crate::check::world::world::{KindOfRequest, Moves, Symmetry, World};
+use crate::check::world::world::{Moves, Symmetry, World};
 use crate::types::config::Config;
 use crate::types::violation::Judges;
 
-/// So many usable blocks of two tokens, requests and tokens.
+/// A world of this many usable blocks of two tokens, requests, tokens and prompt tokens.
 fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -> World {
     let mut config = Config::new(num_blocks, 2, b"explored");
     config.null_block = false;
-    let calls =
-        ["add_request", "allocate_slots", "append", "fork", "free", "remove_request"].into_iter();
-    World {
-        config,
-        num_requests,
-        num_tokens,
-        num_prompt,
-        num_letters: 2,
-        num_drafts: 0,
-        num_lookahead: 0,
-        num_external: 0,
-        num_encoder: 0,
-        num_pins: 1,
-        delays: vec![false],
-        kinds_of_requests: vec![KindOfRequest::default()],
-        calls_per_batch: 1,
-        loads_fail: false,
-        calls: calls.chain(["reset_prefix_cache"]).map(str::to_owned).collect(),
-        moves: Moves::Calls,
-    }
+    World::new(config, num_requests, num_tokens, num_prompt)
 }
 
 fn run(world: World, workers: usize) -> Report {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Calls as data, made on a state.
 //!
-//! Rules: a call that misuses the core gives the error as its value, and compares by it. Requests
-//! are named by small numbers, "0", "1" and so on, as every exploration does. Twin of
+//! A call that misuses the core gives the error as its value, and compares by it. Requests are
+//! named by small numbers, "0", "1" and so on, as every exploration does. Twin of
 //! kvcore/trace/calls.py.
 
 use crate::check::world::world::World;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can be explored: a start, the edges of a node, a name for each class of nodes, a judge.
 //!
-//! Rules: a search (`search.rs`) knows nothing else of what it explores. Edges come in a fixed
-//! order that depends on the node alone, so that a run can be found again by the numbers of its
-//! edges. Each worker has a model of its own. Twin: kvcore/check/world/model.py.
+//! A search (`search.rs`) knows nothing else of what it explores. Edges come in a fixed order that
+//! depends on the node alone, so that a run can be found again by the numbers of its edges. Each
+//! worker has a model of its own. Twin: kvcore/check/world/model.py.
 
 use crate::check::search::report::{Notes, Shown};
 use crate::oracle::calls::Call;
@@ -38,8 +38,8 @@ pub trait Sink {
     /// Whether no node of this name is known yet; the edge is counted.
     fn is_new(&mut self, name: Fingerprint) -> bool;
 
-    /// Keep the node of an edge that was new: what it shows, and what writes it down.
-    fn keep(&mut self, edge: Edge, shown: Shown, write: &mut dyn FnMut(&mut Vec<u8>));
+    /// Keep the packed node of an edge that was new, and what it shows.
+    fn keep(&mut self, edge: Edge, shown: Shown, packed: &[u8]);
 }
 
 /// Something to explore, for one worker.
@@ -53,7 +53,4 @@ pub trait Model: Send {
 
     /// The calls of one edge of a packed node, and the node that it leads to, packed.
     fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)>;
-
-    /// What is said of a packed node.
-    fn judge(&mut self, node: &[u8]) -> Judgement;
 }

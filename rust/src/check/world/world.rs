@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A world: how far an exploration goes, by which moves, and which names it folds together.
 //!
-//! Rules: a world is plain data, so that one and the same world is explored in both languages. A
-//! move is what an engine does at once: one call, or a few that belong together. Twin:
+//! A world is plain data, so that one and the same world is explored in both languages. A move is
+//! what an engine does at once: one call, or a few that belong together. Twin:
 //! kvcore/check/world/world.py.
 
 use std::collections::BTreeSet;
 
 use crate::types::config::Config;
 use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+
+/// The calls that a world tries unless it says otherwise.
+pub const BASIC_CALLS: &str =
+    "add_request allocate_slots append fork free remove_request reset_prefix_cache";
 
 /// Which names are renamed to fold states: those of requests, blocks and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +90,7 @@ pub struct World {
     pub num_external: u32,
     /// Encoder tokens that a request brings with its first slots.
     pub num_encoder: u32,
-    /// Most pins at a time; no store begins where so many operations are in flight.
+    /// Most pins at a time; no store begins while this many operations are in flight.
     pub num_pins: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
@@ -103,6 +107,30 @@ pub struct World {
 }
 
 impl World {
+    /// At most this many requests, tokens per request and tokens per prompt; the basic calls, each
+    /// by itself, and no other feature.
+    #[must_use]
+    pub fn new(config: Config, num_requests: u32, num_tokens: u32, num_prompt: u32) -> Self {
+        World {
+            config,
+            num_requests,
+            num_tokens,
+            num_prompt,
+            num_letters: 2,
+            num_drafts: 0,
+            num_lookahead: 0,
+            num_external: 0,
+            num_encoder: 0,
+            num_pins: 1,
+            delays: vec![false],
+            kinds_of_requests: vec![KindOfRequest::default()],
+            calls_per_batch: 1,
+            loads_fail: false,
+            calls: BASIC_CALLS.split(' ').map(str::to_owned).collect(),
+            moves: Moves::Calls,
+        }
+    }
+
     /// Whether a transition is to be tried.
     #[must_use]
     pub fn tries(&self, call: &str) -> bool {
