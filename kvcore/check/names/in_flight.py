@@ -160,7 +160,7 @@ def live(node: Node, wanted: Contents) -> Contents:
     for name in node.before:
         tables = state.requests[name].tables if name in state.requests else ()
         to_come.update(("device", block) for table in tables for block in table)
-    kept: Contents = attrs.field(factory=dict)
+    kept: Contents = {}
     for place, slots in node.contents.items():
         if place in to_come:
             kept[place] = slots
