@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The words of text traces: what calls are made of, and what they come to.
 //!
-//! Rules: those of `runner.rs`, of which this is a part. Python's own conversions are enough
-//! for it.
+//! Why: Python's runner reads these words by its own conversions.
 
 use std::collections::HashMap;
 
@@ -62,7 +61,7 @@ pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
     Some(request)
 }
 
-/// The request of a call and what is asked for it; hits: the last one of each request.
+/// The request of a call and its options; hits: the last one of each request.
 pub fn read_slot_request<'a>(
     words: &[&'a str],
     hits: &HashMap<String, Hit>,
@@ -117,18 +116,13 @@ pub fn read_done(word: &str) -> Result<bool, Failure> {
     }
 }
 
-/// So many words.
-pub fn exactly<'a, const COUNT: usize>(words: &[&'a str]) -> Result<[&'a str; COUNT], Failure> {
-    words.try_into().map_err(|_| Failure::Words)
-}
-
 /// The number of a word.
 pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, Failure> {
     word.parse().map_err(|_| Failure::Words)
 }
 
 /// The number of each word.
-pub fn numbers(words: &[&str]) -> Result<Vec<i64>, Failure> {
+pub fn numbers<T: std::str::FromStr>(words: &[&str]) -> Result<Vec<T>, Failure> {
     words.iter().map(|word| number(word)).collect()
 }
 
@@ -171,14 +165,15 @@ pub fn write_host_tables(tables: &[Table]) -> String {
     format!("blocks {}", tables.join(" | "))
 }
 
-/// A free queue, front first.
-pub fn write_queue(pool: &BlockPool) -> String {
-    write_ids(pool.queue.iter().map(|block| block.0))
+/// The free queue of a pool, front first; empty without a pool.
+pub fn write_queue(pool: Option<&BlockPool>) -> String {
+    write_ids(pool.into_iter().flat_map(|pool| pool.queue.iter()).map(|block| block.0))
 }
 
-/// Blocks in quarantine, in the order of their release.
-pub fn write_waiting(pool: &BlockPool) -> String {
-    let waiting = pool.quarantine.as_ref().map_or_else(Vec::new, Quarantine::blocks);
+/// The blocks in quarantine, in the order of their release.
+pub fn write_waiting(pool: Option<&BlockPool>) -> String {
+    let quarantine = pool.and_then(|pool| pool.quarantine.as_ref());
+    let waiting = quarantine.map_or_else(Vec::new, Quarantine::blocks);
     write_ids(waiting.into_iter().map(|block| block.0))
 }
 
