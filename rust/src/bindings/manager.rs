@@ -38,7 +38,7 @@ pub(crate) struct Manager {
 impl Manager {
     /// A manager that holds this state.
     pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
-        let no_blocks = values::no_blocks(py, state.config().groups.len())?.0.unbind();
+        let no_blocks = values::no_blocks(py, state.config.groups.len())?.0.unbind();
         let appended = values::appended(py, &Appended { done: 1, refused: None })?.0.unbind();
         let appended_one = appended.clone_ref(py);
         let appended = (1, appended);

@@ -224,7 +224,7 @@ impl Manager {
         let count = given.count(num_computed_tokens)?;
         let fell = Self::change(slf, &given, |state| {
             let rows = rewind(state, &names, count)?;
-            Ok::<_, Error>(rows.iter().map(|&row| state[row].request_id().to_owned()).collect())
+            Ok::<_, Error>(rows.iter().map(|&row| state[row].request_id.to_string()).collect())
         })?;
         values::names(slf.py(), fell)
     }

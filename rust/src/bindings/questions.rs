@@ -114,7 +114,7 @@ impl Manager {
     /// Tokens of a request that are computed or scheduled. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_computed_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_computed)
+        Self::ask_one(slf, request_id, |request| request.num_computed)
     }
 
     /// The row of a request. Changes nothing.
@@ -140,13 +140,13 @@ impl Manager {
     /// Device blocks in the free queue.
     #[getter]
     fn num_free_blocks(&self) -> u32 {
-        self.state.device().num_free()
+        self.state.device.num_free()
     }
 
     /// Host blocks in the free queue; 0 without a host tier.
     #[getter]
     fn num_free_host_blocks(&self) -> u32 {
-        self.state.host().map_or(0, |host| host.num_free())
+        self.state.host.as_ref().map_or(0, |host| host.num_free())
     }
 
     /// The canonical bytes of the state. O(pool).

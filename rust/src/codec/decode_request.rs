@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::state::state::{Apart, NO_HOST_BLOCK, RequestState};
+use crate::state::state::{NO_HOST_BLOCK, RequestState};
 use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
@@ -26,15 +26,7 @@ pub(crate) fn read_request(
         skip_reading: source.flag()?,
         extra_keys: Some(read_extra_keys(source)?).filter(|keys| !keys.is_empty()).map(Arc::new),
         num_computed: source.u32()?,
-        tables: Vec::new(),
-        num_cached: Vec::new(),
-        host_tables: Vec::new(),
-        preempted: false,
-        num_loading: 0,
-        load_end: 0,
-        quiet_until: 0,
-        quiet_since: 0,
-        apart: Apart::default(),
+        ..RequestState::default()
     };
     for _ in &config.groups {
         request.tables.push(source.blocks(config.num_blocks)?);

@@ -225,7 +225,7 @@ fn write_operations(out: &mut Writer, state: &State) {
         out.u32(operation.block.0);
         out.sized(&operation.key.0);
         out.u64(operation.batch);
-        out.text(operation.request.map(|row| state[row].request_id()));
+        out.text(operation.request.map(|row| &*state[row].request_id));
         out.u32(operation.first_token);
     }
     out.u32(state.next_operation);

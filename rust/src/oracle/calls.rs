@@ -18,7 +18,7 @@ impl Name {
     /// The name of a request that an exploration added.
     #[must_use]
     pub fn of(request: &RequestState) -> Self {
-        Name(request.request_id().as_bytes()[0] - b'0')
+        Name(request.request_id.as_bytes()[0] - b'0')
     }
 
     /// The id.

@@ -7,24 +7,10 @@ use std::ops::{Index, IndexMut};
 
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{RequestState, State, request_mut};
-use crate::types::config::Config;
-use crate::types::effects::Effects;
 use crate::types::errors::repr;
-use crate::types::ids::{Row, Table};
+use crate::types::ids::Row;
 
 impl RequestState {
-    /// The id that the engine gave.
-    #[must_use]
-    pub fn request_id(&self) -> &str {
-        &self.request_id
-    }
-
-    /// The tokens, in order.
-    #[must_use]
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
     /// Tokens of the request.
     #[must_use]
     pub fn num_tokens(&self) -> u32 {
@@ -37,18 +23,6 @@ impl RequestState {
         self.drafts.len() as u32
     }
 
-    /// Tokens that are computed or scheduled.
-    #[must_use]
-    pub fn num_computed(&self) -> u32 {
-        self.num_computed
-    }
-
-    /// Device block ids, one table a group.
-    #[must_use]
-    pub fn tables(&self) -> &[Table] {
-        &self.tables
-    }
-
     /// The request's name in messages.
     #[must_use]
     pub fn name(&self) -> String {
@@ -57,28 +31,10 @@ impl RequestState {
 }
 
 impl State {
-    /// What the state was made for.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// The device pool.
     #[must_use]
     pub fn device(&self) -> &BlockPool {
         &self.device
-    }
-
-    /// The host pool, where there is one.
-    #[must_use]
-    pub fn host(&self) -> Option<&BlockPool> {
-        self.host.as_ref()
-    }
-
-    /// Commands and events that were not taken yet.
-    #[must_use]
-    pub fn effects(&self) -> &Effects {
-        &self.effects
     }
 
     /// The numbers of the batches in flight, oldest first.

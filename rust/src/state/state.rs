@@ -33,64 +33,48 @@ pub const NO_HOST_BLOCK: BlockId = BlockId(u32::MAX);
 /// The greatest number of an operation.
 pub const MAX_OPERATION: u32 = (1 << 31) - 1;
 
-/// A request as the manager knows it.
-///
-/// The first 64 bytes are what most decode tokens read and change, so that each costs one cache
-/// line of its request.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub struct RequestState {
-    /// Accepted ones.
-    pub(crate) tokens: Vec<u32>,
-    /// Of its full blocks, at the config's hash_block_size; grown with the tokens, or handed in.
-    pub(crate) block_hashes: Vec<BlockHash>,
-    pub(crate) num_computed: u32,
-    /// Tokens up to which appends change the count alone (`fast_path.rs`), no part of the bytes.
-    pub(crate) quiet_until: u32,
-    /// The state's num_pins when that was found.
-    pub(crate) quiet_since: u64,
-    /// Device block ids, one table a group; no longer needed ones are the null block.
-    pub(crate) tables: Vec<Table>,
-    /// Leading blocks of each table that need no publication any more.
-    pub(crate) num_cached: Vec<u32>,
-    pub(crate) request_id: Arc<str>,
-    /// Guessed tokens behind the accepted ones.
-    pub(crate) drafts: Vec<u32>,
-    /// The tables in the host tier while swapped out, else empty.
-    pub(crate) host_tables: Vec<Table>,
-    /// None: it has no extra keys, as most.
-    pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
-    /// Its unfinished loads.
-    pub(crate) num_loading: u32,
-    /// Tokens up to the first failed load.
-    pub(crate) load_end: u32,
-    /// The engine hands in the hashes.
-    pub(crate) own_hashes: bool,
-    /// It never hits.
-    pub(crate) skip_reading: bool,
-    pub(crate) preempted: bool,
-    pub(crate) apart: Apart,
+clone_in_place! {
+    /// A request as the manager knows it.
+    ///
+    /// The first 64 bytes are what most decode tokens read and change, so that each costs one cache
+    /// line of its request.
+    #[derive(Debug, Default)]
+    #[repr(C, align(64))]
+    pub struct RequestState {
+        /// Accepted ones.
+        pub(crate) tokens: Vec<u32>,
+        /// Of its full blocks, at the config's hash_block_size; grown with the tokens, or handed
+        /// in.
+        pub(crate) block_hashes: Vec<BlockHash>,
+        pub(crate) num_computed: u32,
+        /// Tokens up to which appends change the count alone (`fast_path.rs`), no part of the
+        /// bytes.
+        pub(crate) quiet_until: u32,
+        /// The state's num_pins when that was found.
+        pub(crate) quiet_since: u64,
+        /// Device block ids, one table a group; no longer needed ones are the null block.
+        pub(crate) tables: Vec<Table>,
+        /// Leading blocks of each table that need no publication any more.
+        pub(crate) num_cached: Vec<u32>,
+        pub(crate) request_id: Arc<str>,
+        /// Guessed tokens behind the accepted ones.
+        pub(crate) drafts: Vec<u32>,
+        /// The tables in the host tier while swapped out, else empty.
+        pub(crate) host_tables: Vec<Table>,
+        /// None: it has no extra keys, as most.
+        pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
+        /// Its unfinished loads.
+        pub(crate) num_loading: u32,
+        /// Tokens up to the first failed load.
+        pub(crate) load_end: u32,
+        /// The engine hands in the hashes.
+        pub(crate) own_hashes: bool,
+        /// It never hits.
+        pub(crate) skip_reading: bool,
+        pub(crate) preempted: bool,
+        pub(crate) apart: Apart,
+    }
 }
-
-clone_in_place!(RequestState {
-    request_id,
-    tokens,
-    drafts,
-    block_hashes,
-    own_hashes,
-    skip_reading,
-    extra_keys,
-    num_computed,
-    tables,
-    num_cached,
-    host_tables,
-    preempted,
-    num_loading,
-    load_end,
-    quiet_until,
-    quiet_since,
-    apart
-});
 
 /// Makes a request five cache lines long, an odd number: of four, the first lines of many requests
 /// would fall into a quarter of a cache's sets.
@@ -159,69 +143,47 @@ pub struct Operation {
     pub(crate) first_token: u32,
 }
 
-/// Everything that a manager knows.
-#[derive(Debug)]
-pub struct State {
-    pub(crate) config: Config,
-    /// The parent of each request's first block; made from the seed once.
-    pub(crate) root: BlockHash,
-    /// Tokens that one block hash stands for; made from the groups once.
-    pub(crate) hash_block_size: u32,
-    /// Tokens that a hit is a multiple of; made from the groups once.
-    pub(crate) hit_alignment: u32,
-    /// Whether any group gives back blocks; made from the groups once.
-    pub(crate) has_windows: bool,
-    /// Hashes in one block of each group.
-    pub(crate) scales: Vec<u32>,
-    pub(crate) device: BlockPool,
-    pub(crate) host: Option<BlockPool>,
-    /// The request in each row, None where the row is free.
-    pub(crate) requests: Vec<Option<RequestState>>,
-    pub(crate) rows: HashMap<Arc<str>, Row>,
-    /// Rows to use again, in the order in which they were given back.
-    pub(crate) free_rows: Vec<Row>,
-    pub(crate) batch: OpenBatch,
-    /// The open batch's commands, and the events that are not yet drained.
-    pub(crate) effects: Effects,
-    /// The host pool's, which nobody reads.
-    pub(crate) host_effects: Effects,
-    pub(crate) stats: PrefixCacheStats,
-    /// Where they are recorded.
-    pub(crate) new_blocks: NewBlocks,
-    /// Unfinished ones, by number.
-    pub(crate) operations: BTreeMap<u32, Operation>,
-    pub(crate) next_operation: u32,
-    /// Taken batches that are neither completed nor cancelled, oldest first.
-    pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
-    /// External ones that may still fail.
-    pub(crate) loads: Vec<UnconfirmedLoad>,
-    /// Calls of `pin` so far, no part of the bytes.
-    pub(crate) num_pins: u64,
+clone_in_place! {
+    /// Everything that a manager knows.
+    #[derive(Debug)]
+    pub struct State {
+        pub(crate) config: Config,
+        /// The parent of each request's first block; made from the seed once.
+        pub(crate) root: BlockHash,
+        /// Tokens that one block hash stands for; made from the groups once.
+        pub(crate) hash_block_size: u32,
+        /// Tokens that a hit is a multiple of; made from the groups once.
+        pub(crate) hit_alignment: u32,
+        /// Whether any group gives back blocks; made from the groups once.
+        pub(crate) has_windows: bool,
+        /// Hashes in one block of each group.
+        pub(crate) scales: Vec<u32>,
+        pub(crate) device: BlockPool,
+        pub(crate) host: Option<BlockPool>,
+        /// The request in each row, None where the row is free.
+        pub(crate) requests: Vec<Option<RequestState>>,
+        pub(crate) rows: HashMap<Arc<str>, Row>,
+        /// Rows to use again, in the order in which they were given back.
+        pub(crate) free_rows: Vec<Row>,
+        pub(crate) batch: OpenBatch,
+        /// The open batch's commands, and the events that are not yet drained.
+        pub(crate) effects: Effects,
+        /// The host pool's, which nobody reads.
+        pub(crate) host_effects: Effects,
+        pub(crate) stats: PrefixCacheStats,
+        /// Where they are recorded.
+        pub(crate) new_blocks: NewBlocks,
+        /// Unfinished ones, by number.
+        pub(crate) operations: BTreeMap<u32, Operation>,
+        pub(crate) next_operation: u32,
+        /// Taken batches that are neither completed nor cancelled, oldest first.
+        pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
+        /// External ones that may still fail.
+        pub(crate) loads: Vec<UnconfirmedLoad>,
+        /// Calls of `pin` so far, no part of the bytes.
+        pub(crate) num_pins: u64,
+    }
 }
-
-clone_in_place!(State {
-    config,
-    root,
-    hash_block_size,
-    hit_alignment,
-    has_windows,
-    scales,
-    device,
-    host,
-    requests,
-    rows,
-    free_rows,
-    batch,
-    effects,
-    host_effects,
-    stats,
-    new_blocks,
-    operations,
-    next_operation,
-    in_flight,
-    loads,
-    num_pins
-});
 
 /// The empty state of a configuration. Fails with InvalidConfig.
 pub fn make_state(config: Config) -> Result<State, Error> {

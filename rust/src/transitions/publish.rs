@@ -19,7 +19,7 @@ use crate::transitions::in_flight::num_finished;
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
 use crate::types::effects::Effects;
-use crate::types::errors::Error;
+use crate::types::errors::{Error, check_count};
 use crate::types::events::{News, Stored};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
@@ -36,10 +36,7 @@ pub fn cache_blocks(
 ) -> Result<(), Error> {
     let row = state.idle(request_id)?;
     let num_computed = i64::from(state[row].num_computed);
-    if num_computed_tokens < 0 {
-        let name = "num_computed_tokens";
-        return Err(Error::InvalidCount { name, value: num_computed_tokens, least: 0 });
-    }
+    check_count("num_computed_tokens", num_computed_tokens, 0)?;
     if num_computed_tokens > num_computed {
         let request = state[row].name();
         return Err(Error::BeyondComputed { request, num_computed, asked: num_computed_tokens });

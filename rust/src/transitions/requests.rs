@@ -12,10 +12,10 @@ use std::sync::Arc;
 use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
-use crate::state::state::{Apart, RequestState, State};
+use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::forget;
 use crate::transitions::unconfirmed_loads::forget_reporter;
-use crate::types::errors::{Error, repr};
+use crate::types::errors::{Error, check_count, repr};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
 use crate::types::ids::{Row, Table};
 use crate::types::keys::HASH_SIZE;
@@ -86,9 +86,7 @@ pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Resu
 pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<(), Error> {
     let row = state.on_device(request_id)?;
     let request = &state[row];
-    if num_accepted < 0 {
-        return Err(Error::InvalidCount { name: "num_accepted", value: num_accepted, least: 0 });
-    }
+    check_count("num_accepted", num_accepted, 0)?;
     let num_scheduled = i64::from(request.num_computed - request.num_accepted());
     if num_scheduled > 0 && state.batch.records.get(row).is_some() {
         return Err(Error::InOpenBatch { thing: format!("request {}", request.name()) });
@@ -165,22 +163,9 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
     state.rows.insert(Arc::clone(&request_id), row);
     state.requests[row.index()] = Some(RequestState {
         request_id,
-        tokens: Vec::new(),
-        drafts: Vec::new(),
-        block_hashes: Vec::new(),
-        own_hashes: false,
-        skip_reading: false,
-        extra_keys: None,
-        num_computed: 0,
         tables: vec![Table::new(); num_groups],
         num_cached: vec![0; num_groups],
-        host_tables: Vec::new(),
-        preempted: false,
-        num_loading: 0,
-        load_end: 0,
-        quiet_until: 0,
-        quiet_since: 0,
-        apart: Apart::default(),
+        ..RequestState::default()
     });
     row
 }
@@ -288,7 +273,7 @@ mod tests {
         let expected: Vec<_> =
             hash_blocks(root, &[1, 2, 3, 4, 5], 2, 0, &none, Hashing::Sha256).collect();
         assert_eq!(grown[row].block_hashes, expected);
-        assert_eq!(grown[row].tokens(), [1, 2, 3, 4, 5]);
+        assert_eq!(grown[row].tokens, [1, 2, 3, 4, 5]);
     }
 
     #[test]

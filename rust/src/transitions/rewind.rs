@@ -15,7 +15,7 @@ use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
 use crate::transitions::unconfirmed_loads::{first_reported, most_loaded, spoil, spoilt_requests};
-use crate::types::errors::Error;
+use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
 
 /// Let requests count no more than num_computed_tokens; returns the rows of those that fell.
@@ -29,10 +29,7 @@ pub fn rewind(
     num_computed_tokens: i64,
 ) -> Result<Vec<Row>, Error> {
     let rows = state.distinct(request_ids)?;
-    if num_computed_tokens < 0 {
-        let name = "num_computed_tokens";
-        return Err(Error::InvalidCount { name, value: num_computed_tokens, least: 0 });
-    }
+    check_count("num_computed_tokens", num_computed_tokens, 0)?;
     for &row in &rows {
         check_rewound(state, row, num_computed_tokens)?;
     }

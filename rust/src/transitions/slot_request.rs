@@ -7,7 +7,7 @@
 
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::requests::check_drafts_settled;
-use crate::types::errors::Error;
+use crate::types::errors::{Error, check_count};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::BlockId;
 use crate::types::values::Hit;
@@ -97,15 +97,11 @@ impl SlotRequest {
 
 /// Fails with InvalidCount for a count below zero.
 pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
-    let check = |name, value| match value {
-        0.. => Ok(()),
-        _ => Err(Error::InvalidCount { name, value, least: 0 }),
-    };
-    check("num_new_tokens", slot_request.num_new_tokens)?;
-    check("num_lookahead_tokens", slot_request.num_lookahead_tokens)?;
-    check("num_external_computed_tokens", slot_request.num_external_computed_tokens)?;
-    check("num_encoder_tokens", slot_request.num_encoder_tokens)?;
-    check("reserved_blocks", slot_request.reserved_blocks)
+    check_count("num_new_tokens", slot_request.num_new_tokens, 0)?;
+    check_count("num_lookahead_tokens", slot_request.num_lookahead_tokens, 0)?;
+    check_count("num_external_computed_tokens", slot_request.num_external_computed_tokens, 0)?;
+    check_count("num_encoder_tokens", slot_request.num_encoder_tokens, 0)?;
+    check_count("reserved_blocks", slot_request.reserved_blocks, 0)
 }
 
 /// The hit blocks a group, none where there is no hit. Fails for nothing to do, wrong hits, and

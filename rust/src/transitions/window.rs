@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::state::state::State;
 use crate::state::table_edit::{TableEdit, users};
 use crate::transitions::in_flight::note_request;
-use crate::types::errors::Error;
+use crate::types::errors::{Error, check_count};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 
@@ -40,10 +40,7 @@ pub fn remove_skipped_blocks(
 ) -> Result<(), Error> {
     let row = state.idle(request_id)?;
     let num_computed = i64::from(state[row].num_accepted());
-    if total_computed_tokens < 0 {
-        let name = "total_computed_tokens";
-        return Err(Error::InvalidCount { name, value: total_computed_tokens, least: 0 });
-    }
+    check_count("total_computed_tokens", total_computed_tokens, 0)?;
     if total_computed_tokens > num_computed {
         let request = state[row].name();
         return Err(Error::BeyondComputed { request, num_computed, asked: total_computed_tokens });

@@ -4,8 +4,19 @@
 //! Rules: `clone_from` of a state copies field by field, so that a search that copies a state for
 //! each of its edges makes no room anew; a quarter of its time went there.
 
-/// `Clone` for a struct of these fields, whose `clone_from` keeps the room of each.
+/// `Clone` for a struct, whose `clone_from` keeps the room of each field. Takes the struct's
+/// definition, or its name and fields.
 macro_rules! clone_in_place {
+    ($(#[$meta:meta])* $pub:vis struct $name:ident {
+        $($(#[$note:meta])* $visible:vis $field:ident: $kind:ty,)*
+    }) => {
+        $(#[$meta])*
+        $pub struct $name {
+            $($(#[$note])* $visible $field: $kind,)*
+        }
+
+        $crate::types::clone_in_place::clone_in_place!($name { $($field),* });
+    };
     ($name:ident { $($field:ident),* $(,)? }) => {
         impl Clone for $name {
             fn clone(&self) -> Self {

@@ -45,71 +45,51 @@ pub enum Publish {
     Completed,
 }
 
-/// Sizes and options of one manager; `make_state` checks them.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Blocks of the device pool, the null block included.
-    pub num_blocks: u32,
-    /// At least one group.
-    pub groups: Vec<Group>,
-    /// Blocks of the host tier, 0 for none.
-    pub num_host_blocks: u32,
-    /// Longest request in tokens; the pool must hold one such request.
-    pub max_model_len: Option<u32>,
-    /// Most tokens that one step computes of a request, None for max_model_len.
-    pub max_num_batched_tokens: Option<u32>,
-    /// Whether full blocks can be found again.
-    pub enable_caching: bool,
-    /// Whether block 0 of the device pool is a placeholder.
-    pub null_block: bool,
-    /// Which freed block leaves first.
-    pub eviction: Eviction,
-    /// Whether a second block of one content stays.
-    pub duplicates: Duplicates,
-    /// Room added behind a request when it grows, in tokens.
-    pub num_preallocate_tokens: u32,
-    /// Blocks that an admission leaves free.
-    pub watermark_blocks: u32,
-    /// A hit leaves its last matched block to be computed, in the groups flagged `eagle`, in all if
-    /// none is.
-    pub use_eagle: bool,
-    /// Whether changes of the index are told.
-    pub enable_events: bool,
-    /// Keep what `take_new_block_ids` hands out.
-    pub record_new_blocks: bool,
-    /// How block hashes are made.
-    pub hashing: Hashing,
-    /// Root of the key chains.
-    pub hash_seed: Vec<u8>,
-    /// Taken batches that may be unfinished at a time; 0: taking a batch completes it.
-    pub max_in_flight: u32,
-    /// When full blocks become findable.
-    pub publish: Publish,
-    /// Events have a digest of a request's salt, not the salt.
-    pub hide_salts: bool,
+clone_in_place! {
+    /// Sizes and options of one manager; `make_state` checks them.
+    #[derive(Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// Blocks of the device pool, the null block included.
+        pub num_blocks: u32,
+        /// At least one group.
+        pub groups: Vec<Group>,
+        /// Blocks of the host tier, 0 for none.
+        pub num_host_blocks: u32,
+        /// Longest request in tokens; the pool must hold one such request.
+        pub max_model_len: Option<u32>,
+        /// Most tokens that one step computes of a request, None for max_model_len.
+        pub max_num_batched_tokens: Option<u32>,
+        /// Whether full blocks can be found again.
+        pub enable_caching: bool,
+        /// Whether block 0 of the device pool is a placeholder.
+        pub null_block: bool,
+        /// Which freed block leaves first.
+        pub eviction: Eviction,
+        /// Whether a second block of one content stays.
+        pub duplicates: Duplicates,
+        /// Room added behind a request when it grows, in tokens.
+        pub num_preallocate_tokens: u32,
+        /// Blocks that an admission leaves free.
+        pub watermark_blocks: u32,
+        /// A hit leaves its last matched block to be computed, in the groups flagged `eagle`, in
+        /// all if none is.
+        pub use_eagle: bool,
+        /// Whether changes of the index are told.
+        pub enable_events: bool,
+        /// Keep what `take_new_block_ids` hands out.
+        pub record_new_blocks: bool,
+        /// How block hashes are made.
+        pub hashing: Hashing,
+        /// Root of the key chains.
+        pub hash_seed: Vec<u8>,
+        /// Taken batches that may be unfinished at a time; 0: taking a batch completes it.
+        pub max_in_flight: u32,
+        /// When full blocks become findable.
+        pub publish: Publish,
+        /// Events have a digest of a request's salt, not the salt.
+        pub hide_salts: bool,
+    }
 }
-
-clone_in_place!(Config {
-    num_blocks,
-    groups,
-    num_host_blocks,
-    max_model_len,
-    max_num_batched_tokens,
-    enable_caching,
-    null_block,
-    eviction,
-    duplicates,
-    num_preallocate_tokens,
-    watermark_blocks,
-    use_eagle,
-    enable_events,
-    record_new_blocks,
-    hashing,
-    hash_seed,
-    max_in_flight,
-    publish,
-    hide_salts
-});
 
 impl Config {
     /// One group and the defaults of `kvcore.Config`. hash_seed: root of the key chains.

@@ -345,6 +345,11 @@ impl fmt::Display for InvariantViolation {
 
 impl std::error::Error for InvariantViolation {}
 
+/// Fails with InvalidCount for a count below the least one.
+pub(crate) fn check_count(name: &'static str, value: i64, least: i64) -> Result<(), Error> {
+    if value < least { Err(Error::InvalidCount { name, value, least }) } else { Ok(()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

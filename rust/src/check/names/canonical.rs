@@ -166,7 +166,7 @@ impl Namer {
     /// The ids and rows of requests, where they are not renamed.
     fn write_names(&mut self, state: &State, rows: &[usize]) {
         for &row in rows {
-            let id = state.requests[row].as_ref().map_or("", RequestState::request_id);
+            let id = state.requests[row].as_ref().map_or("", |each| &*each.request_id);
             put(&mut self.name, row);
             put(&mut self.name, id.len());
             self.name.extend(id.bytes());
