@@ -47,11 +47,11 @@ class BlockPool:
 
         Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
-    def rank(self, blocks: Iterable[int], time: Any, length: Any, /) -> None:
+    def set_priority(self, blocks: Iterable[int], time: Any, length: Any, /) -> None:
         """
         Say when blocks were used, and how many tokens their chain has; None changes nothing.
 
-        Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+        Raises WrongArgument, UnknownBlock, and InvalidConfig unless the policy is "priority".
         """
     def release(self, blocks: Iterable[int], /) -> None:
         """
@@ -370,11 +370,11 @@ class Tiers:
 
         Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
-    def rank(self, blocks: Iterable[int], time: Any, length: Any, tier: str, /) -> None:
+    def set_priority(self, blocks: Iterable[int], time: Any, length: Any, tier: str, /) -> None:
         """
         Say when blocks were used, and how many tokens their chain has; None changes nothing.
 
-        Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
+        Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "priority".
         """
     def ref_count(self, block: int, tier: str, /) -> int:
         """

@@ -3,7 +3,7 @@
 
 Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-given, at the side that the eviction policy names, or by rank (`priority_eviction.py`). The pool
+given, at the side that the eviction policy names, or by priority (`priority_eviction.py`). The pool
 layer's transitions are in pool/transitions.py; the request layer works on a `PoolTransaction`.
 Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 """
@@ -25,19 +25,17 @@ from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
 
-PoolEviction = Literal["lru", "uncached_first", "ranked"]
-"""The policies of a `Config`, and by rank: for managers of the pool layer that say when a block was
-used.
-"""
+PoolEviction = Literal["lru", "uncached_first", "priority"]
+"""The policies of a `Config`, and "priority" for managers that set when a block was used."""
 
 
 class BlockPool(Struct, frozen=True, gc=False):
     """All blocks of one tier as a value.
 
-    first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
-    included. keys: the key of each block. pins: block to its number of pins. quarantine:
-    None where no batch is ever unfinished. ranks: block to what was said of its use.
-    last_placed: the block that was put into its place by rank last.
+    first_block: 1 if block 0 is the null block, else 0. ref_counts: owners of each block, pins
+    included. keys: the key of each block. pins: block id -> its number of pins. quarantine:
+    None if batches are never in flight. priorities: block id -> its eviction priority.
+    last_placed: the block that was put into its place by priority last.
     """
 
     first_block: int
@@ -48,7 +46,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     index: HashIndex
     pins: Map[int, int]
     quarantine: Quarantine | None = None
-    ranks: Map[int, tuple[float, int]] = Map()
+    priorities: Map[int, tuple[float, int]] = Map()
     last_placed: int | None = None
 
     @property

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranked policy of a pool: cached blocks leave in the order of what was said of their use.
+"""A pool's policy "priority": cached blocks leave by last access, chain length and id.
 
-Rules: free blocks without key stand in front, the last one freed first; behind them those with a
-key, in the order of their rank: least recent time, then longest chain, then lowest id. A block that
-is taken loses its rank. A block looks for its place from the back and from the one that found its
-place last, in turn: so it costs a few steps where time rises, and where a chain is freed one by
-one. Source: S002-16, 19, 23, 48. Twin: rust/src/pool/priority_eviction.rs.
+Invariants: free blocks without a key stand in front, the one freed last first; behind them stand
+those with a key: least recent time first, then longest chain, then lowest id. A block that is taken
+loses its priority.
+Why: the place of a block is searched from the back and from the block placed last, by turns. It
+takes a few steps if times rise, and if a chain is freed block by block.
+Source: S002-16, 19, 23, 48. Twin: rust/src/pool/priority_eviction.rs.
 """
 
 from __future__ import annotations
@@ -20,47 +21,47 @@ from kvcore.types.effects import Effects
 
 NEVER = -1.0
 """Access time assumed for a block that was never given one."""
-NO_RANK = (NEVER, 0)
-"""Time and length of a block of which nothing was said: it goes before all that were used."""
+NO_PRIORITY = (NEVER, 0)
+"""Priority of a block that was never given one: it leaves before all others."""
 
 
 def make_transaction(pool: BlockPool, effects: Effects) -> PoolTransaction:
     """A transaction on a pool that keeps its policy."""
     return (
         PriorityPoolTransaction(pool, effects)
-        if pool.eviction == "ranked"
+        if pool.eviction == "priority"
         else PoolTransaction(pool, effects)
     )
 
 
 class PriorityPoolTransaction(PoolTransaction):
-    """A pool whose free queue is ordered by rank, inside a transition."""
+    """A transaction on a pool whose free queue is ordered by priority."""
 
-    __slots__ = ("last_placed", "ranks")
+    __slots__ = ("last_placed", "priorities")
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
         super().__init__(pool, effects)
-        self.ranks = pool.ranks
+        self.priorities = pool.priorities
         self.last_placed = pool.last_placed
 
     def freeze(self) -> BlockPool:
         """The pool as a value."""
         old, new = self.pool, super().freeze()
-        if new is old and self.ranks is old.ranks:
+        if new is old and self.priorities is old.priorities:
             return old
-        return replace(new, ranks=self.ranks, last_placed=self.last_placed)
+        return replace(new, priorities=self.priorities, last_placed=self.last_placed)
 
-    def place(self, block: int) -> tuple[float, int, int]:
-        """What cached blocks are ordered by, the first to be evicted first."""
-        time, length = self.ranks.get(block, NO_RANK)
+    def sort_key(self, block: int) -> tuple[float, int, int]:
+        """Sort key of a cached block: the lowest is evicted first."""
+        time, length = self.priorities.get(block, NO_PRIORITY)
         return (time, -length, block)
 
     def take(self, count: int) -> list[int]:
-        """Give so many blocks from the front one owner each, and no rank."""
+        """Give `count` blocks from the front one owner each, and no priority."""
         blocks = super().take(count)
         for block in blocks:
-            if block in self.ranks:
-                self.ranks = self.ranks.delete(block)
+            if block in self.priorities:
+                self.priorities = self.priorities.delete(block)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -76,42 +77,42 @@ class PriorityPoolTransaction(PoolTransaction):
             else:
                 self.queue.prepend(block)
             self.effects.commands.append(Free(block, has_key))
-        self.insert_ranked(cached)
+        self.insert_by_priority(cached)
 
-    def insert_ranked(self, blocks: Sequence[int]) -> None:
+    def insert_by_priority(self, blocks: Sequence[int]) -> None:
         """Put cached blocks into their places: one search, then one walk towards the front."""
         if not blocks:
             return
-        queue, places = self.queue, sorted(map(self.place, blocks), reverse=True)
-        before = self.find_before(places[0])
-        for place in places:
-            while not self.leaves_before(before, place):
+        queue, sort_keys = self.queue, sorted(map(self.sort_key, blocks), reverse=True)
+        before = self.find_before(sort_keys[0])
+        for sort_key in sort_keys:
+            while not self.leaves_before(before, sort_key):
                 before = queue.preceding[before]
-            queue.insert(before, place[-1])
-            self.last_placed = place[-1]
+            queue.insert(before, sort_key[-1])
+            self.last_placed = sort_key[-1]
 
-    def find_before(self, place: tuple[float, int, int]) -> int:
-        """What a place is behind: from the back, and from the last one placed, in turn."""
+    def find_before(self, sort_key: tuple[float, int, int]) -> int:
+        """Free block, or sentinel, right before a sort key: searched from both starts by turns."""
         queue, back, near = self.queue, self.queue.preceding[self.queue.sentinel], self.last_placed
         if near is None or near not in queue or self.keys[near] is None:
             near = back
-        rises = self.leaves_before(near, place)
+        rises = self.leaves_before(near, sort_key)
         for _ in range(queue.length + 1):
-            if self.leaves_before(back, place):
+            if self.leaves_before(back, sort_key):
                 return back
             back = queue.preceding[back]
             after = queue.following[near]
-            if rises and (after == queue.sentinel or not self.leaves_before(after, place)):
+            if rises and (after == queue.sentinel or not self.leaves_before(after, sort_key)):
                 return near
-            if not rises and self.leaves_before(near, place):
+            if not rises and self.leaves_before(near, sort_key):
                 return near
             near = after if rises else queue.preceding[near]
         return queue.sentinel
 
-    def leaves_before(self, block: int, place: tuple[float, int, int]) -> bool:
-        """Whether a place is behind a free block, or the sentinel."""
+    def leaves_before(self, block: int, sort_key: tuple[float, int, int]) -> bool:
+        """Whether a free block, or the sentinel, stands before a sort key."""
         is_cached = block != self.queue.sentinel and self.keys[block] is not None
-        return not is_cached or self.place(block) < place
+        return not is_cached or self.sort_key(block) < sort_key
 
     def unpublish(self, block: int) -> None:
         """Forget the key of a block, if it has one; a free one goes to the front."""
@@ -132,22 +133,18 @@ class PriorityPoolTransaction(PoolTransaction):
         self.queue.remove(block)
         self.queue.prepend(block)
 
-    def note(self, block: int, time: float | None, length: int | None) -> None:
-        """Say when a block was used and how long its chain is; it stays in its place."""
-        old_time, old_length = self.ranks.get(block, NO_RANK)
-        new_time = old_time if time is None else time
-        new_length = old_length if length is None else length
-        if (new_time, new_length) != NO_RANK:
-            self.ranks = self.ranks.set(block, (new_time, new_length))
-        elif block in self.ranks:
-            self.ranks = self.ranks.delete(block)
-
-    def rank(self, blocks: Sequence[int], time: float | None, length: int | None) -> None:
-        """Say when blocks were used and how long their chain is; cached ones change places."""
+    def set_priority(self, blocks: Sequence[int], time: float | None, length: int | None) -> None:
+        """Set when blocks were used and how long their chain is; free cached ones move."""
         for block in blocks:
-            self.note(block, time, length)
+            old_time, old_length = self.priorities.get(block, NO_PRIORITY)
+            new_time = old_time if time is None else time
+            new_length = old_length if length is None else length
+            if (new_time, new_length) != NO_PRIORITY:
+                self.priorities = self.priorities.set(block, (new_time, new_length))
+            elif block in self.priorities:
+                self.priorities = self.priorities.delete(block)
         distinct = dict.fromkeys(blocks)
         moved = [each for each in distinct if self.keys[each] is not None and each in self.queue]
         for block in moved:
             self.queue.remove(block)
-        self.insert_ranked(moved)
+        self.insert_by_priority(moved)

@@ -39,8 +39,8 @@ __all__ = [
     "pin",
     "publish",
     "publish_all",
-    "rank",
     "release",
+    "set_priority",
     "take",
     "touch",
     "unpin",
@@ -173,26 +173,26 @@ def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
     return _change(pool, change)
 
 
-def rank(
+def set_priority(
     pool: BlockPool,
     blocks: Sequence[int],
     time: float | None = None,
     length: int | None = None,
 ) -> Outcome[BlockPool, None]:
-    """Say when blocks were used, and how many tokens their chain has; None leaves it as it was.
+    """Set when blocks were used and how many tokens their chain has; None keeps the old value.
 
-    Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+    Raises WrongArgument, UnknownBlock, and InvalidConfig unless the policy is "priority".
     """
-    said, tokens = _read_time(time), _read_length(length)
+    when, tokens = _read_time(time), _read_length(length)
     ids = read_ints(blocks)
 
     def change(tx: PoolTransaction) -> None:
         if not isinstance(tx, PriorityPoolTransaction):
-            reason = "blocks have ranks where it is 'ranked'"
+            reason = "blocks have priorities only if it is 'priority'"
             raise InvalidConfig(field="eviction", value=repr(tx.eviction), reason=reason)
         for block in ids:
             tx.check_block(block)
-        tx.rank(ids, said, tokens)
+        tx.set_priority(ids, when, tokens)
 
     return _change(pool, change)
 

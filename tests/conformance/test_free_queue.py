@@ -124,12 +124,12 @@ def test_the_queue_is_read_without_taking_from_it(backend: Backend) -> None:
     assert pool.call("take", 4) == (3, 0, 2, 1)
 
 
-def test_a_ranked_block_passes_all_that_were_used_before_it(backend: Backend) -> None:
-    pool = make_pool(backend, 4, eviction="ranked")
+def test_a_block_placed_by_priority_passes_all_that_were_used_before_it(backend: Backend) -> None:
+    pool = make_pool(backend, 4, eviction="priority")
     pool.call("take", 4)
     for block in range(4):
         pool.call("publish", block, KEYS[block])
-        pool.call("rank", [block], float(block), None)
+        pool.call("set_priority", [block], float(block), None)
     for block in (3, 1, 0):
         pool.call("release", [block])
     pool.call("release", [2])  # between 1 and 3; the look begins at 3 and at 0, the last that came

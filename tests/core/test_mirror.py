@@ -81,7 +81,7 @@ RUST_ONLY = {
     "oracle/calls": "a call as a value, which Python names by a str",
     "oracle/forward": "a part of contents.rs",
     "oracle/mirror": "a part of contents.rs",
-    "pool/eviction_rank": "a part of priority_eviction.rs that block_pool.rs needs",
+    "pool/eviction_priority": "a part of priority_eviction.rs that block_pool.rs needs",
     "pool/prefetch": "a hint to the processor, for which Python has no word",
     "state/access": "what may be read of a state from outside: Python's fields are public",
     "state/new_blocks": "Python has tuples of ids",

@@ -41,7 +41,7 @@ calls = st.one_of(
     st.tuples(st.just("publish"), ids, keys),
     st.tuples(st.just("unpublish"), ids),
     st.tuples(st.just("lookup"), keys),
-    st.tuples(st.just("rank"), several, times, st.none() | st.integers(0, 2)),
+    st.tuples(st.just("set_priority"), several, times, st.none() | st.integers(0, 2)),
     st.just(("clear_index",)),
 )
 WARM: list[tuple[Any, ...]] = [

@@ -72,7 +72,7 @@ class FacadeEngine(ABC):
     """Whether the facade goes on alike when its blocks have other ids."""
 
     def times(self) -> list[float]:
-        """The times that the facade compares, besides those of ranks."""
+        """The times that the facade compares, besides those of priorities."""
         return []
 
     @abstractmethod

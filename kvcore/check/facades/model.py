@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A facade in a small world as a model: all runs of an engine around it.
 
-A node is the calls that led to it, made again where its edges are tried, since a facade changes in
-place. Nodes are folded where tables, owners, keys, ranks, the order of free blocks and all contents
-are equal, blocks renamed where the facade does not go by their ids. A call that is refused leads
-nowhere, once it is judged.
+A node is the calls that led to it, made again when its edges are tried, since a facade changes in
+place. Nodes are folded if tables, owners, keys, priorities, the order of free blocks and all
+contents are equal, blocks renamed if the facade does not go by their ids. A refused call leads
+nowhere, once it is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcore.check.stories.scenes import Scene
 from kvcore.check.world.model import Broken, Edge, Step
 from kvcore.oracle.contents import Place
 from kvcore.pool.block_pool import BlockPool
-from kvcore.pool.priority_eviction import NO_RANK
+from kvcore.pool.priority_eviction import NO_PRIORITY
 from kvcore.trace.calls import Call
 from kvcore.types.commands import Tier
 from kvcore.types.errors import InvariantViolation
@@ -127,7 +127,7 @@ def _renamed(engine: FacadeEngine) -> object:
         used = [place for *_, table in sequences for place in table]
         used += [(tier, block) for tier, pool in pools for block in pool.queue]
         names = {place: at for at, place in enumerate(dict.fromkeys(used))}
-    times = {time for _, pool in pools for time, _ in pool.ranks.values()}
+    times = {time for _, pool in pools for time, _ in pool.priorities.values()}
     order = {time: at for at, time in enumerate(sorted(times.union(engine.times())))}
     rows = []
     for tier, pool in pools:
@@ -135,7 +135,7 @@ def _renamed(engine: FacadeEngine) -> object:
         for block, count in enumerate(pool.ref_counts):
             place = (tier, block)
             slots = engine.memory.contents.get(place)
-            time, length = pool.ranks.get(block, NO_RANK)
+            time, length = pool.priorities.get(block, NO_PRIORITY)
             where = (names.get(place, block), tier, queue.get(block))
             rows.append((*where, count, pool.keys[block], order.get(time), length, slots))
     tables = [(*seq[:3], [names.get(place, place) for place in seq[3]]) for seq in sequences]

@@ -166,12 +166,12 @@ def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
     patcher.replace(PrefixCachingBlockAllocator, "count_idle", count_absent)
 
 
-@facade_mutant("v0", "caching", "RANKED")
+@facade_mutant("v0", "caching", "PRIORITY-ORDER")
 def m_newest_leaves_first(patcher: Patcher) -> None:
     """Cached blocks leave in the wrong order: the one that was used last goes first."""
 
     def place(self: PriorityPoolTransaction, block: int) -> tuple[float, int, int]:
-        time, length = self.ranks.get(block, (-1.0, 0))
+        time, length = self.priorities.get(block, (-1.0, 0))
         return (-time, length, block)
 
     patcher.replace(PriorityPoolTransaction, "place", place)

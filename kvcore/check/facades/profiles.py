@@ -27,7 +27,7 @@ JUDGED = (
 )
 OWN = {
     "CMD-COMPLETE": "the copies that a call returns are those that the batch has",
-    "RANKED": "free blocks without key leave before those with one, which leave by their rank",
+    "PRIORITY-ORDER": "free blocks without a key leave first, then the others by priority",
 }
 """Sentences of properties that the facades alone have."""
 
@@ -121,7 +121,7 @@ FACADES: dict[str, Facade] = {
     "v0": Facade(
         name="v0",
         sentence="kvcore.legacy.v0.block_manager over prefix_caching_block",
-        judged=(*JUDGED, "IDX-SOUND", "IDX-COMPLETE", "NULL", "RANKED", "RESET"),
+        judged=(*JUDGED, "IDX-SOUND", "IDX-COMPLETE", "NULL", "PRIORITY-ORDER", "RESET"),
         lifted={
             "NULL-PREFIX": "the null block is taken from the GPU's like any other (S002-70)",
             "NO-ALIAS": "sequences of one group write their shared prompt together (S002-68)",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named properties of a facade's blocks: those of `kvcore.invariants` that pools have.
 
-RANKED is this file's own. Owners are compared with the blocks that the facade reports as held; if
-it reports none, REF is called LEAK.
+PRIORITY-ORDER is this file's own. Owners are compared with the blocks that the facade reports as
+held; if it reports none, REF is called LEAK.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from kvcore.invariants import pool_and_state
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.pool.block_pool import BlockPool
-from kvcore.pool.priority_eviction import NO_RANK
+from kvcore.pool.priority_eviction import NO_PRIORITY
 from kvcore.types.errors import InvariantViolation
 
 
@@ -45,10 +45,10 @@ def unowned(tier: str, pool: BlockPool, held: Counter[int]) -> Iterator[tuple[st
             yield name, f"{tier} block {block} counts {count} owners, {held[block]} hold it"
 
 
-def ranked(tiers: Tiers) -> Iterator[str]:
-    """RANKED: blocks without key are free before those with one, which leave by their rank."""
+def priority_order(tiers: Tiers) -> Iterator[str]:
+    """PRIORITY-ORDER: free blocks without a key leave first, then the others by priority."""
     for tier, pool in pool_and_state.pools(tiers):
-        if pool.eviction != "ranked":
+        if pool.eviction != "priority":
             continue
         places = [_place(pool, block) for block in pool.queue]
         for before, after in pairwise(places):
@@ -59,7 +59,7 @@ def ranked(tiers: Tiers) -> Iterator[str]:
 
 
 def _place(pool: BlockPool, block: int) -> tuple[bool, float, int, int]:
-    time, length = pool.ranks.get(block, NO_RANK)
+    time, length = pool.priorities.get(block, NO_PRIORITY)
     return (pool.keys[block] is not None, time, -length, block)
 
 
@@ -69,5 +69,5 @@ PROPERTIES: dict[str, Callable[[Tiers], Iterator[str]]] = {
     "NULL": pool_and_state.null_block,
     "IDX-SOUND": pool_and_state.index_sound,
     "IDX-COMPLETE": pool_and_state.index_complete,
-    "RANKED": ranked,
+    "PRIORITY-ORDER": priority_order,
 }

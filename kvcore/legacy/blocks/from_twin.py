@@ -19,8 +19,8 @@ from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.types.commands import Batch
 
 Columns = tuple[list[int], list[bytes | None], list[int], list[int], list[Any], int | None]
-"""Owners, keys, free queue from its front, place of each block under its key, ranks, and which
-block was ranked into its place last.
+"""Owners, keys, free queue from its front, place of each block under its key, priorities,
+and which block was put into its place by priority last.
 """
 
 
@@ -37,7 +37,7 @@ def from_columns(
 
 
 def _pool(columns: Columns, first_block: int, eviction: PoolEviction) -> BlockPool:
-    ref_counts, keys, queue, places, ranks, last_placed = columns
+    ref_counts, keys, queue, places, priorities, last_placed = columns
     index = HashIndexTransaction(HashIndex())
     for block in sorted(range(len(keys)), key=places.__getitem__):
         key = keys[block]
@@ -52,6 +52,6 @@ def _pool(columns: Columns, first_block: int, eviction: PoolEviction) -> BlockPo
         index.freeze(),
         Map(),
         None,
-        Map(ranks),
+        Map(priorities),
         last_placed,
     )

@@ -186,7 +186,7 @@ def unpublish(tiers: Tiers, block: int, tier: Tier = "device") -> Outcome[Tiers,
     return tiers.run(tier, lambda pool: transitions.unpublish(pool, block))
 
 
-def rank(
+def set_priority(
     tiers: Tiers,
     blocks: Sequence[int],
     time: float | None = None,
@@ -195,9 +195,9 @@ def rank(
 ) -> Outcome[Tiers, None]:
     """Set when blocks were used, and how many tokens their chain has; None leaves it as it was.
 
-    Raises WrongArgument, UnknownBlock, and InvalidConfig unless the tiers are ranked.
+    Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "priority".
     """
-    return tiers.run(tier, lambda pool: transitions.rank(pool, blocks, time, length))
+    return tiers.run(tier, lambda pool: transitions.set_priority(pool, blocks, time, length))
 
 
 def clear_index(tiers: Tiers, tier: Tier = "device") -> Outcome[Tiers, None]:

@@ -64,7 +64,7 @@ class BlockAllocator:
             reason = "{num_ids} different ids are given for {num_blocks} blocks"
             holds, num_ids = len(ids) == len(set(ids)) == num_blocks, len(set(ids))
             require(holds, reason, num_ids=num_ids, num_blocks=num_blocks)
-            backing = Backing(num_blocks, eviction="ranked", backend=backend)
+            backing = Backing(num_blocks, eviction="priority", backend=backend)
             blocks = TierBlocks(backing, "device", ids)
         self._block_size = block_size
         self.backend = backend

@@ -56,7 +56,7 @@ class RefCounter:
         self._is_alone = blocks is None
         if blocks is None:
             ids = tuple(dict.fromkeys(all_block_indices))
-            backing = Backing(len(ids), eviction="ranked", backend=backend)
+            backing = Backing(len(ids), eviction="priority", backend=backend)
             blocks = TierBlocks(backing, "device", ids)
         self._blocks = blocks
 

@@ -69,7 +69,7 @@ class CpuGpuBlockAllocator:
         for allocator, total in zip((on_gpu, on_cpu), sizes, strict=True):
             free = allocator.get_num_free_blocks()
             require(free == total, "{free} of {total} blocks are free", free=free, total=total)
-        self.backing = Backing(*sizes, eviction="ranked", backend=on_gpu.backend)
+        self.backing = Backing(*sizes, eviction="priority", backend=on_gpu.backend)
         on_gpu.rebind(TierBlocks(self.backing, "device", on_gpu.blocks.order))
         if sizes[1]:  # else it keeps its own blocks, which are none
             on_cpu.rebind(TierBlocks(self.backing, "host", on_cpu.blocks.order))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LRU evictor of the V0 block manager: a view on what the core's ranked queue would evict.
+"""The LRU evictor of the V0 block manager: a view on what the core's queue would evict by priority.
 
 In it are blocks with content and without owner. The order is smallest time, then longest chain,
 then lowest id, as set last; the core keeps it, so nothing stale stays behind. Taking a
@@ -95,7 +95,7 @@ class LRUEvictor(Evictor):
         fields = {"count": count, "found": found, "content_hash": content_hash}
         holds = (count, found) == (1, content_hash)
         require(holds, reason, block=block_id, **fields)
-        self._blocks.rank([block_id], last_accessed, num_hashed_tokens)
+        self._blocks.set_priority([block_id], last_accessed, num_hashed_tokens)
         self._blocks.release([block_id])
         self._forget_commands()
 
@@ -104,7 +104,7 @@ class LRUEvictor(Evictor):
         if block_id not in self:
             known = f"{self.num_blocks} blocks are in the evictor"
             raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
-        self._blocks.rank([block_id], last_accessed)
+        self._blocks.set_priority([block_id], last_accessed)
 
     def remove(self, block_id: BlockId) -> None:
         """Take a block out with its content. Raises WrongValue if it is not in the evictor."""
@@ -119,7 +119,7 @@ class LRUEvictor(Evictor):
     def _data_of(self, block_id: BlockId) -> BlockMetaData:
         content_hash = self._blocks.content_hash(block_id)
         assert content_hash is not None
-        time, length = self._blocks.rank_of(block_id)
+        time, length = self._blocks.priority_of(block_id)
         return BlockMetaData(content_hash, length, time)
 
     def _own(self, block_id: BlockId, data: BlockMetaData) -> None:
@@ -132,14 +132,14 @@ class LRUEvictor(Evictor):
             for each, its in kept.items():
                 self._own(each, its)
             self._blocks.release(list(kept))
-        self._blocks.rank([block_id], data.last_accessed, data.num_hashed_tokens)
+        self._blocks.set_priority([block_id], data.last_accessed, data.num_hashed_tokens)
         if block_id in self:
             self._blocks.evict(block_id)
         self._blocks.publish(block_id, key, data.num_hashed_tokens)
 
     def _all_owned(self, ids: frozenset[BlockId]) -> TierBlocks:
         """A pool of these blocks, each with one owner."""
-        backing = Backing(len(ids), eviction="ranked", backend=self._backend)
+        backing = Backing(len(ids), eviction="priority", backend=self._backend)
         backing.blocks.take(len(ids), "device")
         return TierBlocks(backing, "device", sorted(ids))
 

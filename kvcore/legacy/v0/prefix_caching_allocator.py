@@ -63,7 +63,7 @@ class BlockTracker:
 class UsedBlock(BlockTracker):
     """How one physical block is used now: a view, which the core alone changes.
 
-    A block is active while it has owners; when it was accessed is its rank in the core.
+    A block is active while it has owners; when it was accessed is part of its priority.
     """
 
     __slots__ = ("_block_id", "_blocks", "_computed")
@@ -82,7 +82,7 @@ class UsedBlock(BlockTracker):
         return self._blocks.ref_count(self._block_id) > 0
 
     def _last_accessed(self) -> float:
-        return self._blocks.rank_of(self._block_id)[0] if self.active else NEVER_ACCESSED
+        return self._blocks.priority_of(self._block_id)[0] if self.active else NEVER_ACCESSED
 
     active: Any = property(_is_active)
     computed: Any = property(lambda self: self.active and self._block_id in self._computed)
@@ -201,7 +201,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         if found != own:
             self.give_back([own])
             if not self.blocks.ref_count(found):
-                self.blocks.rank([found], NEVER_ACCESSED)
+                self.blocks.set_priority([found], NEVER_ACCESSED)
                 self.note_written([found])
             self.blocks.touch([found])
             block.block_id, block.computed = found, True
@@ -214,7 +214,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
             if not count and not self.blocks.is_evictable(block_id):
                 reason = f"Mark block as accessed which is not belonged to GPU: block {block_id}"
                 raise WrongValue(reason=f"{reason} is free", block=block_id)
-        self.blocks.rank(block_ids, time)
+        self.blocks.set_priority(block_ids, time)
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:  # noqa: ARG002 # S002-39
         """Count all that was promoted since the last call as computed, whatever is named."""

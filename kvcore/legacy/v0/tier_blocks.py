@@ -20,7 +20,7 @@ from typing import Any
 
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.v0.errors import UnknownName, require
-from kvcore.pool.priority_eviction import NEVER, NO_RANK
+from kvcore.pool.priority_eviction import NEVER, NO_PRIORITY
 from kvcore.types.commands import Tier
 from kvcore.types.keys import HASH_SIZE, KEY_SIZE, make_key
 from kvcore.types.values import Refused
@@ -139,11 +139,11 @@ class TierBlocks:
                 taken.append(block)
                 if key is not None:
                     core.publish(block, key, tier)
-                    core.rank((block,), None, length, tier)
+                    core.set_priority((block,), None, length, tier)
             else:
                 if not core.ref_count(block, tier):
                     revived.append(block)
-                    core.rank((block,), NEVER, None, tier)
+                    core.set_priority((block,), NEVER, None, tier)
                 core.touch((block,), tier)
             blocks.append(block)
         return self.names(blocks), self.names(taken), self.names(revived)
@@ -176,9 +176,9 @@ class TierBlocks:
         found = [core.lookup(key, tier) for key in keys]
         return [None if block is None else core.ref_count(block, tier) for block in found]
 
-    def rank_of(self, block: int) -> tuple[float, int]:
+    def priority_of(self, block: int) -> tuple[float, int]:
         """When a block was used, and how many tokens its chain has, as set last."""
-        return self.backing.state().pool(self.tier).ranks.get(self.place(block), NO_RANK)
+        return self.backing.state().pool(self.tier).priorities.get(self.place(block), NO_PRIORITY)
 
     def is_evictable(self, block: int) -> bool:
         """Whether a block has a key and no owner."""
@@ -212,13 +212,13 @@ class TierBlocks:
         """Make a block findable. length: tokens of the chain that it ends."""
         place = self.place(block)
         self.backing.blocks.publish(place, key, self.tier)
-        self.backing.blocks.rank([place], None, length, self.tier)
+        self.backing.blocks.set_priority([place], None, length, self.tier)
 
-    def rank(
+    def set_priority(
         self, blocks: Sequence[int], time: float | None = None, length: int | None = None
     ) -> None:
         """Set when blocks were used, and how many tokens their chain has."""
-        self.backing.blocks.rank(self.places(blocks), time, length, self.tier)
+        self.backing.blocks.set_priority(self.places(blocks), time, length, self.tier)
 
     def evictable(self) -> list[int]:
         """Blocks with a key and no owner, the first to be evicted first. Cost: O(free blocks)."""
@@ -228,7 +228,7 @@ class TierBlocks:
         """Make the caller the owner of an evictable block, and forget its content."""
         self.touch([block])
         self.backing.blocks.unpublish(self.place(block), self.tier)
-        self.rank([block], *NO_RANK)
+        self.set_priority([block], *NO_PRIORITY)
 
     def copy(self, block: int) -> int | None:
         """Move one owner of a block to a copy of it; None if no block is free."""

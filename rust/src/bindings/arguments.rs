@@ -268,10 +268,10 @@ pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
     }
 }
 
-/// The same where blocks can have ranks.
+/// Eviction policy of a pool, by its name.
 pub(crate) fn pool_eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<PoolEviction> {
     match name.extract() {
-        Ok("ranked") => Ok(PoolEviction::Ranked),
+        Ok("priority") => Ok(PoolEviction::Priority),
         _ => eviction(name).map(PoolEviction::Of),
     }
 }

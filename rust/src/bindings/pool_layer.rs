@@ -107,9 +107,9 @@ impl BlockPool {
 
     /// Say when blocks were used, and how many tokens their chain has; None changes nothing.
     ///
-    /// Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+    /// Raises WrongArgument, UnknownBlock, and InvalidConfig unless the policy is "priority".
     #[pyo3(signature = (blocks, time, length, /))]
-    fn rank<'py>(
+    fn set_priority<'py>(
         &mut self,
         blocks: BlocksArg<'_, 'py>,
         time: NumberArg<'_, 'py>,
@@ -118,7 +118,7 @@ impl BlockPool {
         let (time, length) = (self::time(time)?, self::length(length)?);
         let (mut given, py) = (Given::default(), blocks.0.py());
         let ids = given.blocks(blocks)?;
-        self.change(py, &given, |pool, _| layer::rank(pool, &ids, time, length))
+        self.change(py, &given, |pool, _| layer::set_priority(pool, &ids, time, length))
     }
 
     /// Forget every key.

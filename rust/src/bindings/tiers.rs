@@ -186,9 +186,9 @@ impl Tiers {
 
     /// Say when blocks were used, and how many tokens their chain has; None changes nothing.
     ///
-    /// Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
+    /// Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "priority".
     #[pyo3(signature = (blocks, time, length, tier, /))]
-    fn rank<'py>(
+    fn set_priority<'py>(
         &mut self,
         blocks: BlocksArg<'_, 'py>,
         time: NumberArg<'_, 'py>,
@@ -198,7 +198,7 @@ impl Tiers {
         self.tier(tier)?;
         let (time, length) = (self::time(time)?, self::length(length)?);
         self.change_blocks(blocks, tier, |tiers, ids, tier| {
-            tiers::rank(tiers, ids, time, length, tier)
+            tiers::set_priority(tiers, ids, time, length, tier)
         })
     }
 

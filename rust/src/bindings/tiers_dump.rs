@@ -9,7 +9,7 @@ use crate::bindings::values;
 use crate::bindings::values::PyBatch;
 use crate::legacy::blocks::tiers::Tiers;
 use crate::pool::block_pool::BlockPool;
-use crate::pool::eviction_rank::NO_RANK;
+use crate::pool::eviction_priority::NO_PRIORITY;
 use crate::types::commands::Tier;
 use crate::types::ids::BlockId;
 
@@ -17,7 +17,7 @@ use crate::types::ids::BlockId;
 pub(super) type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);
 
 /// The owners of each block, their keys, the free queue from its front, the place of each among
-/// those of its key, the ranks of those that have one, the block that was ranked into place last.
+/// those of its key, the priorities of those that have one, the block placed by priority last.
 pub(super) type Columns<'py> = (
     Vec<u32>,
     Vec<Option<Bound<'py, PyBytes>>>,
@@ -38,16 +38,16 @@ pub(super) fn dump<'py>(py: Python<'py>, tiers: &Tiers) -> PyResult<Dump<'py>> {
 fn columns<'py>(py: Python<'py>, pool: &BlockPool) -> Columns<'py> {
     let ids = || (0..pool.num_blocks()).map(BlockId);
     let key = |block| pool.key(block).map(|key| PyBytes::new(py, &key.0));
-    let known = pool.ranks.as_ref();
-    let ranks = (0..).zip(known.iter().flat_map(|ranks| &ranks.of_blocks));
-    let ranks = ranks.filter(|(_, rank)| **rank != NO_RANK);
+    let known = pool.priorities.as_ref();
+    let priorities = (0..).zip(known.iter().flat_map(|known| &known.of_blocks));
+    let priorities = priorities.filter(|(_, priority)| **priority != NO_PRIORITY);
     (
         ids().map(|block| pool.ref_count(block)).collect(),
         ids().map(key).collect(),
         numbers(pool.queue.iter().collect()),
         pool.index.ranks(),
-        ranks.map(|(block, rank)| (block, (rank.time, rank.length))).collect(),
-        known.and_then(|ranks| ranks.last_placed).map(|block| block.0),
+        priorities.map(|(block, priority)| (block, (priority.time, priority.length))).collect(),
+        known.and_then(|known| known.last_placed).map(|block| block.0),
     )
 }
 

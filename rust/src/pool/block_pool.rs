@@ -3,7 +3,7 @@
 //!
 //! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 //! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-//! given, at the side that the eviction policy names, or by rank (`priority_eviction.rs`). Methods
+//! given, at the side that the eviction policy names, or by priority (`priority_eviction.rs`). Methods
 //! trust their arguments; the pool layer's transitions, in transitions.rs, check theirs. Source:
 //! S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
@@ -12,7 +12,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::eviction_rank::Ranks;
+use crate::pool::eviction_priority::Priorities;
 use crate::pool::free_queue::{FreeQueue, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
@@ -43,10 +43,19 @@ pub struct BlockPool {
     /// None where no batch is ever unfinished.
     pub(crate) quarantine: Option<Quarantine>,
     /// What was said of each block's use; None where the queue is not ordered by it.
-    pub(crate) ranks: Option<Box<Ranks>>,
+    pub(crate) priorities: Option<Box<Priorities>>,
 }
 
-clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, quarantine, ranks });
+clone_in_place!(BlockPool {
+    first_block,
+    eviction,
+    owners,
+    queue,
+    index,
+    pins,
+    quarantine,
+    priorities
+});
 
 /// One word says of a block all that is asked of it when it is written or released.
 const KEYED: u32 = 1 << 31;
@@ -72,7 +81,7 @@ pub fn make_pool(
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
-        ranks: None,
+        priorities: None,
     }
 }
 
@@ -95,7 +104,7 @@ impl BlockPool {
         block.0 < self.first_block
     }
 
-    /// Which freed block leaves first, among those that have no rank.
+    /// Which freed block leaves first, among those that have no priority.
     #[must_use]
     pub fn eviction(&self) -> Eviction {
         self.eviction

@@ -115,25 +115,25 @@ pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Res
     Ok(())
 }
 
-/// Say when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
-/// with UnknownBlock, and with InvalidConfig unless the pool is ranked.
-pub fn rank(
+/// Set when blocks were used and how many tokens their chain has; None keeps the old value. Fails
+/// with UnknownBlock, and with InvalidConfig unless the policy is "priority".
+pub fn set_priority(
     pool: &mut BlockPool,
     blocks: &[i64],
     time: Option<f64>,
     length: Option<u32>,
 ) -> Result<(), Error> {
-    if pool.ranks.is_none() {
+    if pool.priorities.is_none() {
         let value = repr(match pool.eviction() {
             Eviction::Lru => "lru",
             Eviction::UncachedFirst => "uncached_first",
         });
-        let reason = "blocks have ranks where it is 'ranked'".to_owned();
+        let reason = "blocks have priorities only if it is 'priority'".to_owned();
         return Err(Error::InvalidConfig { field: "eviction", value, reason });
     }
     let known: Vec<BlockId> =
         blocks.iter().map(|&block| pool.check_block(block)).collect::<Result<_, _>>()?;
-    priority_eviction::rank(pool, &known, time, length);
+    priority_eviction::set_priority(pool, &known, time, length);
     Ok(())
 }
 

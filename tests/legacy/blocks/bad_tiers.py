@@ -31,7 +31,7 @@ ONE_EACH = "1 of them, one for each block"
 
 def world(backend: Backend) -> Backing:
     """In both tiers of four blocks 0 has two owners and a key, 1 has a key alone, 2 one owner."""
-    backing = Backing(4, 4, eviction="ranked", backend=backend)
+    backing = Backing(4, 4, eviction="priority", backend=backend)
     for tier in ("device", "host"):
         backing.take(3, tier)
         backing.touch([0], tier)
@@ -59,8 +59,8 @@ def _unknown(block: object) -> list[Row]:
     for name in ("unpublish", "ref_count", "key_of"):
         rows += _in_both(UnknownBlock, fields, name, block)
     rows += _in_both(UnknownBlock, fields, "ref_counts", [2, block])
-    rows.append((UnknownBlock(**fields), "rank", ([2, block], 1.0)))
-    rows.append((UnknownBlock(**fields, **HOST), "rank", ([2, block], 1.0, 2, "host")))
+    rows.append((UnknownBlock(**fields), "set_priority", ([2, block], 1.0)))
+    rows.append((UnknownBlock(**fields, **HOST), "set_priority", ([2, block], 1.0, 2, "host")))
     rows += [(UnknownBlock(**fields), name, (block,)) for name in ("copy", "own")]
     rows.append((UnknownBlock(**fields), "move_out", ([2, block],)))
     rows.append((UnknownBlock(**fields), "append", ([2, block], 2)))
@@ -120,7 +120,11 @@ VALUES: list[Row] = [
     ),
     (InvalidKey(size=0, expected=KEY_SIZE), "lookup", (b"", "host")),
     *(
-        (WrongArgument(name="time", expected="a finite number", value=repr(time)), "rank", args)
+        (
+            WrongArgument(name="time", expected="a finite number", value=repr(time)),
+            "set_priority",
+            args,
+        )
         for time in (float("nan"), float("inf"), "1", 10**400)
         for args in (([2], time), ([9], time, -1, "host"))
     ),
@@ -129,7 +133,7 @@ VALUES: list[Row] = [
             WrongArgument(
                 name="length", expected="an integer from 0 to 2147483647", value=repr(length)
             ),
-            "rank",
+            "set_priority",
             ([2], 1.0, length),
         )
         for length in (-1, 2**31, 10**30, 1.0, "1")
@@ -139,7 +143,12 @@ VALUES: list[Row] = [
         for tier in ("gpu", None, 0)
         for name, args in (
             *(("take", (1,)), ("touch", ([0],)), ("release", ([0],)), ("publish", (2, KEY))),
-            *(("unpublish", (0,)), ("rank", ([0], 1.0, 1)), ("clear_index", ()), ("num_free", ())),
+            *(
+                ("unpublish", (0,)),
+                ("set_priority", ([0], 1.0, 1)),
+                ("clear_index", ()),
+                ("num_free", ()),
+            ),
             *(("ref_count", (0,)), ("key_of", (0,)), ("free_blocks", ()), ("lookup", (KEY,))),
             *(("admit", ([0], 1, None)), ("publish_all", ([2], [KEY]))),
             ("lookup_prefix", ([KEY],)),
@@ -149,8 +158,8 @@ VALUES: list[Row] = [
 
 BLOCKS = [row for block in (-1, 4, 2**31, 2**32, 10**30, "1", None) for row in _unknown(block)]
 
-UNRANKED = InvalidConfig(
-    field="eviction", value="'lru'", reason="blocks have ranks where it is 'ranked'"
+NO_PRIORITIES = InvalidConfig(
+    field="eviction", value="'lru'", reason="blocks have priorities only if it is 'priority'"
 )
 
 ROWS = [*OWNERS, *VALUES, *BLOCKS]

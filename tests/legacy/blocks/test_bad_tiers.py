@@ -12,12 +12,12 @@ from kvcore.types.errors import InvalidConfig, KvcoreError, NoHostTier
 from kvcore.types.values import Reason, Refused
 from tests.conftest import Backend
 from tests.helpers.misuse import check_error
-from tests.legacy.blocks.bad_tiers import KEY, REFUSALS, ROWS, UNRANKED, world
+from tests.legacy.blocks.bad_tiers import KEY, NO_PRIORITIES, REFUSALS, ROWS, world
 
 ON_HOST: list[tuple[str, tuple[Any, ...]]] = [
     *(("take", (1, "host")), ("touch", ([0], "host")), ("release", ([9], "host"))),
     *(("publish", (0, b"no", "host")), ("unpublish", (9, "host")), ("clear_index", ("host",))),
-    *(("rank", ([0], "no", -1, "host")), ("copy_out", (9, 9)), ("copy_in", (9, 9))),
+    *(("set_priority", ([0], "no", -1, "host")), ("copy_out", (9, 9)), ("copy_in", (9, 9))),
     *(("lookup", (KEY, "host")), ("num_free", ("host",)), ("ref_count", (0, "host"))),
     ("ref_counts", ([], "host")),
     *(("move_out", ([],)), ("move_in", ([],)), ("move_in", ([9],))),
@@ -52,7 +52,7 @@ def test_more_than_any_tier_has_is_never_there(backend: Backend, subtests: pytes
 def test_calls_of_a_host_tier_that_is_not_there_are_refused(
     backend: Backend, subtests: pytest.Subtests
 ) -> None:
-    backing = Backing(2, eviction="ranked", backend=backend)
+    backing = Backing(2, eviction="priority", backend=backend)
     before = backing.state()
     for name, args in ON_HOST:
         with subtests.test(f"{name} {args}"):
@@ -61,11 +61,11 @@ def test_calls_of_a_host_tier_that_is_not_there_are_refused(
             assert backing.state() == before
 
 
-def test_only_ranked_blocks_have_ranks(backend: Backend) -> None:
+def test_only_the_priority_policy_has_priorities(backend: Backend) -> None:
     backing = Backing(2, 1, backend=backend)
     before = backing.state()
     for tier in ("device", "host"):
         with pytest.raises(InvalidConfig) as caught:
-            backing.rank([9], 1.0, None, tier)
-        check_error(caught.value, UNRANKED)
+            backing.set_priority([9], 1.0, None, tier)
+        check_error(caught.value, NO_PRIORITIES)
     assert backing.state() == before

@@ -24,7 +24,7 @@ HELD = [1, 1, 4]
 
 def world(backend: Backend = "python") -> Tiers:
     """Block 0 is null; 1 has two owners, 4 one; 2 and 3 are free, 3 with a key; 5 without."""
-    backing = Backing(6, 2, null_block=True, eviction="ranked", backend=backend)
+    backing = Backing(6, 2, null_block=True, eviction="priority", backend=backend)
     backing.take(4)
     backing.touch([1])
     backing.publish(3, KEY)
@@ -68,7 +68,7 @@ DAMAGES: dict[str, list[Callable[[Tiers], Tiers]]] = {
     "NULL": [queued(2, 5, 0, 3)],
     "IDX-SOUND": [mislisted],
     "IDX-COMPLETE": [unlisted],
-    "RANKED": [queued(3, 2, 5), queued(2, 3, 5)],
+    "PRIORITY-ORDER": [queued(3, 2, 5), queued(2, 3, 5)],
 }
 
 
@@ -86,18 +86,20 @@ def test_every_property_has_its_damage() -> None:
     assert set(DAMAGES) == set(PROPERTIES)
 
 
-def test_ranks_are_compared(backend: Backend) -> None:
-    backing = Backing(3, eviction="ranked", backend=backend)
+def test_priorities_are_compared(backend: Backend) -> None:
+    backing = Backing(3, eviction="priority", backend=backend)
     backing.take(3)
     for block in range(3):
         backing.publish(block, bytes([block]) * KEY_SIZE)
-    backing.rank([0], time=5.0)
+    backing.set_priority([0], time=5.0)
     backing.release([0, 1, 2])
     backing.check([])
     state = backing.state()
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         device = replace(state.device, queue=make_free_queue(3, order))
-        with pytest.raises(InvariantViolation, match=r"RANKED: device block \d is free before"):
+        with pytest.raises(
+            InvariantViolation, match=r"PRIORITY-ORDER: device block \d is free before"
+        ):
             check_tiers(attrs.evolve(state, device=device))
 
 

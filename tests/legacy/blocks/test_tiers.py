@@ -27,8 +27,8 @@ A, B, C = (letter * KEY_SIZE for letter in (b"a", b"b", b"c"))
 
 
 def cached(backend: Backend, num_cached: int, num_blocks: int = 5) -> Backing:
-    """Ranked blocks of which the first ones are free and have keys a, b, c; nothing was said."""
-    backing = Backing(num_blocks, eviction="ranked", backend=backend)
+    """Blocks of policy "priority": the first are free with keys a, b, c, none has a priority."""
+    backing = Backing(num_blocks, eviction="priority", backend=backend)
     blocks = backing.take(num_cached)
     assert not isinstance(blocks, Refused)
     for block, key in zip(blocks, (A, B, C), strict=False):
@@ -39,7 +39,7 @@ def cached(backend: Backend, num_cached: int, num_blocks: int = 5) -> Backing:
 
 @pytest.mark.seed("S002-16", "X-01")
 def test_blocks_without_key_leave_lowest_first_and_come_back_to_the_front(backend: Backend) -> None:
-    backing = Backing(4, eviction="ranked", backend=backend)
+    backing = Backing(4, eviction="priority", backend=backend)
     assert backing.take(3) == (0, 1, 2)
     backing.release([1, 0])
     assert backing.free_blocks() == (0, 1, 3)
@@ -50,11 +50,11 @@ def test_blocks_without_key_leave_lowest_first_and_come_back_to_the_front(backen
 def test_cached_blocks_leave_by_time_then_length_then_id(backend: Backend) -> None:
     backing = cached(backend, 3)
     assert backing.free_blocks() == (3, 4, 0, 1, 2), "lowest id"
-    backing.rank([0, 1, 2], length=8)
-    backing.rank([1], length=16)
+    backing.set_priority([0, 1, 2], length=8)
+    backing.set_priority([1], length=16)
     assert backing.free_blocks() == (3, 4, 1, 0, 2), "longest chain"
-    backing.rank([1], time=2.0)
-    backing.rank([2], time=1.0)
+    backing.set_priority([1], time=2.0)
+    backing.set_priority([2], time=1.0)
     assert backing.free_blocks() == (3, 4, 0, 2, 1), "never used, then least recent"
     assert backing.take(3) == (3, 4, 0)
     assert [each for each in backing.take_batch() if isinstance(each, Evict)] == [Evict(0, A)]
@@ -63,20 +63,20 @@ def test_cached_blocks_leave_by_time_then_length_then_id(backend: Backend) -> No
 @pytest.mark.seed("S002-23")
 def test_a_block_marked_while_it_is_free_moves_to_its_place(backend: Backend) -> None:
     backing = cached(backend, 3, num_blocks=3)
-    backing.rank([0, 1, 2], time=1.0)
-    backing.rank([0], time=5.0)
+    backing.set_priority([0, 1, 2], time=1.0)
+    backing.set_priority([0], time=5.0)
     assert backing.free_blocks() == (1, 2, 0)
     assert backing.take(3) == (1, 2, 0), "it counted as free, and can be evicted"
 
 
-def test_a_block_that_is_taken_loses_its_rank(backend: Backend) -> None:
+def test_a_block_that_is_taken_loses_its_priority(backend: Backend) -> None:
     backing = cached(backend, 2, num_blocks=2)
-    backing.rank([0], time=1.0, length=4)
-    backing.rank([1], time=9.0, length=4)
+    backing.set_priority([0], time=1.0, length=4)
+    backing.set_priority([1], time=9.0, length=4)
     assert backing.take(2) == (0, 1)
     backing.publish(1, B)
     backing.publish(0, A)
-    backing.rank([0], time=0.5)
+    backing.set_priority([0], time=0.5)
     backing.release([0, 1])
     assert backing.free_blocks() == (1, 0), "of block 1 nothing was said since"
 
@@ -95,7 +95,7 @@ def test_a_cleared_index_frees_cached_blocks_in_the_order_of_eviction_to_the_fro
     backend: Backend,
 ) -> None:
     backing = cached(backend, 3)
-    backing.rank([0], time=4.0)
+    backing.set_priority([0], time=4.0)
     assert backing.free_blocks() == (3, 4, 1, 2, 0)
     backing.take_batch()
     backing.clear_index()

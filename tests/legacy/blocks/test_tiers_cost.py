@@ -2,7 +2,7 @@
 """The cost of a call on two tiers does not grow with their size: counted, as in test_cost.py.
 
 `clear_index` and `free_blocks` are O(pool) and O(free blocks) by design. A cached block that is
-freed walks past the free blocks that rank higher, of which there are none where time rises.
+freed walks past the free blocks of higher priority, of which there are none if times rise.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("lookup_prefix", ([A, B, C],)),
     ("admit", ([0, 1], 1, [A, B])),
     ("release", ([0, 1],)),
-    ("rank", ([0, 1, 2], 1.0, 16)),
+    ("set_priority", ([0, 1, 2], 1.0, 16)),
     ("copy", (0,)),
     ("copy_out", (3, 1)),
     ("copy_in", (1, 3)),
     ("release", ([0, 1, 2, 1],)),
     ("take_batch", ()),
-    ("rank", ([1], 2.0)),
+    ("set_priority", ([1], 2.0)),
     ("lookup", (A,)),
     ("num_free", ("host",)),
     ("ref_count", (1, "device")),
@@ -48,7 +48,7 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("key_of", (1,)),
     ("release", ([9],)),
     ("touch", ([1],)),
-    ("rank", ([1], 3.0, 32)),
+    ("set_priority", ([1], 3.0, 32)),
     ("release", ([1],)),
     ("unpublish", (1,)),
     ("release", ([0, 1], "host")),
@@ -86,7 +86,7 @@ def test_the_story_has_every_call_but_those_that_walk() -> None:
     assert {name for name, _ in STORY} == calls - WALKS
 
 
-@pytest.mark.parametrize("eviction", ["lru", "uncached_first", "ranked"])
+@pytest.mark.parametrize("eviction", ["lru", "uncached_first", "priority"])
 def test_a_call_takes_the_same_steps_whatever_the_tiers(eviction: PoolEviction) -> None:
     measure(SMALL, eviction, count_steps)  # what Python caches on a first use is cached now
     small, large = (measure(size, eviction, count_steps) for size in (SMALL, LARGE))
@@ -94,27 +94,29 @@ def test_a_call_takes_the_same_steps_whatever_the_tiers(eviction: PoolEviction) 
         assert steps == more, f"{name} takes other steps in the larger tiers"
 
 
-@pytest.mark.parametrize("eviction", ["lru", "ranked"])
+@pytest.mark.parametrize("eviction", ["lru", "priority"])
 def test_a_call_copies_paths_and_never_a_column(eviction: PoolEviction) -> None:
     small, large = (measure(size, eviction, peak_bytes) for size in (SMALL, LARGE))
     for (name, num_bytes), (_, more) in zip(small, large, strict=True):
         assert more < num_bytes + PATH_BYTES_MAX, f"{name} takes {num_bytes} and {more} bytes"
 
 
-def ranked(num_blocks: int) -> Tiers:
-    """Tiers of so many ranked blocks that all have an owner and a key."""
-    state = perform(make_tiers(num_blocks, eviction="ranked"), "take", (num_blocks,))
+def evicted_by_priority(num_blocks: int) -> Tiers:
+    """Tiers of policy "priority" whose blocks all have an owner and a key."""
+    state = perform(make_tiers(num_blocks, eviction="priority"), "take", (num_blocks,))
     for block in range(num_blocks):
         state = perform(state, "publish", (block, block.to_bytes(KEY_SIZE, "little")))
     return state
 
 
-def test_a_release_walks_past_those_alone_that_rank_higher() -> None:
+def test_a_release_walks_past_only_those_of_higher_priority() -> None:
     def cost(num_cached: int, time: float) -> int:
         """Steps of freeing one block that was used then, with others free that were used at 1."""
-        state = perform(ranked(num_cached + 2), "rank", (range(num_cached), 1.0))
-        state = perform(state, "rank", ([num_cached], time))
-        state = perform(state, "rank", ([num_cached + 1], 2.0))
+        state = perform(
+            evicted_by_priority(num_cached + 2), "set_priority", (range(num_cached), 1.0)
+        )
+        state = perform(state, "set_priority", ([num_cached], time))
+        state = perform(state, "set_priority", ([num_cached + 1], 2.0))
         for blocks in (range(num_cached), [num_cached + 1]):
             state = perform(state, "release", (blocks,))
         return count_steps(partial(perform, state, "release", ([num_cached],))).total()
@@ -125,12 +127,12 @@ def test_a_release_walks_past_those_alone_that_rank_higher() -> None:
 
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_chain_is_freed_one_by_one_in_steps_that_do_not_grow(direction: int) -> None:
-    state = ranked(130)
-    state = perform(state, "rank", (range(128), 2.0))
+    state = evicted_by_priority(130)
+    state = perform(state, "set_priority", (range(128), 2.0))
     for block in range(128):
-        state = perform(state, "rank", ([block], None, 16 * (block + 1)))
-    state = perform(state, "rank", ([128], 1.0))
-    state = perform(state, "rank", ([129], 3.0))
+        state = perform(state, "set_priority", ([block], None, 16 * (block + 1)))
+    state = perform(state, "set_priority", ([128], 1.0))
+    state = perform(state, "set_priority", ([129], 3.0))
     state = perform(state, "release", ([128, 129],))
     totals = []
     for block in range(128)[::direction]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.tiers import Order, Tiers
 from kvcore.pool.block_pool import PoolEviction
-from kvcore.pool.priority_eviction import NO_RANK
+from kvcore.pool.priority_eviction import NO_PRIORITY
 from kvcore.types.errors import KvcoreError
 from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Refused
@@ -55,7 +55,7 @@ calls = st.one_of(
     st.tuples(st.just("publish_all"), several, many_keys, tiers),
     st.tuples(st.just("lookup_prefix"), many_keys, tiers),
     st.tuples(one_of_tier, ids, tiers),
-    st.tuples(st.just("rank"), several, times, lengths, tiers),
+    st.tuples(st.just("set_priority"), several, times, lengths, tiers),
     st.tuples(st.sampled_from(["clear_index", "num_free", "free_blocks"]), tiers),
     st.tuples(st.just("lookup"), keys, tiers),
     st.tuples(st.sampled_from(["copy", "own"]), ids),
@@ -68,11 +68,11 @@ calls = st.one_of(
 WARM: list[tuple[Any, ...]] = [
     ("take", 3, "device"),
     ("publish_all", [0, 2], [KEYS[0], KEYS[1]], "device"),
-    ("rank", [0], None, 2, "device"),
-    ("rank", [2], None, 4, "device"),
+    ("set_priority", [0], None, 2, "device"),
+    ("set_priority", [2], None, 4, "device"),
     ("take", 2, "host"),
     ("publish", 1, KEYS[0], "host"),
-    ("rank", [1], None, 2, "host"),
+    ("set_priority", [1], None, 2, "host"),
     ("release", [2], "device"),
 ]
 stories = st.tuples(
@@ -160,12 +160,12 @@ def test_both_backends_agree_call_by_call(
 
 
 class Model:
-    """A ranked pool as a stack of blocks without key, and a dictionary that is sorted."""
+    """A pool of policy "priority": a stack of blocks without key, and a sorted dictionary."""
 
     def __init__(self) -> None:
         self.uncached = list(range(NUM_BLOCKS))
         self.cached: set[int] = set()
-        self.ranks: dict[int, tuple[float, int]] = {}
+        self.priorities: dict[int, tuple[float, int]] = {}
 
     def free(self) -> list[int]:
         """All free blocks, the next one first."""
@@ -173,25 +173,25 @@ class Model:
 
     def place(self, block: int) -> tuple[float, int, int]:
         """What is sorted by."""
-        time, length = self.ranks.get(block, (-1.0, 0))
+        time, length = self.priorities.get(block, (-1.0, 0))
         return (time, -length, block)
 
     def note(self, call: tuple[Any, ...], before: Tiers, after: Tiers) -> None:
         """What a call did, by owners and keys before and after."""
         name, *args = call
         old, new = before.device, after.device
-        if name == "rank":
+        if name == "set_priority":
             for block in args[0]:
-                time, length = self.ranks.get(block, (-1.0, 0))
+                time, length = self.priorities.get(block, (-1.0, 0))
                 time = time if args[1] is None else args[1]
-                self.ranks[block] = (time, length if args[2] is None else args[2])
+                self.priorities[block] = (time, length if args[2] is None else args[2])
         lost = [each for each in self.free() if each in self.cached and new.keys[each] is None]
         for block in range(NUM_BLOCKS):
             if old.ref_counts[block] == 0 and new.ref_counts[block] > 0:
                 self.cached.discard(block)
                 self.uncached = [each for each in self.uncached if each != block]
                 if name in TAKING or (name == "admit" and block not in args[0]):
-                    self.ranks.pop(block, None)
+                    self.priorities.pop(block, None)
         for block in lost:
             if new.ref_counts[block] == 0:
                 self.cached.discard(block)
@@ -219,10 +219,10 @@ def last_at(blocks: Any, block: int) -> int:
 
 
 @given(story=stories)
-def test_ranked_blocks_leave_in_the_order_of_a_sorted_dictionary(
+def test_blocks_leave_by_priority_in_the_order_of_a_sorted_dictionary(
     story: list[tuple[Any, ...]],
 ) -> None:
-    backing, model = Backing(NUM_BLOCKS, eviction="ranked", backend="rust"), Model()
+    backing, model = Backing(NUM_BLOCKS, eviction="priority", backend="rust"), Model()
     for name, *args in story:
         before = backing.state()
         if "host" in args:
@@ -234,6 +234,6 @@ def test_ranked_blocks_leave_in_the_order_of_a_sorted_dictionary(
         if after != before:
             model.note((name, *args), before, after)
         assert list(backing.free_blocks()) == model.free()
-        ranks = [model.ranks.get(block, (-1.0, 0)) for block in range(NUM_BLOCKS)]
-        known = backing.state().device.ranks
-        assert [known.get(block, NO_RANK) for block in range(NUM_BLOCKS)] == ranks
+        priorities = [model.priorities.get(block, (-1.0, 0)) for block in range(NUM_BLOCKS)]
+        known = backing.state().device.priorities
+        assert [known.get(block, NO_PRIORITY) for block in range(NUM_BLOCKS)] == priorities

@@ -47,9 +47,9 @@ class Plain:
 
     def queue(self) -> list[int]:
         """Free blocks in the order in which they would leave."""
-        return self.free + sorted(self.kept, key=self.rank)
+        return self.free + sorted(self.kept, key=self.sort_key)
 
-    def rank(self, block: int) -> tuple[float, int, int]:
+    def sort_key(self, block: int) -> tuple[float, int, int]:
         time, length = self.kept[block]
         return (time, -length, block)
 
@@ -57,7 +57,7 @@ class Plain:
         if self.free:
             block = self.free.pop(0)
         elif self.kept:
-            block = min(self.kept, key=self.rank)
+            block = min(self.kept, key=self.sort_key)
             del self.kept[block]
             self.of_hash = {key: its for key, its in self.of_hash.items() if its != block}
         else:
@@ -111,7 +111,7 @@ class Plain:
 
     def reset(self) -> None:
         if not any(self.owners.values()):
-            for block in sorted(self.kept, key=self.rank):
+            for block in sorted(self.kept, key=self.sort_key):
                 self.free.insert(0, block)
             self.kept, self.of_hash = {}, {}
 

@@ -170,7 +170,7 @@ def test_a_call_asks_the_core_a_few_times_for_each_block_that_it_changes(
     assert held.can_allocate(group) is AllocStatus.OK
     assert count(held) == ["num_free"]
     held.allocate(group)
-    new = [*["lookup"] * 16, "num_free", *["lookup", "take", "publish", "rank"] * 16]
+    new = [*["lookup"] * 16, "num_free", *["lookup", "take", "publish", "set_priority"] * 16]
     assert count(held) == (new if caching else ["take"])
     seq.status = RUNNING
     seq.append_token_id(1)
@@ -180,7 +180,7 @@ def test_a_call_asks_the_core_a_few_times_for_each_block_that_it_changes(
     assert count(held) == ["take"]
     seq.append_token_id(1)
     held.append_slots(seq, 0)
-    full = ["lookup", "publish", "rank"] if caching else []
+    full = ["lookup", "publish", "set_priority"] if caching else []
     assert count(held) == ["ref_count", *full]
     seq.append_token_id(1)
     held.append_slots(seq, 0)
@@ -197,7 +197,7 @@ def test_a_call_asks_the_core_a_few_times_for_each_block_that_it_changes(
     count(held)
     held.swap_out(group)
     # Of 18 contents one is asked for first, two tables name 36 blocks, and 17 are shared.
-    place = {"lookup": 18 + 35, "num_free": 1, "take": 19, "publish": 18, "rank": 18}
+    place = {"lookup": 18 + 35, "num_free": 1, "take": 19, "publish": 18, "set_priority": 18}
     place |= {"ref_count": 17, "touch": 17}
     ends = {"ref_counts": 1, "release": 1}
     placed = {**place, "copy_out": 19} if caching else {"take": 1, "copy_out": 36}
@@ -208,13 +208,13 @@ def test_a_call_asks_the_core_a_few_times_for_each_block_that_it_changes(
     count(held)
     held.swap_in(group)
     # What is full was kept on the GPU; the parent's last block is not full.
-    found = {"lookup": 18 + 35, "num_free": 1, "take": 1, "rank": 18, "touch": 35}
+    found = {"lookup": 18 + 35, "num_free": 1, "take": 1, "set_priority": 18, "touch": 35}
     found |= {"ref_count": 18 + 35, "copy_in": 1}
     assert Counter(count(held)) == {**ends, **(found if caching else {"take": 1, "copy_in": 36})}
     held.access_all_blocks_in_seq(seq, 3.0)
     held.free(seq)
     held.free(child)
-    marks = ["ref_counts", "rank"] if caching else []
+    marks = ["ref_counts", "set_priority"] if caching else []
     assert count(held) == [*marks, "release", "release"]
     assert sum(isinstance(each, SwapIn) for each in held.take_batch()) == (1 if caching else 36)
 

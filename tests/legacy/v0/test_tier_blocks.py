@@ -15,20 +15,20 @@ A, B, C = (letter * KEY_SIZE for letter in (b"a", b"b", b"c"))
 
 def blocks_of(backend: Backend, num_blocks: int) -> TierBlocks:
     """Blocks that are named as the core does."""
-    backing = Backing(num_blocks, 2, eviction="ranked", backend=backend)
+    backing = Backing(num_blocks, 2, eviction="priority", backend=backend)
     return TierBlocks(backing, "device", range(num_blocks))
 
 
 def test_what_is_found_is_shared_and_what_is_not_is_new(backend: Backend) -> None:
     blocks = blocks_of(backend, 4)
     assert blocks.find_or_take([A, B, None], [2, 4, 5]) == ([0, 1, 2], [0, 1, 2], [])
-    blocks.rank([1], 7.0)
+    blocks.set_priority([1], 7.0)
     blocks.release([1])
     blocks.backing.take_batch()
     assert blocks.find_or_take([A, B, A, C], [2, 4, 2, 4]) == ([0, 1, 0, 3], [3], [1])
     assert list(blocks.backing.take_batch()) == [Touch(1), Allocate(3)]
     assert blocks.owners_of([C, A, b"d" * KEY_SIZE, B]) == [1, 3, None, 1]
-    assert (blocks.rank_of(1), blocks.rank_of(2)) == ((NEVER, 4), (NEVER, 0))
+    assert (blocks.priority_of(1), blocks.priority_of(2)) == ((NEVER, 4), (NEVER, 0))
     blocks.release([1])
     assert blocks.owners_of([B]) == [0]
 

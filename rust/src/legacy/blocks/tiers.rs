@@ -193,15 +193,15 @@ pub fn unpublish(tiers: &mut Tiers, block: i64, tier: Tier) -> Result<(), Misuse
 }
 
 /// Set when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
-/// with UnknownBlock, and with InvalidConfig unless the tiers are ranked.
-pub fn rank(
+/// with UnknownBlock, and with InvalidConfig unless eviction is "priority".
+pub fn set_priority(
     tiers: &mut Tiers,
     blocks: &[i64],
     time: Option<f64>,
     length: Option<u32>,
     tier: Tier,
 ) -> Result<(), Misuse> {
-    tiers.run(tier, |pool, _| layer::rank(pool, blocks, time, length))
+    tiers.run(tier, |pool, _| layer::set_priority(pool, blocks, time, length))
 }
 
 /// Forget every key.
