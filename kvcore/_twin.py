@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled twin: the one file that imports it.
 
-Rules: nothing is decided here. Where the extension is missing, asking for it says so.
+Nothing is decided here. If the extension is missing, `BackendMissing` is raised when the backend is
+requested.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state from its canonical bytes; the inverse of `encode.py`.
 
-Rules: bytes that no state gives raise DamagedState with the offset, or InvalidConfig. The structure
-is read, its truth is not judged: `invariants.check` does that. Twin: rust/src/codec/decode.rs.
+Invariants: bytes that encode no state raise DamagedState with the offset, or InvalidConfig. Only
+the structure is checked here; `invariants.check` checks the content.
+Twin: rust/src/codec/decode.rs.
 """
 
 from __future__ import annotations

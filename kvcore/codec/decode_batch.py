@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches from their canonical bytes: the open one, and those in flight.
 
-Rules: as in decode.py. Twin: rust/src/codec/decode_batch.rs.
+Twin: rust/src/codec/decode_batch.rs.
 """
 
 from __future__ import annotations

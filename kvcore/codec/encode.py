@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
 
-Rules: little-endian; a count stands before what it counts; requests in row order, everything else
-in the order that the state gives it. The index is written through each block's key and its rank
-among the blocks of that key. Newer fields follow in sections (`sections.py`). Twin:
-rust/src/codec/encode.rs. `decode.py` is the inverse.
+The format is little-endian. A count stands before the items that it counts. Requests stand in row
+order, everything else in the order of the state. The index is written as each block's key and the
+block's position among the blocks of that key. Newer fields follow in sections (`sections.py`).
+`decode.py` is the inverse.
+Twin: rust/src/codec/encode.rs.
 """
 
 from __future__ import annotations

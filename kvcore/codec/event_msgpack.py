@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events as bytes: the msgpack form in which vLLM publishes its own, for routers that read those.
 
-Rules: field by field that of vLLM 0.33 (`vllm/distributed/kv_events.py`). A batch is an array of
-timestamp, events and, where it is given, data-parallel rank. An event is a map of its fields with
+Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`). A batch is an array
+of timestamp, events and, if it is given, data-parallel rank. An event is a map of its fields with
 the class's name under "type"; before vLLM's change 42892 it was an array, the name first, which
 "array" gives. A field at its default is left out, in an array only behind the last that is not.
-Extra keys go without their tags: an adapter's name, (identifier, offset) of a media item, a salt,
-a digest; of what a cut left, (identifier, offset, end) and (digest, rows left). None stands for a
-block without any. vLLM's own `lora_id`, which it calls deprecated, is always None. Twin: none;
-events are objects where they are read.
+Extra keys go without their tags: an adapter's name, (identifier, offset) of a media item, a salt, a
+digest; for a cut item (identifier, offset, end), for cut embeddings (digest, rows left). None
+stands for a block without any. vLLM's own `lora_id`, which it calls deprecated, is always None.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 If a request does not fit, the call returns None; misuse is a `KvcoreError`. First each call brings
 the core in step with the request object (`request_registry.py`) and closes a batch that is over
 (`steps.py`); a call that raises or refuses has done no more than that. If nothing is held, found or
-new, the result is one and the same empty object. Source: seed 000; X-06, X-14.
+new, the result is one and the same empty object. Source: S000-01 to S000-61; X-06,
+X-14.
 """
 
 from __future__ import annotations

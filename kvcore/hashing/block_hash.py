@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of full blocks: a chain of hashes over an unambiguous encoding.
 
-Rules: a block's hash covers its parent's hash, its tokens and its tagged extra keys; the key under
-which a block is found is that hash and the group, so two groups never share a block. The chain
-grows with the request and no block is hashed twice. There are three hashings:
+Invariants: a block's hash covers its parent's hash, its tokens and its tagged extra keys. The key
+under which a block is found is that hash and the group, so two groups never share a block. The
+chain grows with the request and no block is hashed twice. There are three hashings:
 
 "sha256", the default. All integers are little-endian but the group, which is big-endian as in the
 field.
@@ -24,8 +24,8 @@ PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 
 
 The last line is kvcore's own: vLLM cuts no prompt. What was not cut has vLLM's keys.
 
-"xxh3", XXH3-128, several times as fast. It is no cryptographic hash: who can choose prompts can
-look for two that collide, so it is for tenants that trust each other. The mark in a hash's middle
+"xxh3", XXH3-128, several times as fast. It is no cryptographic hash: whoever can choose prompts can
+search for two that collide, so it is for tenants that trust each other. The mark in a hash's middle
 keeps it apart from a SHA-256; both ends are digest, since an index and events read only those.
 
     digest     = XXH3-128("kvcore root" 0x00 seed) or XXH3-128(parent's digest[16] block)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named properties of every reachable state; `check` asserts them all.
 
-Rules: each property is one function that yields what is wrong, in words with numbers; its name is
-that of the list in docs/invariants.md. Nothing here is called by a transition: these are the second
-opinion. Those of requests and their tables are in requests.py. Cost: O(pool + tokens).
-Twin: none, the twin's state is checked through its canonical bytes.
+Invariants: each property is one function that yields what is wrong, in words with numbers; its name
+is the one in docs/invariants.md. No transition calls anything here. Properties of requests and
+their tables are in requests.py. Cost: O(pool + tokens). The twin's state is checked through its
+canonical bytes.
 """
 
 from __future__ import annotations

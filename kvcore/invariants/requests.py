@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named properties of requests, their tables, hashes and drafts; `pool_and_state.py` asserts them.
 
-Rules: as in pool_and_state.py. Every group is judged at its own block size and by its own kind.
-Twin: none.
+Every group is checked at its own block size and by its own retention rule.
 """
 
 from __future__ import annotations

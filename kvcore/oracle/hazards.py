@@ -4,8 +4,8 @@
 No transition calls anything here. A judge gets the state in which the batch was empty, its commands
 in order and the segment of each; it yields what is wrong. The sets are the first opinion
 (CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place begins
-with a content of its own, so that two orders agree only if every copy copies the same. Source: bug
-catalogue, rows 8, 57, 58, 62, 63.
+with a content of its own, so that two orders agree only if every copy copies the same. Source: rows
+8, 57, 58, 62, 63 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine knows of the open batch: which positions its forward pass will write.
 
-Written from the design's sentences on computed counts, drafts and leaving the open batch, not from
-the code: it is the second opinion on both. A request's count before the batch is the one before its
+Written from the rules of docs/engines.md on computed counts, drafts and leaving the open batch, not
+from the code, as a second opinion on it. A request's count before the batch is the one before its
 first slots in it, and before its hits. A cut to a count whose window was given back starts anew.
 Encoder tokens are written by the step that brings them.
 """

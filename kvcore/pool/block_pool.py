@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block pool: owners, keys and the free queue of all blocks of one tier.
 
-Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
-owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-given, at the side that the eviction policy names, or by priority (`priority_eviction.py`). The pool
-layer's transitions are in pool/transitions.py; the request layer works on a `PoolTransaction`.
+Invariants: a block with reference count 0 is in the free queue, with or without a key; a block with
+owners is not. Taking a block with a key evicts it. Released blocks join the queue in the given
+order, at the side that the eviction policy names, or by priority (`priority_eviction.py`). The
+transitions of the pool layer are in pool/transitions.py; the request layer works on a
+`PoolTransaction`.
 Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 """
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hash index: key to the ordered blocks that hold that content.
 
-Rules: the block that was published first answers a look-up; when it loses the key the next one
-answers (S001-82). A key without blocks has no entry. Keys are opaque bytes. The blocks of a key
-that has several are a ring of links, so that each step is O(1) however many there are; a block that
-is alone under its key has no links, so equal contents are equal values. Twin:
-rust/src/pool/hash_index.rs.
+Invariants: a look-up returns the block that was published first; when it loses the key, the next
+one is returned (S001-82). A key without blocks has no entry. Keys are opaque bytes. If a key has
+several blocks, they form a ring of links, so each step is O(1) however many there are. A block that
+is alone under its key has no links, so equal contents are equal values.
+Twin: rust/src/pool/hash_index.rs.
 """
 
 from __future__ import annotations

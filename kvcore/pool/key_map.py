@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A persistent map from keys to blocks, for an index as large as the pool.
 
-Rules: a table of chains in one persistent vector. Linear hashing: where there are more keys than
-chains, one chain is split in two, so that no call pays for the whole table; it never shrinks, so
-equality is of contents. Entries are no objects of the garbage collector: the nodes of a general
-persistent map are, and their coming set it off so often that it took 40 % of a long run, since
-each time it walks the tokens of whoever runs. The twin has a plain hash map, since it changes its
-state in place.
+The map is a table of chains in one persistent vector, by linear hashing: when there are more keys
+than chains, one chain is split in two, so no call pays for the whole table. It never shrinks, so
+equality is of contents.
+Why: its entries are not tracked by the garbage collector. The nodes of a general persistent map
+are, and creating them started collections so often that these took 40 % of a long run, since each
+collection visits the tokens of every running request. The twin has a plain hash map, since it
+changes its state in place.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quarantine: blocks without owner that a batch in flight still reads or writes.
 
-Rules: they keep their content and can be hit, and are not available. busy names the batches that
-use a block although a table let it go, or that copy from or to it; each release judges anew. In the
-order of their release they join the free queue, when no such batch is left. Source: design, 7.3.
+Invariants: quarantined blocks keep their content and can be hit, and are not available. `busy`
+names the batches that still use a block: a table let the block go, or the batch copies from or to
+it. Each release checks this anew. When no such batch is left, the blocks join the free queue in the
+order of their release.
 Twin: rust/src/pool/quarantine.rs.
 """
 

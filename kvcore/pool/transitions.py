@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
 
-Rules: what is asked is checked first, so that a call which raises or is refused leaves the pool as
-it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin:
-rust/src/pool/transitions.rs.
+Invariants: arguments are checked first, so a call that raises or is refused leaves the pool as it
+was. Keys are opaque bytes.
+Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin: rust/src/pool/transitions.rs.
 """
 
 from __future__ import annotations

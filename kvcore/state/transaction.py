@@ -2,7 +2,7 @@
 """A transaction on a state: what a transition changes in place before it is frozen.
 
 Invariants: the state that a transaction began with is never touched, so a call that raises half way
-has changed nothing. Twin: none; the twin changes its state in place.
+has changed nothing. The twin changes its state in place.
 """
 
 from __future__ import annotations

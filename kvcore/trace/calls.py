@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls as data, so that one and the same call can be made on a state and on a manager.
 
-Rules: a call that misuses the core gives a `Misuse`, which compares by the error's type and fields.
-Twin: none.
+A call that misuses the core gives a `Misuse`, which compares by the error's type and fields.
 """
 
 from __future__ import annotations

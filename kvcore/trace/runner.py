@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of text traces, made on a manager.
 
-Rules: a verb is the method's name, its words are the arguments in the method's order, a list last.
-A hit is the one that the request's last `get_computed_blocks` gave. After each call every invariant
-is checked. What a call emitted is read from the state's open batch, and `take_batch` must hand out
-exactly that. Twin: rust/src/trace/runner.rs.
+A verb is the method's name and its words are the arguments in the method's order, a list last. A
+hit is the one that the request's last `get_computed_blocks` gave. After each call every invariant
+is checked. The outputs of a call are read from the state's open batch, and `take_batch` must hand
+out exactly those.
+Twin: rust/src/trace/runner.rs.
 
     add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip] [embeds=abcdefg]
                                a letter for the row of each token

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How traces write tokens, keys, commands, events and values.
 
-Rules: one line says one thing; consecutive commands of one kind (and, for table changes, of one row
-and group) share a line. A content key reads as the tokens of its prefix in parentheses, its extra
-keys behind them after `;`, and `@group` behind that in every group but the first. Twin:
-rust/src/trace/text.rs.
+One line states one thing; consecutive commands of one kind (and, for table changes, of one row and
+group) share a line. A content key reads as the tokens of its prefix in parentheses, its extra keys
+behind them after `;`, and `@group` behind that in every group but the first.
+Twin: rust/src/trace/text.rs.
 """
 
 from __future__ import annotations

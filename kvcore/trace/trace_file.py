@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text traces: readable stories of calls, each with everything that it must give.
 
-Rules: a line at the margin is a call, the indented lines under it are its whole outcome: one line
-less or more is a mismatch. Comments stand on lines of their own, before the call whose outcome they
-explain, and survive `rewrite`. Nothing of an expected line is parsed: the outcome is written as
-text and the texts are compared, so that the format is as easy to read in another language. Twin:
-rust/src/trace/trace_file.rs.
+A line at the margin is a call, and the indented lines under it are its whole outcome: one line less
+or more is a mismatch. Comments stand on lines of their own, before the call whose outcome they
+explain, and survive `rewrite`. Expected lines are not parsed: the outcome is written as text and
+the texts are compared, so the format is as easy to read in another language.
+Twin: rust/src/trace/trace_file.rs.
 
     # The tail of a request leaves the pool before its head.
     config num_blocks=10 block_size=4 null_block=no

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a batch: taken, and completed.
 
-Rules: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is there for the
-next one. Else it is unfinished until it is completed, in the order of the numbers; then blocks that
-only it used join the free queue. With `publish="completed"` what a batch wrote is findable once it
-is completed, up to what later batches and the open one had not yet begun. With `duplicates="merge"`
-a block that was filled although its content was findable is looked up again when it is there: the
-table's move to the older block, and the `Free`, open the next batch. Source: design, 7.2 and 7.3.
+Invariants: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is available
+to the next one. Otherwise it is in flight until it is completed, in the order of the numbers; then
+blocks that only it used join the free queue. With `publish="completed"` the blocks that a batch
+wrote become findable when it is completed, up to the first one that a later batch or the open one
+begins. With `duplicates="merge"` a block whose content was already findable when it was filled is
+looked up again at completion: the table's move to the older block, and the `Free`, open the next
+batch.
 Twin: rust/src/transitions/batches.rs.
 """
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cancel: batches in flight are taken back, executed or not.
 
-Rules: a batch is taken back with all later ones and the open one; their numbers are not used again.
-The keys that they published are withdrawn, each request falls to the least count that they
-remember, and the blocks behind it go. What they evicted stays evicted, what was freed stays freed.
-The new open batch begins with what was given back and with the whole tables of every row that the
-cancelled commands name: right whether or not those had been applied. Source: design, 7.4. Twin:
-rust/src/transitions/cancel.rs.
+Invariants: a batch is cancelled together with all later ones and the open one; their numbers are
+not used again. The keys that they published are withdrawn, each request falls back to the least
+count that they remember, and the blocks behind it are released. What they evicted stays evicted,
+and what they freed stays freed. The new open batch begins with the blocks given back and with the
+whole tables of every row that the cancelled commands name, so it is right whether or not those had
+been applied.
+Twin: rust/src/transitions/cancel.rs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Giving blocks back: free, and leaving the open batch.
 
-Rules: tail blocks are released first, so that they are evicted first. A request that leaves the
+Invariants: tail blocks are released first, so they are evicted first. A request that leaves the
 open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
-published for content it would have written are withdrawn, the computed count falls back, the blocks
-past it go. A cut to a count whose window was given back starts the request anew. If another request
-counts tokens in such a block, the call is misuse. Source: S000-37, 38; bug catalogue, row 72. Twin:
-rust/src/transitions/free.rs.
+published for content it would have written are withdrawn, the computed count falls back, and the
+blocks past it are released. A cut to a count whose window was given back starts the request anew.
+If another request counts tokens in such a block, the call is misuse.
+Source: S000-37, 38; row 72 of kvcore/check/mutants/catalogue.py.
+Twin: rust/src/transitions/free.rs.
 """
 
 from __future__ import annotations

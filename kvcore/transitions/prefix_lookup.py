@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The longest cached prefix of a request, over all groups at once.
 
-Rules: every group resumes at the same token, so the length is a multiple of all block sizes, and
-the largest at which each group finds what its next query would see: full attention the whole
-prefix, a sliding window the blocks before the length (one at least), a chunk those from its start.
-Where a group drops its last hit, the block behind the length must be found too. One group's miss
-shortens the length for all, until none does. Source: S000-54, 57, 58; S001-79, 81. Twin:
-rust/src/transitions/prefix_lookup.rs.
+Invariants: every group resumes at the same token, so the length is a multiple of all block sizes.
+It is the largest at which each group finds what its next query would see: full attention the whole
+prefix, a sliding window the blocks before the length (at least one), a chunk those from its start.
+If a group drops its last hit, the block behind the length must be found too. A miss of one group
+shortens the length for all, until none misses.
+Source: S000-54, 57, 58; S001-79, 81. Twin: rust/src/transitions/prefix_lookup.rs.
 """
 
 from __future__ import annotations

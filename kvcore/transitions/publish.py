@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is findable: publication of full blocks, and its withdrawal.
 
-Rules: the call that schedules the write of a block's last token publishes the block, so a later
-request of the same step may hit it. A key whose block the open batch itself writes is remembered in
-the batch's record, since it is withdrawn if the request leaves the batch. With `duplicates="merge"`
-a block whose content is findable already waits for `take_batch` instead (X-02). Source: S000-29 to
-31, 41, 42, 49. Twin: rust/src/transitions/publish.rs.
+Invariants: the call that schedules the write of a block's last token publishes the block, so a
+later request of the same step may hit it. A key whose block the open batch itself writes is
+remembered in the batch's record, since it is withdrawn if the request leaves the batch. With
+`duplicates="merge"` a block whose content is already findable waits for `take_batch` instead
+(X-02).
+Source: S000-29 to 31, 41, 42, 49. Twin: rust/src/transitions/publish.rs.
 """
 
 from __future__ import annotations

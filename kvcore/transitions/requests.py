@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests come, grow and go.
 
-Rules: a request's tokens and its chain of block hashes grow together, so each full block is hashed
-once; an engine that hands in hashes of its own hands in all of them. Drafts stand behind the tokens
-and are never hashed; those that were scheduled are accepted or dropped before anything else is
-scheduled. A row is given for the life of a request; the row given back last is used first. Without
-prefix caching there are no hashes. Twin: rust/src/transitions/requests.rs.
+Invariants: a request's tokens and its chain of block hashes grow together, so each full block is
+hashed once. An engine that supplies hashes of its own supplies all of them. Drafts stand behind the
+tokens and are never hashed; scheduled drafts are accepted or dropped before anything else is
+scheduled. A row is assigned for the life of a request; the row given back last is used first.
+Without prefix caching there are no hashes.
+Twin: rust/src/transitions/requests.rs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Store and load: blocks move to and from an external store by key, as operations that may fail.
 
-Rules: an operation holds its block, as a pin does, until it is completed, done or failed; that the
-request is freed meanwhile changes nothing of it. A load gives its request slots that count as
-computed and are findable only when the last of its operations is done: then the blocks before the
-first failed one are published, and the count falls to there. Until then the request is not
-scheduled. Commands run before the forward pass, so what the open batch writes cannot be stored yet.
+Invariants: an operation holds its block, as a pin does, until it is completed, done or failed, even
+if the request is freed meanwhile. A load gives its request slots that count as computed. They
+become findable when the last of its operations is completed: the blocks before the first failed one
+are published, and the count falls back to there. Until then the request is not scheduled. Commands
+run before the forward pass, so what the open batch writes cannot be stored yet.
 Twin: rust/src/transitions/transfers.rs.
 """
 

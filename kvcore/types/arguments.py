@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers as they come from an engine: ints, or what counts as one (numpy and torch scalars).
 
-Rules: what has `__index__` is that int. Anything else goes on to the check that a number would
-meet, and is refused there by name. What has no items, and a flag that is no bool, is refused
-here. Twin: none; the twin's arguments are read in `rust/src/bindings/arguments.rs`.
+An object with `__index__` is that int. Any other object is passed on to the check of the number,
+which refuses it by name. An argument that is not iterable, and a flag that is not a bool, are
+refused here. The twin reads its arguments in `rust/src/bindings/arguments.rs`.
 """
 
 from __future__ import annotations

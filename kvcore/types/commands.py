@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a runtime must do, as plain data with ids only.
 
-Rules: a batch is a list of commands and its meaning is their order, one after the other. Its
-segments say where order matters: inside a segment no block is written twice, or read after it was
-written, or written after it was read. A batch leaves as int32 columns, so that torch, numpy or
-another rank take it without a Python loop. Numbers of kinds are part of the format. Twin:
-rust/src/types/commands.rs.
+Invariants: a batch is a list of commands, to be executed in order. Its segments mark where order
+matters: inside a segment no block is written twice, read after it was written, or written after it
+was read. A batch is exported as int32 columns, so torch, numpy or another rank can take it without
+a Python loop. The numbers of the kinds are part of the format.
+Twin: rust/src/types/commands.rs.
 """
 
 from __future__ import annotations

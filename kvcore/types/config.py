@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a manager is made for: pool sizes, groups and the options of the core.
 
-Rules: a configuration that cannot work is refused when it is made, with the numbers that would
-work. Options compose; none is a fork of the code. Twin: rust/src/types/config.rs.
+Invariants: a configuration that cannot work is refused when it is made, with the numbers that would
+work. Options compose; none is a fork of the code.
+Twin: rust/src/types/config.rs.
 """
 
 from __future__ import annotations

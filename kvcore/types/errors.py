@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse and corruption, each as a type of its own.
 
-Rules: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`: the
-message names the thing and the numbers, `fields` holds them for programs, and the state is as it
-was before the call. A field `tier` says of which tier the block is that the message names, where it
-is not the device. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches
-it. Twin: rust/src/types/errors.rs.
+Invariants: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`:
+the message names the object and the numbers, `fields` holds them for programs, and the state is as
+it was before the call. If the block in a message is not on the device, the field `tier` names its
+tier. A broken invariant is an `InvariantViolation`: a bug of kvcore, not to be caught.
+Twin: rust/src/types/errors.rs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens as they come from an engine: lists, or buffers of integers.
 
-Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is guessed.
-An item with `__index__` is that int; what has no order (a set, a dict) is no row of tokens.
+Invariants: a buffer's item format decides how it is read (bytes are one token each); nothing is
+guessed. An item with `__index__` is that int. An unordered collection (a set, a dict) is refused.
 Twin: rust/src/bindings/tokens.rs.
 """
 

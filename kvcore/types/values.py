@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What calls take and give back: requests, hits, blocks, refusals, statistics.
 
-Rules: all are frozen and compare by content. A refusal is one of these values, and false in a
-condition. Twin: rust/src/types/values.rs.
+Invariants: all values are frozen and compare by content. A refusal is one of these values, and
+false in a condition.
+Twin: rust/src/types/values.rs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! kvcore's Rust twin: the transitions of `kvcore/`, mutable and fast.
 //!
-//! Rules: a file is the twin of the Python file at its path, with the same names in order, and
+//! Invariants: a file is the twin of the Python file at its path, with the same names in order, and
 //! gives the same commands, events, values, errors and canonical bytes. A transition takes `&mut
 //! State` and checks everything before it changes anything, so an `Err` or a refusal leaves the
-//! state as it was. Python is known to `bindings/` alone.
+//! state as it was. Only `bindings/` knows Python.
 
 #![deny(unsafe_code)]
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Seeded bugs of the twin's own code: the checker must find each (`rust/tests/mutants.rs`).
 //!
-//! Rules: one bug at a time, in one thread, behind the feature `mutants`; without it `seeded` is
-//! false where it is compiled, so nothing of this is in a wheel. Only rules for which the twin has
-//! code of its own are here: the bugs of rules that both languages share are Python's
-//! (`kvcore/check/mutants`). A branch in a transition is a line.
+//! Invariants: one bug at a time, in one thread, behind the feature `mutants`. Without the feature
+//! `seeded` is false at compile time, so none of this is in a wheel. Only rules for which the twin
+//! has code of its own are here: the bugs of rules that both languages share are seeded in Python
+//! (`kvcore/check/mutants`). A seeded bug in a transition is a branch of one line.
 
-/// A seeded bug. Numbers are rows of the bug catalogue.
+/// A seeded bug. Numbers are rows of
+/// `kvcore/check/mutants/catalogue.py`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutant {
     /// 23: a block is handed out without an owner.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The hot path allocates nothing once the state is warm: decode steps, their batches, and frees.
 //!
-//! Rules: every allocation and reallocation of this thread is counted. The columns of a request
-//! have room for an answer and double when that is full, so the lengths here are those between two
-//! doublings.
+//! Every allocation and reallocation of this thread is counted. The columns of a request have room
+//! for an answer and double when that is full, so the lengths here lie between two doublings.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The score of the twin's seeded bugs: each must be found by the properties, in a short run.
 //!
-//! Rules: a bug has the smallest world that we know to show it. It is hunted twice: by all
-//! properties, and by those alone that users observe. One that users cannot observe says why.
-//! Prints a table; ends with code 1 where a bug lives. Twin: kvcore/check/cli/mutants.py.
+//! Each bug has the smallest known world that shows it. It is hunted twice: by all properties, and
+//! by the properties that users observe. A bug that users cannot observe gives the reason. The
+//! program prints a table and exits with code 1 if a bug survives.
+//! Twin: kvcore/check/cli/mutants.py.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged text traces, told by both languages: `python -m tests.bytes.agree [--inputs N]`.
 
-Rules: Python writes each text with what it comes to, the line that is refused or a digest of all
-outcomes, and the twin's test `both_languages_tell_a_trace_alike` reads them. The twin's traces are
-in no wheel, so that a file is the way between.
+Python writes each text with its outcome, the refused line or a digest of all outcomes, and the
+twin's test `both_languages_tell_a_trace_alike` reads them. The file connects the two because the
+twin's traces are in no wheel.
 """
 
 from __future__ import annotations

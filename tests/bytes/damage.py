@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged bytes: real ones whose parts were changed, cut, copied or put elsewhere.
 
-Rules: what is changed are the fields of a sample, so that most of the damage is behind the first
-check of a decoder. Everything is drawn from one source of random numbers: a seed makes the same
-bytes again, and Hypothesis, which can be the source, finds small damage.
+The fields of a sample are changed, so most of the damage lies behind the first check of a decoder.
+Everything is drawn from one source of random numbers: a seed gives the same bytes again, and
+Hypothesis, which can be the source, finds small damage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doors by which bytes come in, each with real bytes and the property that must hold.
 
-Rules: `read` takes any bytes. It returns whether they were refused, and raises where the property
-does not hold: a refusal is a typed error; what is taken has the same bytes again, and both
+`read` takes any bytes. It returns whether they were refused, and raises if the property does not
+hold: a refusal is a typed error; accepted bytes are encoded as the same bytes again, and both
 languages agree on which it is.
 """
 

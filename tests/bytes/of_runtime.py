@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doors of the runtime: pages in a directory, and prompts files.
 
-Rules: as in doors.py.
+The property is that of doors.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doors for texts: text traces, traces of requests, a model's config.json.
 
-Rules: as in doors.py. A file is written into memory (`/dev/shm`) where there is such a place.
+The property is that of doors.py. A file is written into memory (`/dev/shm`) if the system has it.
 """
 
 from __future__ import annotations

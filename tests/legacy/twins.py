@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two of a facade, one a backend, that are told the same and must answer the same.
 
-Rules: after each call the blocks behind them are compared; a call that raises leaves these as they
+After each call the blocks behind them are compared; a call that raises leaves the blocks as they
 were.
 """
 

@@ -3,7 +3,7 @@
 
 A row says in own words what went wrong, in no project's name: the reports were read, none is a
 verdict. Its seeded bugs are those that name its number; a row without any says why it cannot be put
-into this core. Source: bug catalogue.
+into this core.
 """
 
 from __future__ import annotations

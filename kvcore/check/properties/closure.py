@@ -4,7 +4,8 @@
 No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
 block whose parent is gone costs memory and is never found. Both hold for groups with full
 attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks
-(`KEEPS_CLOSURE`). Source: bug catalogue, rows 52, 53.
+(`KEEPS_CLOSURE`). Source: rows 52, 53 of
+kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations

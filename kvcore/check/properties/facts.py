@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each property besides its judge: severity, rows of the bug catalogue, and where
-each name of the specification's list is found here.
+"""Facts about each property besides its check: severity, and the reported bugs that break it.
 
-A row is written where the mistake of that row breaks the property. A name of the list that is not a
-property of its own says what stands for it.
+Bugs are rows of kvcore/check/mutants/catalogue.py. A listed name that is not a property of its own
+names the properties that stand for it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Severity = Literal["wrong KV", "crash", "leak", "progress", "quality"]
 
 @attrs.frozen
 class Fact:
-    """How bad a break is, whether a user sees it, and which bugs of the catalogue break it."""
+    """How bad a break is, whether a user sees it, and which rows of `catalogue.py` break it."""
 
     severity: Severity
     rows: tuple[int, ...] = ()
@@ -103,7 +102,7 @@ SENTENCES: dict[str, str] = {
     " slots is found or counted, whoever held it",
     "TABLE-MIRROR": "block tables made from the commands alone are the state's",
     "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
-    "COMPUTED-RULE": "computed counts are those that the sentences of the design give",
+    "COMPUTED-RULE": "computed counts are those that docs/engines.md defines",
     "ZEROED": "a new block of a group that asks for it is zeroed or filled before it is read",
     "CAP": "a request that one step extends holds no more of a windowed group than its cap",
     "NOCRASH": "no call fails in another way than by a typed error",

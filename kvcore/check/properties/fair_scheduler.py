@@ -3,7 +3,8 @@
 
 It is the scheduler that NO-THRASH is stated for: from any state it must finish everyone, and
 between two new tokens nobody starts more than once. It plans a step at a time, each of its steps is
-a batch; requests that the pool can never hold are sent away. Source: bug catalogue, row 69.
+a batch; requests that the pool can never hold are sent away. Source: row 69 of
+kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Property:
 
     holds yields what is wrong, in words with numbers. It gets, by scope: (state), or (state,
     prefixes) where `reads_prefixes`; (state before, call, outcome); (state before, commands,
-    segments); (world, state). rows: of the bug catalogue.
+    segments); (world, state). rows: those of `catalogue.py`.
     """
 
     name: str

@@ -5,7 +5,8 @@ A scheduler is `World.moves`, a function that gives what may happen next in a st
 scheduler does, and what the world does to it (arrivals, the end of a request). Every order of that
 is explored, and all that the core promises must hold. DEADLOCK-FREE asks whether the scheduler's
 own moves ever bring a token, not whether some engine could. Requests keep their names here, since a
-scheduler may go by them. Source: bug catalogue, rows 67 to 69.
+scheduler may go by them. Source: rows 67 to 69 of
+kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 No transition calls anything here. A judge gets the state before a call, the call and its outcome;
 it yields what is wrong. The queue is followed by the commands of the call, a second time and by
-itself. Judges of refusals, resets and writes are in outcomes.py. Source: bug catalogue, rows 6, 18
-to 20, 39, 44, 53.
+itself. Judges of refusals, resets and writes are in outcomes.py. Source: rows 6, 18 to 20, 39, 44,
+53 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first block manager: tables of sequences over two stacks of blocks, as seed 003 has it.
+"""The first block manager: tables of sequences over two stacks of blocks.
 
 A group's sequences share the blocks of their prompt; a write to a shared last block copies it. A
 window is a ring: a block that left the window is used again. A shared prefix owns its blocks itself

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first manager with prefix caching over one queue, as PR 9972 brought it (seed 004).
+"""The first manager with prefix caching over one queue, as vLLM's PR 9972 brought it.
 
 A request gets its first blocks from `allocate_slots`, once, and more from `append_slots`. Both may
 add empty blocks ahead, for which no request is refused. There is no null block and no window.

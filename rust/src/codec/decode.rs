@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A state from its canonical bytes; the inverse of `encode.rs`.
 //!
-//! Rules: bytes that no state gives fail with DamagedState and the offset, or with InvalidConfig.
-//! The structure is read, its truth is not judged: `kvcore.invariants.pool_and_state` does that.
+//! Invariants: bytes that encode no state fail with DamagedState with the offset, or InvalidConfig.
+//! Only the structure is checked here; `kvcore.invariants.pool_and_state` checks the content.
 //! Twin: kvcore/codec/decode.py.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Batches from their canonical bytes: the open one, and those in flight.
 //!
-//! Rules: as in decode.rs. Twin: kvcore/codec/decode_batch.py.
+//! Twin: kvcore/codec/decode_batch.py.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

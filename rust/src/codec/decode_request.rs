@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A request from the canonical bytes of a state.
 //!
-//! Rules: those of `decode.rs`, of which this is a part.
+//! A part of `decode.rs`.
 
 use std::sync::Arc;
 

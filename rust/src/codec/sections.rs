@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sections at the end of canonical bytes: fields that most states do not use.
 //!
-//! Rules: a section is a tag, a size, and bytes of that size; the tags rise. A section that would
-//! hold defaults only is absent, so a feature that is off adds no byte. Twin:
-//! kvcore/codec/sections.py.
+//! A section is a tag, a size, and that number of bytes; the tags rise. A section that would hold
+//! only defaults is absent, so a feature that is off adds no byte.
+//! Twin: kvcore/codec/sections.py.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

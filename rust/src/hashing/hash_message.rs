@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The bytes of which a block's hash is taken, laid out in a buffer that is kept.
 //!
-//! Rules: a block costs no allocation once the buffer is as long as the longest. Extra keys come as
-//! `num_extra[u8] (tag[u8] size[u32] bytes)...`, the form that the default hashing takes as it is.
-//! CBOR is canonical (RFC 8949, 4.2.3): each head in its shortest form.
+//! Invariants: hashing a block allocates nothing once the buffer is as long as the longest block.
+//! Extra keys have the form `num_extra[u8] (tag[u8] size[u32] bytes)...`, which the default hashing
+//! takes as it is. CBOR is canonical (RFC 8949, 4.2.3): each head in its shortest form.
 
 use sha2::compress256;
 use sha2::digest::generic_array::GenericArray;

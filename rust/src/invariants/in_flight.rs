@@ -2,7 +2,7 @@
 //! Named properties of batches in flight, of what they use, and of unconfirmed loads;
 //! `pool_and_state.rs` lists them.
 //!
-//! Rules: as in pool_and_state.rs. Twin: kvcore/invariants/pool_and_state.py.
+//! Twin: kvcore/invariants/pool_and_state.py.
 
 use crate::codec::sections::keyed_only;
 use crate::invariants::requests::{Scratch, pools};

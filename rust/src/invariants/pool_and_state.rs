@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named properties of every reachable state.
 //!
-//! Rules: each property is one function that gives what is wrong first, in words with numbers; its
-//! name is that of the list in docs/invariants.md. Nothing here is called by a transition: these
-//! are the second opinion. Words are made only where something is wrong, and what a property needs
-//! to count in is kept from state to state. Those of requests and their tables are in
-//! requests.rs. Twin: kvcore/invariants/pool_and_state.py.
+//! Invariants: each property is one function that returns what is wrong first, in words with
+//! numbers; its name is the one in docs/invariants.md. No transition calls anything here. Text is
+//! made only if something is wrong, and the counters that a property needs are kept from state to
+//! state. Properties of requests and their tables are in requests.rs.
+//! Twin: kvcore/invariants/pool_and_state.py.
 
 use crate::invariants::requests::{Scratch, pools};
 use crate::invariants::{in_flight, requests};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named properties of requests, their tables, hashes and drafts; `pool_and_state.rs` lists them.
 //!
-//! Rules: as in pool_and_state.rs. Every group is judged at its own block size and by its own kind.
-//! The hashes of a run of tokens without extra keys are made once and kept. Twin:
-//! kvcore/invariants/requests.py.
+//! Every group is checked at its own block size and by its own retention rule. The hashes of a run
+//! of tokens without extra keys are computed once and kept.
+//! Twin: kvcore/invariants/requests.py.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;

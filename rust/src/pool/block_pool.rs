@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The block pool: owners, keys and the free queue of all blocks of one tier.
 //!
-//! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
-//! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-//! given, at the side that the eviction policy names, or by priority (`priority_eviction.rs`). Methods
-//! trust their arguments; the pool layer's transitions, in transitions.rs, check theirs. Source:
-//! S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
+//! Invariants: a block with reference count 0 is in the free queue, with or without a key; a block
+//! with owners is not. Taking a block with a key evicts it. Released blocks join the queue in the
+//! given order, at the side that the eviction policy names, or by priority
+//! (`priority_eviction.rs`). Methods trust their arguments; the pool layer's transitions, in
+//! transitions.rs, check theirs.
+//! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The free queue: blocks without owner, in the order in which they leave.
 //!
-//! Rules: the front leaves first; a block is taken out of the middle in O(1). The queue is a ring
-//! of links through one sentinel (the id behind the last block); a block outside the queue links to
-//! itself, so no number stands for "none". Who frees in which order is the caller's rule, not the
-//! queue's. Source: S001-10 to S001-20. Twin: kvcore/pool/free_queue.py.
+//! Invariants: the front leaves first. The queue is a ring of links through one sentinel, the id
+//! behind the last block. A block outside the queue links to itself, so no number stands for
+//! "none". A block is taken out of the middle in O(1). The caller decides in which order blocks are
+//! freed.
+//! Source: S001-10 to S001-20. Twin: kvcore/pool/free_queue.py.
 
 use crate::mutants::{Mutant, seeded};
 use crate::types::clone_in_place::clone_in_place;

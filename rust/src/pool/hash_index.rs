@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The hash index: key to the ordered blocks that hold that content.
 //!
-//! Rules: the block that was published first answers a look-up; when it loses the key the next one
-//! answers (S001-82). A key without blocks has no entry. All is columns by block: the keys, and the
-//! chain of the first blocks whose keys fall into one bucket. There are twice as many buckets as
-//! blocks, so nothing ever grows or is hashed again. What a link has to spare above the block is a
-//! tag of its key, so that a bucket is judged without the keys of the blocks in it. The blocks of a
-//! key that has several are a ring of links, so that each step is O(1) however many there are; the
-//! links of a block that is alone are not read. Twin: kvcore/pool/hash_index.py.
+//! Invariants: a look-up returns the block that was published first; when it loses the key, the
+//! next one is returned (S001-82). A key without blocks has no entry. If a key has several blocks,
+//! they form a ring of links, so each step is O(1) however many there are; the links of a block
+//! that is alone are not read.
+//! Why: everything is in columns by block: the keys, and the chain of the first blocks whose keys
+//! fall into one bucket. There are twice as many buckets as blocks, so nothing grows or is
+//! rehashed. The bits of a link above the block id hold a tag of the block's key, so most blocks of
+//! a bucket are ruled out without reading their keys.
+//! Twin: kvcore/pool/hash_index.py.
 
 use crate::mutants::{Mutant, seeded};
 use crate::pool::prefetch::prefetch;

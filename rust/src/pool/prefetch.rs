@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory that is asked for before it is needed.
 //!
-//! Rules: a hint and no access, so nothing of it can be observed. Sound: the instruction faults on
-//! no address and reads nothing that the program sees. It gains almost half of what an allocation
-//! costs in a pool of a million blocks, from 74 to 39 ns a block, and a tenth with 16,384.
+//! Invariants: a prefetch is a hint and no access, so it has no observable effect. It is sound: the
+//! instruction faults on no address and reads nothing that the program sees.
+//! Why: it saves almost half of an allocation's time in a pool of a million blocks, from 74 to 39
+//! ns per block, and a tenth in one of 16,384.
 
 #![allow(unsafe_code)]
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Quarantine: blocks without owner that a batch in flight still reads or writes.
 //!
-//! Rules: they keep their content and can be hit, and are not available. A block is busy while
-//! batches use it although a table let it go, or copy from or to it; each release judges anew. In
-//! the order of their release they join the free queue, when no such batch is left. One map has
-//! both facts of a block, so that a block is taken out in O(1) and nothing is as long as the pool.
-//! Source: design, 7.3. Twin: kvcore/pool/quarantine.py.
+//! Invariants: quarantined blocks keep their content and can be hit, and are not available. A block
+//! is busy while batches still use it: a table let the block go, or a batch copies from or to it.
+//! Each release checks this anew. When no such batch is left, the blocks join the free queue in the
+//! order of their release.
+//! Why: one map has both facts of a block, so a block is removed in O(1) and nothing is as long as
+//! the pool.
+//! Twin: kvcore/pool/quarantine.py.
 
 use std::num::NonZeroU64;
 

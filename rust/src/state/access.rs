@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What may be read of a state and its requests from outside, and requests by their row.
 //!
-//! Rules: nothing is decided here; the fields themselves belong to the transitions.
+//! Nothing is decided here; the fields belong to the transitions.
 
 use std::ops::{Index, IndexMut};
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A map from rows, for what is asked of every request in every step.
 //!
-//! Rules: rows are dense, so a column says where each one's entry is; the entries lie together in
-//! the order of their coming, until one leaves and the last one takes its place.
+//! Invariants: rows are dense, so a column gives the position of each row's entry. The entries lie
+//! together in insertion order; when one leaves, the last takes its place.
 
 use crate::mutants::{Mutant, seeded};
 use crate::types::ids::Row;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state: pools, requests and the open batch.
 //!
-//! Rules: a transition is a function of `&mut State` that checks all it is given before it changes
-//! anything. Per-block data are columns; what can be derived is not stored. A request waits (no
-//! tables), runs (device tables) or is swapped out (host tables); that is read from its tables, not
-//! stored. Inside the twin a request is named by its row. Twin: kvcore/state/state.py.
+//! Invariants: a transition is a function of `&mut State` that checks all its arguments before it
+//! changes anything. Per-block data are columns; what can be derived is not stored. A request waits
+//! (no tables), runs (device tables) or is swapped out (host tables); this is read from its tables,
+//! not stored. Inside the twin a request is named by its row.
+//! Twin: kvcore/state/state.py.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The calls of text traces, made on a state.
 //!
-//! Rules: a verb is the transition's name, its words are the arguments in order. A hit is the one
-//! that the request's last `get_computed_blocks` gave. After each call the state must come back
-//! from its canonical bytes, and `take_batch` must hand out exactly what the open batch holds.
+//! A verb is the transition's name and its words are the arguments in order. A hit is the one that
+//! the request's last `get_computed_blocks` gave. After each call the state must come back from its
+//! canonical bytes, and `take_batch` must hand out exactly what the open batch holds.
 
 use std::collections::HashMap;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Text traces: readable stories of calls, each with everything that it must give.
 //!
-//! Rules: a line at the margin is a call, the indented lines under it are its whole outcome: one
-//! line less or more is a mismatch. Comments stand on lines of their own. Nothing of an expected
-//! line is parsed: the outcome is written as text and the texts are compared. The Python file shows
-//! an example. Twin: kvcore/trace/trace_file.py.
+//! A line at the margin is a call, and the indented lines under it are its whole outcome: one line
+//! less or more is a mismatch. Comments stand on lines of their own. Expected lines are not parsed:
+//! the outcome is written as text and the texts are compared. The Python file shows an example.
+//! Twin: kvcore/trace/trace_file.py.
 
 use std::path::Path;
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
 //!
-//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing but the window's trim. All
-//! groups' hits are touched before any group allocates, so that no allocation evicts a hit;
-//! external blocks of all groups come before new ones. The computed count advances by hits,
+//! Invariants: the call is planned first (`plan.rs`); a refusal changes nothing but the window's
+//! trim. All groups' hits are touched before any group allocates, so no allocation evicts a hit.
+//! External blocks of all groups come before new ones. The computed count advances by hits,
 //! external and new tokens. Full blocks are published by the call that schedules their last token,
-//! unless delayed. Source: S000-21 to 35, S004-05 to 10. Twin: kvcore/transitions/allocate.py.
+//! unless delayed.
+//! Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/transitions/allocate.py.
 
 use smallvec::SmallVec;
 

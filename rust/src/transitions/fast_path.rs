@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How far a request can grow without anything but its count changing.
 //!
-//! Rules: most decode tokens go to a slot that is there, fill no block and move no window. That
-//! holds from the last allocation on up to a count which is known then, as long as nobody else gets
-//! an owner's share in the request's blocks: `fork` and every cut forget it for the request, `pin`
-//! for all. A request that is quiet up to any count ahead has no drafts and no unfinished loads and
-//! is on the device: who changes that forgets it too. Debug builds plan each such token and find
-//! that the plan is empty.
+//! Invariants: most decode tokens go to an existing slot, fill no block and move no window. After
+//! an allocation this holds up to a known count, until another request gets a share in the blocks:
+//! `fork` and every cut reset the count for the request, `pin` for all requests. A request with
+//! such a count ahead has no drafts and no unfinished loads, and is on the device; a transition
+//! that changes this resets the count too. Debug builds plan each such token and assert that the
+//! plan is empty.
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::plan_allocation;

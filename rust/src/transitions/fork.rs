@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fork: a child that shares its parent's blocks (parallel sampling, beam search).
 //!
-//! Rules: commands run before the forward pass, so a copy could not see what the open batch
-//! schedules: the child shares the blocks up to the tokens that the parent had computed before that
-//! batch, a partial tail included, and gets no lookahead. Whoever writes a shared block first gets
-//! a copy (`allocate.rs`). Twin: kvcore/transitions/fork.py.
+//! Invariants: the child shares its parent's blocks up to the tokens that the parent had computed
+//! before the open batch, a partial tail included, and gets no lookahead. The first write to a
+//! shared block copies it (`allocate.rs`).
+//! Why: commands run before the forward pass, so a copy would miss what the open batch schedules.
+//! Twin: kvcore/transitions/fork.py.
 
 use std::sync::Arc;
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Planning an allocation: every check, and what it would take, before anything changes.
 //!
-//! Rules: a plan that fails or refuses has changed nothing. Slots along a request: computed | hit |
-//! external | new | lookahead; external tokens and lookahead are clipped at the model length, new
-//! tokens are not. What no query from the first external or new token on sees is trimmed before the
-//! fit is judged; when the step is refused, what the computed tokens alone allow stays trimmed
-//! . The full-sequence gate is judged before that. A write goes to blocks with one owner and
-//! no key: a shared block is replaced (copied if it holds earlier positions), a keyed one loses its
-//! key, unless the write computes just the tokens that the key names. Hits in the free queue cost
-//! capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5.
-//! Twin: kvcore/transitions/plan.py.
+//! Invariants: a plan that fails or refuses has changed nothing. Slots along a request: computed |
+//! hit | external | new | lookahead. External tokens and lookahead are clipped at the model length,
+//! new tokens are not. Blocks that no query sees from the first external or new token on are
+//! trimmed before the fit is checked. If the step is refused, only the trim that the computed
+//! tokens allow is kept. The full-sequence gate is checked before that. A write goes to
+//! blocks with one owner and no key: a shared block is replaced (copied if it holds earlier
+//! positions), and a keyed block loses its key unless the write computes exactly the tokens that
+//! the key names. Hits in the free queue cost capacity, since they are about to leave it.
+//! Source: S000-01 to S000-20, S004-07. Twin: kvcore/transitions/plan.py.
 
 use smallvec::SmallVec;
 

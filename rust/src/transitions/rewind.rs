@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rewind: what requests count was not written, since a load failed or came in part.
 //!
-//! Rules: the tokens stay and are computed anew. The keys of the requests' blocks past the count
-//! are withdrawn, so that no request hits them; any other request that counts tokens in such a
+//! Invariants: the tokens stay and are computed anew. The keys of the requests' blocks past the
+//! count are withdrawn, so no request hits them; any other request that counts tokens in such a
 //! block must be named in the same call. While a load is unconfirmed (`unconfirmed_loads.rs`), the
-//! rewind of a request that asked for it or ever rested on it reports that the load failed. From
-//! the load on, what rests on it is withdrawn instead, wherever it is, and every request that
-//! counts it falls to the count; a swapped request waits again. Twin: kvcore/transitions/rewind.py.
+//! rewind of a request that started it or ever rested on it reports that the load failed.
+//! Everything that rests on the load is then withdrawn, wherever it is, and every request that
+//! counts it falls back to the count; a swapped request waits again.
+//! Twin: kvcore/transitions/rewind.py.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The arguments of an allocation, judged.
 //!
-//! Rules: what can be wrong with a call is found here, before anything is planned; a hit is
-//! believed only where each of its blocks still holds the request's key. Source: S000-01, 04, 21,
-//! 22, 25. Twin: kvcore/transitions/slot_request.py.
+//! Invariants: every misuse is found here, before anything is planned. A hit is accepted only if
+//! each of its blocks still has the request's key.
+//! Source: S000-01, 04, 21, 22, 25. Twin: kvcore/transitions/slot_request.py.
 
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::requests::check_drafts_settled;

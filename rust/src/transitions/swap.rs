@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Swap: the blocks of a set of requests move between the device and the host tier.
 //!
-//! Rules: each distinct block of the set is copied once and shared again on the other side; a block
-//! that others hold is copied and stays for them. Swapped out, a request leaves the open batch
-//! first; what is left of it is copied, and with nothing left it waits. On the way in, a block
-//! whose content is findable on the device is a hit, not a copy, unless the open batch published
-//! it. Source: design, 7.6; S003-25 to 28. Twin: kvcore/transitions/swap.py.
+//! Invariants: each distinct block of the set is copied once and shared again on the other side; a
+//! block that other requests hold is copied and stays for them. A request that is swapped out
+//! leaves the open batch first; its remaining blocks are copied, and if none remain, it waits. On
+//! the way in, a block whose content is findable on the device is a hit, not a copy, unless the
+//! open batch published it.
+//! Source: S003-25 to 28. Twin: kvcore/transitions/swap.py.
 
 use hashbrown::{HashMap, HashSet};
 

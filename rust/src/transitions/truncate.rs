@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Truncate: cut a request's tokens and chain (rejected drafts, rewritten history).
 //!
-//! Rules: a cut request leaves the open batch. Blocks past the cut are released and keep their
+//! Invariants: a cut request leaves the open batch. Blocks past the cut are released and keep their
 //! keys; a block that the cut goes through keeps its key until it is written again (`allocate.rs`).
-//! Source: bug catalogue, row 7. Twin: kvcore/transitions/truncate.py.
+//! Source: row 7 of kvcore/check/mutants/catalogue.py. Twin: kvcore/transitions/truncate.py.
 
 use std::sync::Arc;
 

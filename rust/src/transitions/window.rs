@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What windows give back: blocks that no later query sees make room for the null block.
 //!
-//! Rules: a table's null blocks are a prefix of it. Blocks are given back from the highest skipped
-//! one down to the first null block, so the newest is evicted first. What the open batch's forward
-//! pass sees is not given back before the batch is taken. Source: S000-15, 16, 39, 40; S001-80.
-//! Twin: kvcore/transitions/window.py.
+//! Invariants: a table's null blocks are a prefix of it. Blocks are given back from the highest
+//! skipped one down to the first null block, so the newest is evicted first. Blocks that the open
+//! batch's forward pass sees are kept until the batch is taken.
+//! Source: S000-15, 16, 39, 40; S001-80. Twin: kvcore/transitions/window.py.
 
 use smallvec::SmallVec;
 

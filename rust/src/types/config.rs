@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a manager is made for: pool sizes, groups and the options of the core.
 //!
-//! Rules: a configuration that cannot work is refused when it is made, with the numbers that would
-//! work. Options compose; none is a fork of the code. Twin: kvcore/types/config.py.
+//! Invariants: a configuration that cannot work is refused when it is made, with the numbers that
+//! would work. Options compose; none is a fork of the code.
+//! Twin: kvcore/types/config.py.
 
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::{Error, bytes_repr};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What transitions emit: commands for the runtime, events for mirrors of the index.
 //!
-//! Rules: a state's effects gather until its batch or its events are taken; those of the host pool
-//! are silent, since all that concerns the runtime is said by the swaps. Twin:
-//! kvcore/types/effects.py.
+//! Invariants: a state's effects accumulate until its batch or its events are taken. Those of the
+//! host pool are not recorded, since the swaps report all that concerns the runtime.
+//! Twin: kvcore/types/effects.py.
 
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::commands::{Command, Commands};

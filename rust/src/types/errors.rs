@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Misuse and corruption, each as a variant of its own.
 //!
-//! Rules: a refusal is a value (`values::Refused`), never an error. Misuse is an [`Error`]: the
-//! message names the thing and the numbers, `fields` holds them for programs, and the state is as
-//! it was before the call. A broken invariant is an [`InvariantViolation`]: a bug of kvcore, nobody
-//! catches it. Twin: kvcore/types/errors.py.
+//! Invariants: a refusal is a value (`values::Refused`), never an error. Misuse is an [`Error`]:
+//! the message names the object and the numbers, `fields` holds them for programs, and the state is
+//! as it was before the call. A broken invariant is an [`InvariantViolation`]: a bug of kvcore, not
+//! to be caught.
+//! Twin: kvcore/types/errors.py.
 
 use std::fmt;
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What happened to the hash index, for routers and stores that mirror it.
 //!
-//! Rules: a stored event names every block of one publication; a removed event comes only when the
-//! last block of that content lost its key. Replaying all events from nothing gives exactly the
-//! index. Twin: kvcore/types/events.py.
+//! Invariants: a stored event names every block of one publication. A removed event is emitted only
+//! when the last block of that content loses its key. Replaying all events from nothing gives
+//! exactly the index.
+//! Twin: kvcore/types/events.py.
 
 use std::collections::BTreeSet;
 

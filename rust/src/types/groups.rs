@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Groups: layers that share block size and retention rule, and those rules.
 //!
-//! Rules: positions are tokens; n is the number of computed tokens, so the next query stands at n
-//! and sees positions from `skipped_tokens(group, n)` on. What stands before is never read again:
-//! its blocks are given back and the null block takes their places. Cross-attention holds one table
-//! for the encoder's tokens, which does not grow with the request and is never cached. Source:
-//! S000-11, 28, 36, 40; S001-79 to 81. Twin: kvcore/types/groups.py.
+//! Invariants: positions are tokens. With n computed tokens the next query stands at n and sees
+//! positions from `skipped_tokens(group, n)` on. Earlier positions are never read again: their
+//! blocks are given back and the null block takes their places. Cross-attention has one table for
+//! the encoder's tokens, which does not grow with the request and is never cached.
+//! Source: S000-11, 28, 36, 40; S001-79 to 81. Twin: kvcore/types/groups.py.
 
 use crate::types::errors::Error;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What calls take and give back: requests, hits, blocks, refusals, statistics.
 //!
-//! Rules: all compare by content. A refusal is one of these values, never an error.
+//! Invariants: all values compare by content. A refusal is one of these values, never an error.
 //! Twin: kvcore/types/values.py.
 
 use crate::types::extra_inputs::GivenKeys;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that are cancelled: what is taken back, and what stays gone.
 
-Expected values follow from the design, 7.4, with blocks of two tokens and the null block 0.
+Expected values follow from docs/engines.md, with blocks of two tokens and the null block 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches in flight: what is quarantined, and what a completion publishes.
 
-Expected values follow from the design, 7.2 and 7.3, with blocks of two tokens and the null block 0.
+Expected values follow from docs/engines.md, with blocks of two tokens and the null block 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """V0's allocator against its facts written down plainly, with lists and dictionaries.
 
-Rules: the plain one does everything one block at a time, as the original does, and where it runs
-out it is given back as it was. Ids, hits, refusals and the order in which free blocks would leave
-are compared after each call.
+The plain allocator does everything block by block, as the original does, and is restored if it runs
+out of blocks. Ids, hits, refusals and the order in which free blocks would leave are compared after
+each call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random lives of V0's managers and allocators on both backends at once, from a seed.
 
-Rules: both are told the same. What they answer, the errors that they raise and their batches are
-compared, and after each call the blocks behind them; a call that raises leaves these as they were.
-Tables of one manager are looked at after each call, those of the other never: what objects say is
-what the columns say.
-What a `can_` call promised comes true at once. Every now and then the owners are counted.
+Both backends get the same calls. Their answers, errors and batches are compared, and after each
+call the blocks behind them; a call that raises leaves the blocks as they were. Tables of one
+manager are read after each call, those of the other never: objects and columns must agree. A call
+that a `can_` method allowed must succeed at once. The owners are counted every now and then.
 """
 
 from __future__ import annotations

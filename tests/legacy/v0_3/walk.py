@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random walk of the first block manager: what an engine does, and what it should not do.
 
-Rules: the walk draws from its own numbers alone, so two backends walk alike as long as they answer
-alike. After each call every block's owners are compared with who holds it; a call that raises has
-changed nothing; what `can_...` allows must work.
+The walk draws only from its own numbers, so two backends walk alike as long as they answer alike.
+After each call the owners of every block are compared with its holders; a call that raises has
+changed nothing; a call that a `can_` method allows must succeed.
 """
 
 from __future__ import annotations

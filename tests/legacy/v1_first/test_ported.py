@@ -165,7 +165,7 @@ def test_the_queue_cannot_be_changed_by_hand(backend: Backend) -> None:
 
 
 def test_ids_are_as_good_as_blocks(backend: Backend) -> None:
-    """The call of the design: a look-up gives ids, and slots are asked with them."""
+    """A look-up gives ids, and slots are requested with them."""
     manager = make(backend)
     admit(manager, "a", list(range(8)))
     request = Request("b", [*range(8), 9])

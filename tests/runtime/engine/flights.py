@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated engine whose batches run late, fail and are cancelled, beside a small real cache.
 
-Rules: the manager is called at random, batches are taken, executed on the cache (shadow.py),
-completed and cancelled at random moments; stores and loads end some time after their batch has run,
-well or badly, or when it was cancelled. Every read finds what its request wrote, and after every
-batch the tables are those that the manager had when it was taken.
+The manager is called at random. Batches are taken, executed on the cache (shadow.py), completed and
+cancelled at random moments; stores and loads end some time after their batch has run, done or
+failed, or when it was cancelled. Every read finds what its request wrote, and after every batch the
+tables are those that the manager had when the batch was taken.
 """
 
 from __future__ import annotations

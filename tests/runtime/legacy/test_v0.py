@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The V0 block manager over real tensors: what a sequence wrote is what it reads.
 
-Rules: a token's value is a number that all tokens up to it have to themselves, as its keys and
-values would be. After each step the batch is applied to a cache in guard mode, which poisons what
-nobody owns; then the new tokens are written through the tables, without those that are cached, and
-all that each sequence sees is read back and compared with a plain dictionary.
+A token's value is a number that is unique to all tokens up to it, as its keys and values would be.
+After each step the batch is applied to a cache in guard mode, which poisons blocks without an
+owner; then the new tokens are written through the tables, without the cached ones, and everything
+that each sequence sees is read back and compared with a plain dictionary.
 """
 
 from __future__ import annotations

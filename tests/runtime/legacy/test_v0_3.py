@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first block manager over real tensors: what a sequence wrote is what it reads.
 
-Rules: each token of a sequence is a number of its own. After each call the batch is applied to a
-cache in guard mode, which poisons what nobody owns; then new tokens are written through the
-sequence's table, and all that it sees is read back and compared with a plain dictionary.
+Each token of a sequence is a number of its own. After each call the batch is applied to a cache in
+guard mode, which poisons blocks without an owner; then new tokens are written through the
+sequence's table, and everything that it sees is read back and compared with a plain dictionary.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.8.5's V1 manager over real tensors: what a request sees is what its prefix says.
 
-Rules: each prefix of tokens has a number of its own, which its last token's slots hold. After each
-call the batch is applied to a cache in guard mode, which poisons what nobody owns; then scheduled
-tokens are written through the request's blocks, and all that the next query sees, hits included, is
-read back and compared with a plain dictionary.
+Each prefix of tokens has a number of its own, which the slots of its last token hold. After each
+call the batch is applied to a cache in guard mode, which poisons blocks without an owner; then
+scheduled tokens are written through the request's blocks, and everything that the next query sees,
+hits included, is read back and compared with a plain dictionary.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first manager with prefix caching over real tensors: a hit is what the prompt says.
 
-Rules: a slot holds the token of its place, and a number that stands for all tokens before it, as
-keys and values do. A hit is not computed again, so that it must be there; guard mode poisons what
-nobody owns and nobody can find.
+A slot holds the token of its place, and a number that stands for all tokens before it, as keys and
+values do. A hit is not computed again, so its content must be there; guard mode poisons blocks that
+have no owner and cannot be found.
 """
 
 from __future__ import annotations
