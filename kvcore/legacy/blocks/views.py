@@ -9,7 +9,7 @@ S004-12, 16.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from kvcore.legacy.blocks.blocks import Backing
@@ -119,3 +119,35 @@ class PoolQueue(BlockQueue[T]):
         raise NotByHand(block=block and block.block_id, calls=self._calls)
 
     append = popleft = remove
+
+
+class CachedBlocks(Mapping[Any, MutableMapping[int, T]]):
+    """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question.
+
+    blocks: the view of each block of the pool; its `block_hash` is what the block is found by.
+    """
+
+    def __init__(self, pool: Backing, blocks: Sequence[Any]) -> None:
+        self._pool = pool
+        self._blocks = blocks
+
+    def __getitem__(self, block_hash: Any) -> MutableMapping[int, T]:
+        return self.listed()[block_hash]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.listed())
+
+    def __len__(self) -> int:
+        return len(self._pool.state().device.index)
+
+    def __repr__(self) -> str:
+        return repr(self.listed())
+
+    def listed(self) -> dict[Any, dict[int, T]]:
+        """All of it as it is now."""
+        index, blocks = self._pool.state().device.index, self._blocks
+        listed: dict[Any, dict[int, T]] = {}
+        for key, first in index.firsts.items():
+            found = {number: blocks[number] for number in index[key]}
+            listed.setdefault(blocks[first].block_hash, {}).update(found)
+        return listed

@@ -4,9 +4,8 @@
 A record is hash number, tokens and extra keys, and all three are the key; the chain goes by the
 number. A hash function takes one tuple (parent, tokens, extra keys). Media count by their hash
 alone, and one that ends where a block starts still counts: so engines of that release that share a
-hash seed share their keys. The core knows a record by `content_key`, in which equal records of
-ints, strings and bytes, and no others, are the same bytes; if equal values of other kinds differ in
-it, as 1.0 and 1 do, a block is not found. Source: S001-01 to 05, 27 to 44.
+hash seed share their keys. The core knows a record by `content_key`: records of ints, strings and
+bytes have the same one if and only if they are equal. Source: S001-01 to 05, 27 to 44.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import os
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kvcore import _twin
@@ -48,11 +46,6 @@ class BlockHashType(_Record):
     """
 
     _key = b""
-
-    @property
-    def core_key(self) -> bytes:
-        """The key by which the core knows it. Raises WrongArgument if it is of other kinds."""
-        return self._key or keys_of((self,))[0]
 
 
 def sha256(value: object) -> int:
@@ -85,16 +78,14 @@ def _gen_mm_extra_hash_keys(
     positions, hashes = request.mm_positions or [], request.mm_hashes or []
     count = len(positions)
     if count and len(hashes) != count:
-        name, expected = repr(getattr(request, "request_id", None)), f"{count}, one per position"
-        raise CountMismatch(
-            request=name, given=len(hashes), name="multi-modal hashes", expected=expected
-        )
+        fields = {"request": repr(request.request_id), "given": len(hashes), "expected": count}
+        raise CountMismatch(name="multi-modal hashes", **fields)
     if not count or _span(positions[-1])[1] < start_token_idx:
         return [], start_mm_idx
     if start_mm_idx < -count:
         raise BeyondMedia(index=start_mm_idx, num_items=count)
     keys: list[Any] = []
-    for index in range(start_mm_idx % count if start_mm_idx < 0 else start_mm_idx, count):
+    for index in range(count)[start_mm_idx:]:
         if hashes[index] is None:
             raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value="None")
         first, end = _span(positions[index])
@@ -117,10 +108,8 @@ def generate_block_hash_extra_keys(
 
     Adapter first, then media. Raises what `_gen_mm_extra_hash_keys` raises.
     """
-    media, next_mm_idx = _gen_mm_extra_hash_keys(
-        request, start_token_idx, end_token_idx, start_mm_idx
-    )
-    return (*_gen_lora_extra_hash_keys(request), *media) or None, next_mm_idx
+    media, index = _gen_mm_extra_hash_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    return (*_gen_lora_extra_hash_keys(request), *media) or None, index
 
 
 def hash_block_tokens(
@@ -184,17 +173,15 @@ def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[byt
 
     backend: whose hashing makes them; they are the same. Raises WrongArgument.
     """
-    try:
-        keys = [record._key for record in records]
-    except AttributeError:
-        return keys_of([read_record(record) for record in records], backend)
-    if all(keys):
-        return keys
-    hash_block = _twin.hash_block if backend == "rust" else block_hash.hash_block
-    for place, record in enumerate(records):
-        if not keys[place]:
-            keys[place] = record._key = content_key(record, hash_block)
-    return keys
+    return [getattr(record, "_key", b"") or _make_key(record, backend) for record in records]
+
+
+def _make_key(record: Any, backend: BackendName) -> bytes:
+    record = read_record(record)
+    record._key = content_key(
+        record, _twin.hash_block if backend == "rust" else block_hash.hash_block
+    )
+    return bytes(record._key)
 
 
 def read_record(record: Any) -> BlockHashType:
@@ -219,7 +206,7 @@ def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.h
                 return content_key(record)  # which takes more kinds of ints
     try:
         form = ascii(_canonical((number, tuple(tokens), extra))).encode()
-    except (TypeError, ValueError, AttributeError, pickle.PickleError):
+    except (TypeError, ValueError):
         expected = "a number, tokens and extra keys"
         raise WrongArgument(name="a block hash", expected=expected, value=repr(record)) from None
     return hashlib.sha256(form).digest() + _OTHER
@@ -233,13 +220,9 @@ def _span(position: Any) -> tuple[int, int]:
 
 
 def _canonical(value: Any) -> Any:
-    """A value that prints alike if and only if it is equal; of other kinds, its pickle."""
+    """A value that prints alike if and only if it is equal. Raises TypeError for other kinds."""
     if isinstance(value, tuple):
         return tuple(map(_canonical, value))
     if isinstance(value, str):
         return {value.encode("utf-8", "surrogatepass")}
-    if value is None or isinstance(value, bytes):
-        return value
-    with suppress(TypeError):
-        return int(operator.index(value))
-    return [pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)]
+    return value if value is None or isinstance(value, bytes) else int(operator.index(value))

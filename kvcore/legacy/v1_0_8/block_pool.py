@@ -11,13 +11,14 @@ its place in the queue. A block is found by one hash at most. Source: S001-82 to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from itertools import compress
 from typing import Any
 
+from kvcore.legacy.blocks import views
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.blocks.views import PoolQueue
 from kvcore.legacy.v1_0_8 import block_hashes as hashes
 from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
@@ -40,7 +41,7 @@ class BlockPool:
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
         self.blocks: list[KVCacheBlock] = []
-        self.free_block_queue = PoolQueue(
+        self.free_block_queue = views.PoolQueue(
             self.backing, self.blocks, "get_new_blocks, touch and free_blocks"
         )
         for place in range(num_gpu_blocks):
@@ -51,7 +52,8 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: BlockHashType) -> KVCacheBlock | None:
         """The block that answers for a hash. Raises WrongArgument."""
-        place = self.backing.blocks.lookup(hashes.read_record(block_hash).core_key, "device")
+        (key,) = hashes.keys_of([block_hash], self.backend)
+        place = self.backing.blocks.lookup(key, "device")
         return None if place is None else self.blocks[place]
 
     def cache_full_blocks(
@@ -162,87 +164,64 @@ class BlockPool:
         raise errors.ForeignBlock(block=repr(stranger), num_blocks=len(own))
 
 
-class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
-    """The blocks that one hash is found by, by id. Cost: O(pool) a question with the twin."""
+class BlocksOfHash(UserDict[int, KVCacheBlock]):
+    """The blocks that one hash is found by, by id, as they are now. Cost: O(pool) a question."""
 
-    def __init__(self, pool: BlockPool, block_hash: Any) -> None:
+    def __init__(self, cached: CachedBlocks, block_hash: Any) -> None:
         """Raises WrongArgument."""
-        self._pool = pool
+        self._cached = cached
         self._record = hashes.read_record(block_hash)
 
-    def __repr__(self) -> str:
-        return repr(self._found())
-
-    def __getitem__(self, block_id: int) -> KVCacheBlock:
-        return self._found()[block_id]
+    @property
+    def data(self) -> dict[int, KVCacheBlock]:  # type: ignore[override]
+        """What is found now."""
+        return self._cached.listed().get(self._record, {})
 
     def __setitem__(self, block_id: int, block: KVCacheBlock) -> None:
-        """Raises ForeignBlock, AlreadyHashed, and UnusedBlock for the null block."""
-        self.check([block])
-        if block.block_id not in self:
-            block.block_hash = self._record
+        """Raises as `CachedBlocks` does."""
+        self._cached[self._record] = {**self, block_id: block}
 
     def __delitem__(self, block_id: int) -> None:
         self[block_id].reset_hash()
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._found())
 
-    def __len__(self) -> int:
-        return len(self._found())
-
-    def check(self, blocks: Sequence[Any]) -> None:
-        """Raise unless these blocks can be found by this hash."""
-        for block_id in self._pool.check_own(blocks):
-            if block_id == 0:
-                raise UnusedBlock(block=block_id)
-            if self._pool.blocks[block_id].block_hash not in (None, self._record):
-                raise errors.AlreadyHashed(block=block_id)
-
-    def _found(self) -> dict[int, KVCacheBlock]:
-        index = self._pool.backing.state().device.index
-        return {at: self._pool.blocks[at] for at in index.get(self._record.core_key, ())}
-
-
-class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBlock]]):
-    """Which blocks each hash is found by. Cost: O(pool) a question with the twin.
+class CachedBlocks(views.CachedBlocks[KVCacheBlock], MutableMapping[Any, Any]):
+    """Which blocks each hash is found by. Cost: O(pool) a question.
 
     An unknown hash has an empty map, into which blocks can be written.
     """
 
     def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+        super().__init__(pool.backing, pool.blocks)
+        self._check_own = pool.check_own
 
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-    def __getitem__(self, block_hash: BlockHashType) -> MutableMapping[int, KVCacheBlock]:
-        return BlocksOfHash(self._pool, block_hash)
+    def __getitem__(self, block_hash: BlockHashType) -> BlocksOfHash:
+        return BlocksOfHash(self, block_hash)
 
     def __setitem__(self, block_hash: BlockHashType, blocks: Mapping[int, KVCacheBlock]) -> None:
-        """Have a hash found by these blocks alone. Raises as `BlocksOfHash` does."""
-        found, given = BlocksOfHash(self._pool, block_hash), list(blocks.values())
-        found.check(given)
-        wanted = {block.block_id: block for block in given}
-        for block_id in set(found) - set(wanted):
+        """Have a hash found by these blocks alone.
+
+        Raises WrongArgument, ForeignBlock, AlreadyHashed, and UnusedBlock for the null block.
+        """
+        found, given = self[block_hash], list(blocks.values())
+        wanted = self._check_own(given)
+        for block in given:
+            if block.block_id == 0:
+                raise UnusedBlock(block=0)
+            if block.block_hash not in (None, hashes.read_record(block_hash)):
+                raise errors.AlreadyHashed(block=block.block_id)
+        for block_id in set(found).difference(wanted):
             del found[block_id]
-        found.update(wanted)
+        for block in given:
+            if block.block_hash is None:
+                block.block_hash = block_hash
 
     def __delitem__(self, block_hash: BlockHashType) -> None:
-        if block_hash not in self:
-            raise KeyError(block_hash)
-        self[block_hash].clear()
+        for block in self.listed()[block_hash].values():
+            block.reset_hash()
 
     def __contains__(self, block_hash: object) -> bool:
-        return bool(BlocksOfHash(self._pool, block_hash))
-
-    def __iter__(self) -> Iterator[BlockHashType]:
-        firsts = self._pool.backing.state().device.index.firsts
-        records = (self._pool.blocks[place].block_hash for place in firsts.values())
-        return (record for record in records if record is not None)
-
-    def __len__(self) -> int:
-        return len(self._pool.backing.state().device.index)
+        return block_hash in self.listed()
 
     def get(self, block_hash: BlockHashType, default: Any = None) -> Any:
         """The blocks of a hash, or the default if it has none."""
@@ -250,4 +229,4 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
 
     def clear(self) -> None:
         """Forget every hash."""
-        self._pool.backing.blocks.clear_index("device")
+        self._pool.blocks.clear_index("device")

@@ -14,7 +14,7 @@ from typing import Any
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.views import BlockQueue, BlockView, PoolQueue
 from kvcore.legacy.v1_0_8 import errors
-from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, read_record
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, keys_of, read_record
 from kvcore.types.arguments import check_kind, read_count
 from kvcore.types.errors import KvcoreError, UnusedBlock
 
@@ -77,12 +77,8 @@ class KVCacheBlock(BlockView):
     def block_hash(self) -> BlockHashType | None:
         """The record by which the block is found; None if it is not found."""
         record = self.content
-        if (
-            record is None
-            or self._pool.blocks.key_of(self._place, "device") != read_record(record).core_key
-        ):
-            return None
-        return record
+        key = record and self._pool.blocks.key_of(self._place, "device")
+        return record if key and keys_of([record]) == [key] else None
 
     @block_hash.setter
     def block_hash(self, block_hash: BlockHashType) -> None:
@@ -94,19 +90,16 @@ class KVCacheBlock(BlockView):
         """
         if self.block_hash is not None:
             raise errors.AlreadyHashed(block=self.block_id)
-        core, key = self._pool.blocks, read_record(block_hash).core_key
-        order = core.free_blocks("device")
-        if self._place in order:
-            kept = [place for place in order if core.key_of(place, "device") is not None]
-            core.touch(kept, "device")
-            core.take(len(order) - len(kept), "device")
-            self._change("publish", self._place, key)
-            self._change("release", order)
-        elif not self.ref_cnt:
+        core, (key,) = self._pool.blocks, keys_of([block_hash])
+        order = () if self.ref_cnt else core.free_blocks("device")
+        if self._place not in order and not self.ref_cnt:
             raise UnusedBlock(block=self.block_id)
-        else:
-            self._change("publish", self._place, key)
-        self.content = block_hash
+        kept = [place for place in order if core.key_of(place, "device") is not None]
+        core.touch(kept, "device")
+        core.take(len(order) - len(kept), "device")
+        self._change("publish", self._place, key)
+        self._change("release", order)
+        self.content = read_record(block_hash)
 
     _block_hash = block_hash
 
@@ -116,21 +109,18 @@ class KVCacheBlock(BlockView):
             self._change("unpublish", self._place)
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, KVCacheBlock) and self._shown() == other._shown()
+        shown = other._shown() if isinstance(other, KVCacheBlock) else None
+        return self is other or self._shown() == shown
 
     __hash__ = None  # type: ignore[assignment] # as the original, it compares by what changes
 
     def __repr__(self) -> str:
         names = ("block_id", "ref_cnt", "_block_hash", "prev_free_block", "next_free_block")
-        shown = zip(names, self._shown(), strict=True)
-        return f"KVCacheBlock({', '.join(f'{name}={value}' for name, value in shown)})"
+        shown = map("{}={}".format, names, self._shown())
+        return f"KVCacheBlock({', '.join(shown)})"
 
     def _shown(self) -> tuple[Any, ...]:
-        around = [
-            block and block.block_id for block in (self.prev_free_block, self.next_free_block)
-        ]
+        around = [each and each.block_id for each in (self.prev_free_block, self.next_free_block)]
         return self.block_id, self.ref_cnt, self.block_hash, *around
 
     def _change(self, call: str, *arguments: Any) -> None:
@@ -180,15 +170,15 @@ class FreeKVCacheBlockQueue(BlockQueue[KVCacheBlock]):
             for block in blocks:
                 self.append(block)
         except KvcoreError:
-            for member in self.get_all_free_blocks():
-                self.remove(member)
+            while self.num_free_blocks:
+                self.popleft()
             raise
 
     def popleft(self) -> KVCacheBlock:
         """Take out the block at the head. Raises NoFreeBlocks."""
-        if self.free_list_head is None:
-            raise errors.NoFreeBlocks
         block = self._end._after
+        if block is self._end:
+            raise errors.NoFreeBlocks
         self.remove(block)
         return block
 
@@ -212,17 +202,15 @@ class FreeKVCacheBlockQueue(BlockQueue[KVCacheBlock]):
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """The blocks from head to tail. Cost: O(blocks)."""
-        found: list[KVCacheBlock] = []
-        block = self._end._after
-        while block is not self._end:
+        found = [self._end]
+        while (block := found[-1]._after) is not self._end:
             found.append(block)
-            block = block._after
-        return found
+        return found[1:]
 
-    def neighbours(
-        self, block: KVCacheBlock | None
-    ) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
+    def neighbours(self, block: KVCacheBlock | None) -> tuple[Any, Any]:
         """The blocks before and behind one of this queue."""
-        end = self._end
-        before, after = (block or end)._before, (block or end)._after
-        return None if before is end else before, None if after is end else after
+        near = block or self._end
+        before, after = (
+            None if each is self._end else each for each in (near._before, near._after)
+        )
+        return before, after

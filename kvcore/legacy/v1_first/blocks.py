@@ -9,13 +9,12 @@ S004-01, 03, 09, 12, 15, 16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import attrs
 
-from kvcore.legacy.blocks.blocks import Backing
-from kvcore.legacy.blocks.views import BlockView, PoolQueue
+from kvcore.legacy.blocks import views
 from kvcore.legacy.v1_first.errors import BlockInUse
 from kvcore.legacy.v1_first.hashes import BlockHashType, hash_block_tokens
 
@@ -79,7 +78,7 @@ class Text:
         return hashes[start // size]
 
 
-class KVCacheBlock(BlockView):
+class KVCacheBlock(views.BlockView):
     """One block: its id, and its owners, tokens and hash as they are now.
 
     content: the text in which its tokens lie, and from which place on; None if nothing is cached.
@@ -128,33 +127,5 @@ class KVCacheBlock(BlockView):
         return f"KVCacheBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt})"
 
 
-FreeBlockQueue = PoolQueue[KVCacheBlock]
-
-
-class CachedBlocks(Mapping[ShownHash, dict[int, KVCacheBlock]]):
-    """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question."""
-
-    def __init__(self, pool: Backing, blocks: Sequence[KVCacheBlock]) -> None:
-        self._pool = pool
-        self._blocks = blocks
-
-    def __getitem__(self, block_hash: ShownHash) -> dict[int, KVCacheBlock]:
-        return self._listed()[block_hash]
-
-    def __iter__(self) -> Iterator[ShownHash]:
-        return iter(self._listed())
-
-    def __len__(self) -> int:
-        return len(self._pool.state().device.index)
-
-    def __repr__(self) -> str:
-        return repr(self._listed())
-
-    def _listed(self) -> dict[ShownHash, dict[int, KVCacheBlock]]:
-        index, blocks = self._pool.state().device.index, self._blocks
-        listed: dict[ShownHash, dict[int, KVCacheBlock]] = {}
-        for key, first in index.firsts.items():
-            shown = blocks[first].block_hash
-            assert shown is not None
-            listed.setdefault(shown, {}).update((number, blocks[number]) for number in index[key])
-        return listed
+FreeBlockQueue = views.PoolQueue[KVCacheBlock]
+CachedBlocks = views.CachedBlocks[KVCacheBlock]

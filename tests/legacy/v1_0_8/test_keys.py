@@ -33,7 +33,6 @@ def test_both_languages_know_a_record_by_one_key(number: int, own: Any, extra: A
     made = [keys_of([BlockHashType(number, own, extra)], name) for name in ("python", "rust")]
     assert made[0] == made[1]
     assert keys_of([(number, own, extra)]) == made[0], "a plain tuple"
-    assert BlockHashType(number, own, extra).core_key == made[0][0]
 
 
 def test_the_twin_hashes_one_block_as_the_core_does() -> None:
