@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -21,12 +22,17 @@ from kvcore.sizing import LayerSpec, Limits
 from kvcore.types.errors import WrongArgument
 
 SHAPE = ("block_size", "num_kv_heads", "head_size", "dtype")
+LIMITS = (
+    "model_config.max_model_len",
+    "scheduler_config.max_num_batched_tokens",
+    "cache_config.num_gpu_blocks_override",
+)
 
 
-def read_fields(name: str, value: Any, *fields: str) -> list[Any]:
-    """These attributes of an engine's object. Raises WrongArgument if it lacks one."""
+def read_fields(name: str, value: Any, *fields: str) -> dict[str, Any]:
+    """These attributes of an engine's object, also `of.its.parts`. Raises WrongArgument."""
     try:
-        return [getattr(value, field) for field in fields]
+        return {field: attrgetter(field)(value) for field in fields}
     except AttributeError:
         expected = f"an object with {', '.join(fields)}"
         raise WrongArgument(name=name, expected=expected, value=repr(value)) from None
@@ -104,12 +110,9 @@ class KVCacheConfig:
 
 @attrs.frozen(kw_only=True)
 class AnyFullSpec(sizing.FullAttentionSpec):
-    """Full attention as this release has it: MLA has its type id, with another page size."""
+    """Full attention as this release has it: MLA is the same kind, with another page size."""
 
-    @property
-    def type_id(self) -> str:
-        """Text that is equal where blocks of two layers are alike."""
-        return f"full_attention_{self.block_size}_{self.page_bytes}"
+    kind = sizing.FullAttentionSpec.name
 
 
 @of_original_kind()
@@ -118,9 +121,7 @@ def read_spec(spec: Any) -> LayerSpec:
 
     Raises WrongArgument, InvalidCount, UnknownDtype, WindowWithMla.
     """
-    if isinstance(spec, LayerSpec):
-        return spec
-    shape = dict(zip(SHAPE, read_fields("a spec", spec, *SHAPE), strict=True))
+    shape = read_fields("a spec", spec, *SHAPE)
     shape["dtype"] = str(shape["dtype"]).removeprefix("torch.")
     shape["use_mla"] = bool(getattr(spec, "use_mla", False))
     window = getattr(spec, "sliding_window", None)
@@ -136,12 +137,5 @@ def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
 
 def read_limits(vllm_config: Any) -> Limits:
     """What a configuration bounds a request by. Raises WrongArgument, InvalidCount."""
-    model = getattr(vllm_config, "model_config", None)
-    (longest,) = read_fields("vllm_config.model_config", model, "max_model_len")
-    scheduler = getattr(vllm_config, "scheduler_config", None)
-    cache = getattr(vllm_config, "cache_config", None)
-    return Limits(
-        max_model_len=longest,
-        max_num_batched_tokens=getattr(scheduler, "max_num_batched_tokens", None),
-        num_blocks=getattr(cache, "num_gpu_blocks_override", None),
-    )
+    longest, batched, num_blocks = read_fields("vllm_config", vllm_config, *LIMITS).values()
+    return Limits(max_model_len=longest, max_num_batched_tokens=batched, num_blocks=num_blocks)

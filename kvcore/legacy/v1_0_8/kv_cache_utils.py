@@ -56,9 +56,8 @@ class PrefixCachingMetrics(metrics.PrefixCachingMetrics):
 
     def observe(self, stats: Any) -> None:
         """Add an update, an object with requests, queries, hits and reset. Raises WrongArgument."""
-        requests, queries, hits = read_fields("stats", stats, "requests", "queries", "hits")
-        reset = bool(getattr(stats, "reset", False))
-        super().observe(PrefixCacheStats(requests, queries, hits, reset=reset))
+        counts = read_fields("stats", stats, "requests", "queries", "hits", "reset")
+        super().observe(PrefixCacheStats(**counts))
 
 
 def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_memory: int) -> int:
@@ -67,7 +66,7 @@ def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_me
     Raises WrongArgument, InvalidMemory above a PiB.
     """
     limits, specs = read_limits(vllm_config), read_specs(kv_cache_spec)
-    return sizing.estimate_max_model_len(specs, _clamped(available_memory), limits)
+    return sizing.estimate_max_model_len(specs, max(0, available_memory), limits)
 
 
 def check_enough_kv_cache_memory(
@@ -103,8 +102,7 @@ def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None
     read = read_specs(kv_cache_spec)
     for name, kept in sizing.unify_hybrid_kv_cache_specs(read).items():
         if kept is not read[name]:
-            shape = read_fields("a spec", kv_cache_spec[name], *SHAPE)
-            kv_cache_spec[name] = FullAttentionSpec(*shape)
+            kv_cache_spec[name] = FullAttentionSpec(**read_fields("", kv_cache_spec[name], *SHAPE))
 
 
 @of_original_kind()
@@ -132,7 +130,7 @@ def _get_kv_cache_config_uniform_type(
     Raises NothingToCache, LayersDiffer, WrongArgument, InvalidMemory.
     """
     limits, specs = read_limits(vllm_config), read_specs(kv_cache_spec)
-    layout = sizing.make_uniform_config(specs, _clamped(available_memory), limits)
+    layout = sizing.make_uniform_config(specs, max(0, available_memory), limits)
     return _as_worker(kv_cache_spec, layout, limits)
 
 
@@ -151,11 +149,6 @@ def unify_kv_cache_configs(
         config.kv_cache_groups.sort(key=lambda group_id: read_spec(group_id.kv_cache_spec).type_id)
         config.num_blocks = made.num_blocks
     return kv_cache_configs
-
-
-def _clamped(available_memory: int) -> int:
-    """No memory instead of less than none."""
-    return max(available_memory, 0) if isinstance(available_memory, int) else available_memory
 
 
 def _as_worker(

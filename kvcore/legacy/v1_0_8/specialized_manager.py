@@ -17,7 +17,6 @@ from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, keys_of
 from kvcore.legacy.v1_0_8.block_pool import BlockPool
 from kvcore.legacy.v1_0_8.kv_cache_interface import read_spec
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
-from kvcore.types.errors import WrongArgument
 from kvcore.types.groups import Group, skipped_blocks
 
 
@@ -96,16 +95,6 @@ class SlidingWindowManager(SpecializedManager):
 
 
 def get_specialized_manager(kv_cache_spec: Any, block_pool: BlockPool) -> SpecializedManager:
-    """The manager of such layers. Raises WrongArgument unless they are full or have a window."""
-    kind = read_spec(kv_cache_spec).kind
-    if kind not in MANAGERS:
-        expected = f"a layer of {' or '.join(MANAGERS)}"
-        raise WrongArgument(name="kv_cache_spec", expected=expected, value=repr(kv_cache_spec))
-    return MANAGERS[kind](kv_cache_spec, block_pool)
-
-
-MANAGERS: dict[str, type[SpecializedManager]] = {
-    "full_attention": FullAttentionManager,
-    "mla": FullAttentionManager,
-    "sliding_window": SlidingWindowManager,
-}
+    """The manager of such layers. Raises WrongArgument, InvalidCount."""
+    kind = FullAttentionManager if read_spec(kv_cache_spec).window is None else SlidingWindowManager
+    return kind(kv_cache_spec, block_pool)
