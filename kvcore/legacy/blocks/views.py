@@ -9,7 +9,7 @@ S004-12, 16.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from kvcore.legacy.blocks.blocks import Backing
@@ -121,7 +121,7 @@ class PoolQueue(BlockQueue[T]):
     append = popleft = remove
 
 
-class CachedBlocks(Mapping[Any, MutableMapping[int, T]]):
+class CachedBlocks(Mapping[Any, Mapping[int, T]]):
     """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question.
 
     blocks: the view of each block of the pool; its `block_hash` is what the block is found by.
@@ -131,7 +131,7 @@ class CachedBlocks(Mapping[Any, MutableMapping[int, T]]):
         self._pool = pool
         self._blocks = blocks
 
-    def __getitem__(self, block_hash: Any) -> MutableMapping[int, T]:
+    def __getitem__(self, block_hash: Any) -> Mapping[int, T]:
         return self.listed()[block_hash]
 
     def __iter__(self) -> Iterator[Any]:

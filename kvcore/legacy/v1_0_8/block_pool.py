@@ -11,10 +11,9 @@ its place in the queue. A block is found by one hash at most. Source: S001-82 to
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from itertools import compress
+from types import MappingProxyType
 from typing import Any
 
 from kvcore.legacy.blocks import views
@@ -23,7 +22,6 @@ from kvcore.legacy.v1_0_8 import block_hashes as hashes
 from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock, NullBlock
-from kvcore.types.arguments import read_count
 from kvcore.types.errors import AlreadyPublished, UnknownBlock, UnusedBlock
 from kvcore.types.values import Refused
 
@@ -74,14 +72,14 @@ class BlockPool:
         if num_cached_blocks == num_full_blocks:
             return
         full = blocks[num_cached_blocks:num_full_blocks]
-        for block in map(self.blocks.__getitem__, self.places(full)):
-            if block.block_hash is not None:
-                raise errors.AlreadyHashed(block=block.block_id)
-            if block.ref_cnt == 0:
-                raise UnusedBlock(block=block.block_id)
+        places = self.check_own(full)
         made = hashes.hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
         records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
-        self.publish(full, records, hashes.keys_of(records, self.backend))
+        with errors.of_original_kind():
+            keys = hashes.keys_of(records, self.backend)
+            self.backing.blocks.publish_all(places, keys, "device")
+        for block, record in zip(full, records, strict=True):
+            block.content = record
         block_hashes += made
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
@@ -112,7 +110,7 @@ class BlockPool:
 
         Raises InvalidCount, TooFewFreeBlocks.
         """
-        taken = self.backing.blocks.take(read_count("num_blocks", num_blocks), "device")
+        taken = self.backing.blocks.take(num_blocks, "device")
         if isinstance(taken, Refused):
             counts = {"needed": taken.needed, "available": taken.available}
             raise errors.TooFewFreeBlocks(**counts, num_blocks=self.num_gpu_blocks)
@@ -154,49 +152,24 @@ class BlockPool:
 
     def check_own(self, blocks: Sequence[Any]) -> list[int]:
         """The ids of blocks of this pool. Raises ForeignBlock."""
-        own = self.blocks
-        with suppress(AttributeError, IndexError, TypeError):
-            places = [block.block_id for block in blocks if own[block.block_id] is block]
-            if len(places) == len(blocks):
-                return places
-        known = set(map(id, own))
-        stranger = next(block for block in blocks if id(block) not in known)
-        raise errors.ForeignBlock(block=repr(stranger), num_blocks=len(own))
-
-
-class BlocksOfHash(UserDict[int, KVCacheBlock]):
-    """The blocks that one hash is found by, by id, as they are now. Cost: O(pool) a question."""
-
-    def __init__(self, cached: CachedBlocks, block_hash: Any) -> None:
-        """Raises WrongArgument."""
-        self._cached = cached
-        self._record = hashes.read_record(block_hash)
-
-    @property
-    def data(self) -> dict[int, KVCacheBlock]:  # type: ignore[override]
-        """What is found now."""
-        return self._cached.listed().get(self._record, {})
-
-    def __setitem__(self, block_id: int, block: KVCacheBlock) -> None:
-        """Raises as `CachedBlocks` does."""
-        self._cached[self._record] = {**self, block_id: block}
-
-    def __delitem__(self, block_id: int) -> None:
-        self[block_id].reset_hash()
+        for block in blocks:
+            if getattr(block, "_queue", None) is not self.free_block_queue:
+                raise errors.ForeignBlock(block=repr(block), num_blocks=self.num_gpu_blocks)
+        return [block.block_id for block in blocks]
 
 
 class CachedBlocks(views.CachedBlocks[KVCacheBlock], MutableMapping[Any, Any]):
     """Which blocks each hash is found by. Cost: O(pool) a question.
 
-    An unknown hash has an empty map, into which blocks can be written.
+    A hash is given its blocks as a whole: the map of one is to be read, and empty for an unknown.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         super().__init__(pool.backing, pool.blocks)
         self._check_own = pool.check_own
 
-    def __getitem__(self, block_hash: BlockHashType) -> BlocksOfHash:
-        return BlocksOfHash(self, block_hash)
+    def __getitem__(self, block_hash: BlockHashType) -> Mapping[int, KVCacheBlock]:
+        return MappingProxyType(self.listed().get(block_hash, {}))
 
     def __setitem__(self, block_hash: BlockHashType, blocks: Mapping[int, KVCacheBlock]) -> None:
         """Have a hash found by these blocks alone.
@@ -211,7 +184,7 @@ class CachedBlocks(views.CachedBlocks[KVCacheBlock], MutableMapping[Any, Any]):
             if block.block_hash not in (None, hashes.read_record(block_hash)):
                 raise errors.AlreadyHashed(block=block.block_id)
         for block_id in set(found).difference(wanted):
-            del found[block_id]
+            found[block_id].reset_hash()
         for block in given:
             if block.block_hash is None:
                 block.block_hash = block_hash

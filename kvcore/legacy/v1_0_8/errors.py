@@ -44,12 +44,6 @@ class AlreadyInQueue(KvcoreError, RuntimeError):
     message = "block {block} is in the free queue already"
 
 
-class LinksBelongToQueue(KvcoreError):
-    """The neighbours of a block in the free queue are the queue's to set."""
-
-    message = "block {block}: prev_free_block and next_free_block are set by its queue alone"
-
-
 class AlreadyHashed(errors.AlreadyPublished, AssertionError):
     """A block with a hash is given another before it lost the first."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,16 +30,16 @@ from kvcore.types.values import PrefixCacheStats, Refused
 
 __all__ = ["BlockPool", "KVCacheManager"]
 
-T = TypeVar("T")
-Found: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
-"""The ids of hits behind the null blocks in front, and the keys that they must have."""
-NO_HITS: Found = ((), ())
+
+Blocks = Sequence[KVCacheBlock]
+Ids = Sequence[int]
+Records = list[BlockHashType]
 
 
-class ListsByRequest(dict[str, list[T]]):
+class ListsByRequest(dict[str, list[Any]]):
     """Lists by request; one that is not known has an empty one, and reading it changes nothing."""
 
-    def __missing__(self, request_id: str) -> list[T]:
+    def __missing__(self, request_id: str) -> list[Any]:
         return []
 
 
@@ -80,13 +80,9 @@ class KVCacheManager:
         self.block_size = self.specialized_manager.block_size
         self.max_num_blocks_per_req = -(-self.max_model_len // self.block_size)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
-        self.req_to_blocks: ListsByRequest[KVCacheBlock] = ListsByRequest()
-        self.req_to_block_hashes: ListsByRequest[BlockHashType] = ListsByRequest()
+        self.req_to_blocks = ListsByRequest()
+        self.req_to_block_hashes = ListsByRequest()
         self.num_cached_block: dict[str, int] = {}
-
-    def __repr__(self) -> str:
-        free, usable = self.block_pool.get_num_free_blocks(), self.num_gpu_blocks - 1
-        return f"<KVCacheManager of 0.8.5: {free} of {usable} blocks free>"
 
     @property
     def usage(self) -> float:
@@ -107,16 +103,15 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return [], 0
-        request_id = request.request_id
-        if not self.req_to_block_hashes.get(request_id):
+        if not (hashes := self.req_to_block_hashes[request.request_id]):
             found = block_hashes.hash_request_tokens(self.caching_hash_fn, self.block_size, request)
             block_hashes.keys_of(found, self.block_pool.backend)
-            self.req_to_block_hashes.setdefault(request_id, []).extend(found)
+            hashes = self.req_to_block_hashes.setdefault(request.request_id, hashes)
+            hashes += found
         sampling = getattr(request, "sampling_params", None)
         if getattr(sampling, "prompt_logprobs", None) is not None:
             self._count(0, 0)
             return [], 0
-        hashes = self.req_to_block_hashes[request_id]
         num_queried = len(hashes)
         if num_queried and num_queried * self.block_size == request.num_tokens:
             num_queried -= 1
@@ -139,44 +134,36 @@ class KVCacheManager:
         draft token are published. Raises InvalidCount, ForeignBlock, HitsWithoutCaching,
         HitsWhileRunning, StaleHit, TooLong, TokensMissing.
         """
-        counted, ahead = request.num_computed_tokens, num_lookahead_tokens
-        if not type(num_tokens) is type(counted) is type(ahead) is int or (
-            num_tokens < 1 or counted < 0 or ahead < 0
-        ):
-            num_tokens = read_count("num_tokens", num_tokens, 1)
-            counted = read_count("num_computed_tokens", counted)
-            ahead = read_count("num_lookahead_tokens", ahead)
+        num_tokens = read_count("num_tokens", num_tokens, 1)
+        counted = read_count("num_computed_tokens", request.num_computed_tokens)
+        ahead = read_count("num_lookahead_tokens", num_lookahead_tokens)
         request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
-        found = self._check_hits(request, hits) if hits else NO_HITS
+        places, hit_keys = self._check_hits(request, hits) if hits else ((), ())
         table = self.req_to_blocks[request_id]
         held, first = len(table) + len(hits), self.num_cached_block.get(request_id, len(hits))
         end = counted + len(hits) * size + num_tokens
-        num_new = (end + ahead - 1) // size + 1 - held
-        passed = self.specialized_manager.skipped_places(table, counted) if self._has_window else ()
-        records: Sequence[BlockHashType] = ()
-        fits = num_new <= 0 or self._fits(num_new, found[0], [table[place] for place in passed])
-        if fits:
-            if num_new > 0 and held + num_new > self.max_num_blocks_per_req:
-                num_new = self._limit(request, held, num_new)
-            if self.enable_caching and end // size > first:
-                num_drafts = len(getattr(request, "spec_token_ids", None) or ())
-                num_full = min((end - num_drafts) // size, held + max(num_new, 0))
-                made, records = self._hash(request, first, num_full)
-                keys = block_hashes.keys_of(records, self.block_pool.backend)
+        lacking = (end + ahead - 1) // size + 1 - held
+        passed = self.specialized_manager.skipped_places(table, counted) if self._has_window else []
+        skipped, records = [table[place] for place in passed], Records()
+        num_new = self._grant(request, held, lacking, places, skipped) if lacking > 0 else 0
+        if num_new is not None and self.enable_caching and end // size > first:
+            num_drafts = len(getattr(request, "spec_token_ids", None) or ())
+            num_full = min((end - num_drafts) // size, held + num_new)
+            made, records = self._hash(request, first, num_full)
+            keys = block_hashes.keys_of(records, self.block_pool.backend)
         if passed:
-            self.block_pool.free_blocks([table[place] for place in passed])
+            self.block_pool.free_blocks(skipped)
             self.specialized_manager.remove_skipped_blocks(table, counted)
-        if not fits:
+        if num_new is None:
             return None
         new_blocks: list[KVCacheBlock] = []
-        if num_new > 0:
-            new_blocks = self._take(request, num_new, len(hits), found)
+        if num_new:
+            new_blocks = self._take(request, held, num_new, places, hit_keys)
             if not table:
                 self.req_to_blocks[request_id] = table
                 if self.enable_caching:
                     self.num_cached_block[request_id] = first
-            table += hits
-            table += new_blocks
+            table += [*hits, *new_blocks]
         if records:
             self.req_to_block_hashes.setdefault(request_id, []).extend(made)
             self.num_cached_block[request_id] = behind = first + len(records)
@@ -219,76 +206,68 @@ class KVCacheManager:
         held = [block for table in self.req_to_blocks.values() for block in table]
         self.block_pool.backing.check(self.block_pool.places(held))
 
-    def _check_hits(self, request: Any, hits: Sequence[KVCacheBlock]) -> Found:
-        """The ids and keys of a request's hits, behind the null blocks in front.
+    def _check_hits(self, request: Any, hits: Blocks) -> tuple[list[int], list[bytes]]:
+        """The ids of a request's hits behind the null blocks in front, and the keys they must have.
 
-        Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
+        Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit.
         """
-        name, count, size = repr(request.request_id), len(hits), self.block_size
+        name, count = repr(request.request_id), len(hits)
         if not self.enable_caching:
             raise errors.HitsWithoutCaching(request=name, num_blocks=count)
         places = self.block_pool.check_own(hits)
         if self.req_to_blocks.get(request.request_id):
             raise errors.HitsWhileRunning(request=name, num_blocks=count)
         num_known = len(self.req_to_block_hashes[request.request_id])
-        num_hashes = min(count, max(num_known, request.num_tokens // size))
-        _, hashes = self._hash(request, 0, num_hashes)
-        num_null = next((at for at, place in enumerate(places) if place), count)
-        most_null = skipped_blocks(self.specialized_manager.group, count * size)
-        sound = min(most_null if num_null > most_null else count, num_hashes)
-        if sound < count:
-            raise errors.StaleHit(request=name, block=places[sound], position=sound)
-        return places[num_null:], block_hashes.keys_of(hashes[num_null:], self.block_pool.backend)
+        num_hashes = max(num_known, request.num_tokens // self.block_size)
+        if num_hashes < count:
+            raise errors.StaleHit(request=name, block=places[num_hashes], position=num_hashes)
+        most_null = skipped_blocks(self.specialized_manager.group, count * self.block_size)
+        num_null = len([*takewhile(lambda place: place == 0, places[:most_null])])
+        records = self._hash(request, num_null, count)[1]
+        return places[num_null:], block_hashes.keys_of(records, self.block_pool.backend)
 
-    def _fits(self, num_new: int, hits: Sequence[int], passed: Sequence[KVCacheBlock]) -> bool:
-        """Whether num_new blocks are free once hits are touched and passed blocks are freed."""
-        core = self.block_pool.backing.blocks
-        spare = core.num_free("device") - num_new
+    def _grant(self, request: Any, held: int, more: int, hits: Ids, skipped: Blocks) -> int | None:
+        """How many blocks more the model's length leaves; None if too few are free.
+
+        Hits are touched and skipped blocks freed before. Raises TooLong.
+        """
+        core, most = self.block_pool.backing.blocks, self.max_num_blocks_per_req
+        spare = core.num_free("device") - more
         if hits:
             spare -= core.ref_counts([place for place in hits if place], "device").count(0)
-        return spare >= 0 or spare + len([each for each in passed if each.ref_cnt == 1]) >= 0
-
-    def _limit(self, request: Any, held: int, num_new: int) -> int:
-        """How many of num_new blocks the model's length leaves. Raises TooLong for none."""
-        most, longest = self.max_num_blocks_per_req, self.max_model_len
+        if spare + [block.ref_cnt for block in skipped].count(1) < 0:
+            return None
         if held >= most:
-            fields = {"held": held, "needed": num_new, "max_model_len": longest, "most": most}
-            raise errors.TooLong(request=repr(request.request_id), **fields)
-        return most - held
+            fields = {"needed": more, "max_model_len": self.max_model_len, "most": most}
+            raise errors.TooLong(request=repr(request.request_id), held=held, **fields)
+        return min(more, most - held)
 
-    def _hash(
-        self, request: Any, first: int, num_full: int
-    ) -> tuple[list[BlockHashType], list[BlockHashType]]:
+    def _hash(self, request: Any, first: int, num_full: int) -> tuple[Records, Records]:
         """The hashes that a request lacks of its first blocks, and all of them from a place on.
 
-        A request that has media and no hashes is hashed as a look-up hashes it: all of its full
-        blocks. Raises TokensMissing.
+        A request that has no hashes is hashed as a look-up hashes it: all of its full blocks.
+        Raises TokensMissing.
         """
         known, size = self.req_to_block_hashes[request.request_id], self.block_size
-        wanted, made = num_full if num_full > first else 0, []
-        if wanted and not known and request.mm_positions:
-            wanted = max(num_full, len(request.all_token_ids) // size)
-        if len(known) < wanted:
-            hash_more = block_hashes.hash_more_tokens
-            made = hash_more(self.caching_hash_fn, size, request, known, wanted)
+        if num_full <= first:
+            return [], []
+        wanted = num_full if known else max(num_full, len(request.all_token_ids) // size)
+        made = block_hashes.hash_more_tokens(self.caching_hash_fn, size, request, known, wanted)
         records = known[first:num_full] + made[max(0, first - len(known)) :]
-        return made, records[: max(0, num_full - first)]
+        return made, records[: num_full - first]
 
-    def _take(self, request: Any, count: int, num_hits: int, found: Found) -> list[KVCacheBlock]:
+    def _take(
+        self, request: Any, held: int, count: int, hits: Sequence[int], keys: Sequence[bytes]
+    ) -> list[KVCacheBlock]:
         """Take count blocks, and touch hits that have these keys. Raises StaleHit."""
-        core, (places, keys) = self.block_pool.backing.blocks, found
         try:
-            taken = (
-                core.admit(places, count, keys, "device") if keys else core.take(count, "device")
-            )
+            taken = self.block_pool.backing.blocks.admit(hits, count, keys, "device")
         except (WrongKey, UnknownBlock) as error:
             block: Any = error.fields["block"]
-            position = num_hits - len(places) + list(places).index(block)
-            name = repr(request.request_id)
-            raise errors.StaleHit(request=name, block=block, position=position) from None
+            fields = {"block": block, "position": held - len(hits) + hits.index(block)}
+            raise errors.StaleHit(request=repr(request.request_id), **fields) from None
         assert not isinstance(taken, Refused)
-        own = self.block_pool.blocks
-        return [own[place] for place in taken]
+        return [self.block_pool.blocks[place] for place in taken]
 
     def _count(self, queries: int, hits: int) -> None:
         """Count a look-up, and the blocks that it looked for and found."""

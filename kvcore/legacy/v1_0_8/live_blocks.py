@@ -36,14 +36,10 @@ class KVCacheBlock(BlockView):
         block_id: int,
         ref_cnt: int = 0,
         _block_hash: BlockHashType | None = None,
-        prev_free_block: KVCacheBlock | None = None,
-        next_free_block: KVCacheBlock | None = None,
         *,
         backend: BackendName = "python",
     ) -> None:
-        """Raises InvalidCount, LinksBelongToQueue, BackendMissing."""
-        if prev_free_block is not None or next_free_block is not None:
-            raise errors.LinksBelongToQueue(block=block_id)
+        """Raises InvalidCount, BackendMissing."""
         count = read_count("ref_cnt", ref_cnt)
         super().__init__(block_id, Backing(1, backend=backend), 0, None)
         for _ in range(count):
@@ -151,8 +147,7 @@ class NullBlock(KVCacheBlock):
     def incr_ref(self) -> None:
         """Nothing."""
 
-    def decr_ref(self) -> None:
-        """Nothing."""
+    decr_ref = incr_ref
 
 
 class FreeKVCacheBlockQueue(BlockQueue[KVCacheBlock]):

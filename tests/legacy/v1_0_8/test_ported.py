@@ -243,7 +243,7 @@ def test_a_map_that_is_written_by_hand_decides_what_is_found(backend: Backend) -
         cached[hashes[place]] = {place + 4: blocks[place + 4]}
     assert (len(cached), free(manager)) == (5, queue)
     assert find(hashes) == blocks[4:6]
-    cached[hashes[2]][6] = blocks[6]
+    cached[hashes[2]] = {6: blocks[6]}
     assert find(hashes) == [blocks[0], blocks[0], blocks[6], blocks[7]]
     assert (blocks[6].block_hash, blocks[6].ref_cnt) == (hashes[2], 0)
     del cached[hashes[3]]
@@ -268,7 +268,9 @@ def test_a_hash_can_be_given_other_blocks(backend: Backend) -> None:
     cached[known] = {7: blocks[3], 2: blocks[2]}  # a block is known by its own id
     assert dict(cached[known]) == {3: blocks[3], 2: blocks[2]}
     assert (blocks[1].block_hash, blocks[1].ref_cnt) == (None, 1)
-    del cached[known][3]
+    with pytest.raises(TypeError):
+        del cached[known][3]  # type: ignore[attr-defined]
+    cached[known] = {2: blocks[2]}
     assert manager.block_pool.get_cached_block(known) is blocks[2]
     cached[known] = {}
     assert known not in cached
