@@ -91,11 +91,10 @@ class Breaking:
         if self.num_calls - 1 not in self._numbers:
             return self._compute(inputs)
         tables, cache = self._engine.runtime.tables, self._engine.runtime.cache
-        counts = [end - start for start, end in zip(inputs.starts, inputs.ends, strict=True)]
+        reads = inputs.reads
+        counts = [end - start for start, end in zip(reads.starts, reads.ends, strict=True)]
         for group_id, size in enumerate(tables.block_sizes):
-            slots = tables.slot_mapping(
-                inputs.rows, inputs.starts, counts, group_id=group_id
-            ).long()
+            slots = tables.slot_mapping(reads.rows, reads.starts, counts, group_id=group_id).long()
             cache.groups[group_id].data[slots // size, :, :, slots % size] = math.nan
         raise Broken(f"pass {self.num_calls - 1}")
 
