@@ -28,7 +28,7 @@ class BehindWindow(KvcoreError):
     """Computing again would read what a window gave back."""
 
     message = (
-        "request {request} would compute from token {asked} again, and group {group_id} keeps "
+        "request {request} would compute from token {requested} again, and group {group_id} keeps "
         "nothing before token {first}: free it first"
     )
 

@@ -278,10 +278,10 @@ class PoolTransaction:
 
         held: pins a block that are not the caller's to remove.
         """
-        for block, asked in self.count_blocks(blocks):
+        for block, requested in self.count_blocks(blocks):
             num_pins = self.pins.get(block, 0) - held.get(block, 0)
-            if num_pins < asked:
-                raise NotPinned(block=block, num_pins=num_pins, asked=asked)
+            if num_pins < requested:
+                raise NotPinned(block=block, num_pins=num_pins, requested=requested)
 
     def count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Each block with how often it is named. Raises UnknownBlock at the first that is none."""

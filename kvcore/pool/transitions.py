@@ -109,10 +109,10 @@ def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     ids = read_ints(blocks)
 
     def change(tx: PoolTransaction) -> None:
-        for block, asked in tx.count_blocks(ids):
+        for block, requested in tx.count_blocks(ids):
             owners = tx.ref_counts[block] - tx.pins.get(block, 0)
-            if owners < asked:
-                raise DoubleFree(block=block, ref_count=owners, asked=asked)
+            if owners < requested:
+                raise DoubleFree(block=block, ref_count=owners, requested=requested)
         tx.release(ids)
 
     return _change(pool, change)

@@ -66,7 +66,7 @@ class Reporter(Struct, frozen=True, gc=False):
 class UnconfirmedLoad(Struct, frozen=True, gc=False):
     """Tokens [first, end) that a batch gets from elsewhere.
 
-    reporters: the request that asked for them, and each other one that ever rested on the load, in
+    reporters: the request that started them, and each other one that ever rested on the load, in
     the order of first resting, until it is removed. blocks: each block with a key that rests on the
     load, with the position behind its last token.
     """

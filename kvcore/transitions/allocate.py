@@ -137,10 +137,10 @@ def check_append(tx: Transaction, request_ids: list[str], tokens: list[int]) -> 
         request = tx.idle(request_id)
         check_no_drafts(request)
         times[request_id] = times.get(request_id, 0) + 1
-        asked = request.num_computed + times[request_id]
-        if asked > tx.config.length_limit:
+        requested = request.num_computed + times[request_id]
+        if requested > tx.config.length_limit:
             raise BeyondModelLength(
-                request=repr(request_id), asked=asked, max_model_len=tx.config.length_limit
+                request=repr(request_id), requested=requested, max_model_len=tx.config.length_limit
             )
 
 

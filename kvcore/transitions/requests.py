@@ -124,7 +124,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         if scheduled and request_id in tx.records:
             raise InOpenBatch(thing=f"request {request_id!r}")
         if count > scheduled:
-            raise BeyondDrafts(request=repr(request_id), num_scheduled=scheduled, asked=count)
+            raise BeyondDrafts(request=repr(request_id), num_scheduled=scheduled, requested=count)
         longer = extend(tx, request, request.drafts[:count])
         tx.put(
             replace(

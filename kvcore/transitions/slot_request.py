@@ -168,10 +168,10 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     total = min(local + slot_request.num_external_computed_tokens, limit)
     scheduled = max(local, total + slot_request.num_new_tokens)
     if scheduled > limit:
-        raise BeyondModelLength(request=name, asked=scheduled, max_model_len=limit)
+        raise BeyondModelLength(request=name, requested=scheduled, max_model_len=limit)
     num_tokens = len(request.tokens)
     if total > num_tokens or scheduled > num_tokens + len(request.drafts):
-        raise TooManyTokens(request=name, num_tokens=num_tokens, asked=scheduled)
+        raise TooManyTokens(request=name, num_tokens=num_tokens, requested=scheduled)
 
 
 def _all_counts(values: Iterable[Any]) -> bool:

@@ -118,14 +118,14 @@ def load(
 
 
 def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | None) -> None:
-    """Raise unless whole blocks with keys are asked for, and a token is left to compute."""
+    """Raise unless the load is of whole blocks with keys and leaves a token to compute."""
     name = repr(request.request_id)
     if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=0)
     first = request.num_computed + (0 if hit is None else read_int(hit.num_tokens))
     alignment, end = tx.config.hit_alignment, first + count
     if end > tx.config.length_limit:
-        raise BeyondModelLength(request=name, asked=end, max_model_len=tx.config.length_limit)
+        raise BeyondModelLength(request=name, requested=end, max_model_len=tx.config.length_limit)
     reason = None
     if first % alignment or count % alignment:
         reason = f"it begins at token {first}, and both must be multiples of {alignment}"

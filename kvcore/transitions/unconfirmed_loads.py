@@ -111,7 +111,7 @@ def is_unconfirmed(tx: Transaction, block: int) -> bool:
 
 
 def most_loaded(tx: Transaction, request_id: str) -> int:
-    """The end of the last load that a request asked for or ever rested on, 0 without one."""
+    """The end of the last load that a request started or ever rested on, 0 without one."""
     return max((load.reporter(request_id).most for load in tx.loads), default=0)
 
 

@@ -32,7 +32,7 @@ def _rebuild(kind: type[KvcoreError], fields: dict[str, object]) -> KvcoreError:
 
 
 class WrongArgument(KvcoreError):
-    """An argument of another kind than the call takes."""
+    """An argument of a kind that the call does not take."""
 
     message = "{name} must be {expected}, not {value}"
 
@@ -46,7 +46,7 @@ class InvalidConfig(KvcoreError):
 class GroupsDoNotFit(KvcoreError):
     """One pool has one page size, so that any block can serve any group."""
 
-    message = "groups {groups} have blocks of {sizes} bytes: one pool has one size of block"
+    message = "groups {groups} have blocks of {sizes} bytes: one pool has one block size"
 
 
 class UnknownRequest(KvcoreError):
@@ -100,25 +100,27 @@ class InvalidCount(KvcoreError):
 
 
 class TooManyTokens(KvcoreError):
-    """Slots are asked for tokens that the request does not have."""
+    """Slots are requested for tokens that the request does not have."""
 
-    message = "request {request} has {num_tokens} tokens, slots are asked up to token {asked}"
+    message = (
+        "request {request} has {num_tokens} tokens, slots are requested up to token {requested}"
+    )
 
 
 class BeyondModelLength(KvcoreError):
     """New tokens would pass the longest length that the model takes."""
 
-    message = "request {request} would reach {asked} tokens, the model takes {max_model_len}"
+    message = "request {request} would reach {requested} tokens, the model takes {max_model_len}"
 
 
 class BeyondComputed(KvcoreError):
     """The call names more tokens than were computed."""
 
-    message = "request {request} has {num_computed} computed tokens, the call names {asked}"
+    message = "request {request} has {num_computed} computed tokens, the call names {requested}"
 
 
 class WrongBlockHashes(KvcoreError):
-    """Hashes that an engine hands in are of one size, and one for each full block at most."""
+    """Hashes supplied by an engine have one size, and there is at most one per full block."""
 
     message = "request {request} is given {num_hashes} block hashes: {reason}"
 
@@ -132,11 +134,11 @@ class DraftsPending(KvcoreError):
 class BeyondDrafts(KvcoreError):
     """Only drafts that were scheduled can be accepted."""
 
-    message = "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}"
+    message = "request {request} has {num_scheduled} scheduled drafts, the call accepts {requested}"
 
 
 class InOpenBatch(KvcoreError):
-    """What the open batch schedules is not written yet."""
+    """The open batch is executed later, so what it schedules is not written yet."""
 
     message = "{thing} is in the open batch: take the batch first"
 
@@ -171,7 +173,7 @@ class LoadUnfinished(KvcoreError):
 
 
 class LoadUnconfirmed(KvcoreError):
-    """What rests on external tokens is not handed on while their load may fail."""
+    """A block that rests on external tokens is not stored while their load may fail."""
 
     message = "block {block} rests on external tokens whose load may still fail: store it later"
 
@@ -191,7 +193,7 @@ class NotPublished(KvcoreError):
 class UnknownOperation(KvcoreError):
     """No unfinished operation has this number."""
 
-    message = "operation {operation} is not unfinished"
+    message = "there is no unfinished operation {operation}"
 
 
 class HeldByOthers(KvcoreError):
@@ -211,7 +213,9 @@ class NoEncoderGroup(KvcoreError):
 class BeyondRequest(KvcoreError):
     """A cut lies outside the request."""
 
-    message = "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1"
+    message = (
+        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep at least 1"
+    )
 
 
 class HitsOnRunningRequest(KvcoreError):
@@ -237,7 +241,7 @@ class StaleHits(KvcoreError):
 
 
 class CachingDisabled(KvcoreError):
-    """Hits make no sense where prefix caching is off."""
+    """Hits make no sense if prefix caching is off."""
 
     message = "request {request} brings {num_blocks} hit blocks, prefix caching is off"
 
@@ -290,17 +294,17 @@ class UnknownBlock(KvcoreError):
 class DoubleFree(KvcoreError):
     """A block is given back more often than it is held."""
 
-    message = "block {block} has {ref_count} owners, asked to release {asked}"
+    message = "block {block} has {ref_count} owners, the call releases {requested}"
 
 
 class NotPinned(KvcoreError):
     """A block is unpinned more often than it was pinned."""
 
-    message = "block {block} has {num_pins} pins, asked to remove {asked}"
+    message = "block {block} has {num_pins} pins, the call removes {requested}"
 
 
 class WrongKey(KvcoreError):
-    """A block does not, or no longer, have the key that it is asked to have."""
+    """A block does not, or no longer, have the key that the call expects of it."""
 
     message = "block {block} at position {position} does not have the key of that position"
 
@@ -312,7 +316,7 @@ class UnusedBlock(KvcoreError):
 
 
 class NoOwner(KvcoreError):
-    """What is copied or taken over is held by somebody."""
+    """A block that is copied or taken over has an owner."""
 
     message = "block {block} has no owner"
 

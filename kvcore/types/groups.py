@@ -67,7 +67,7 @@ class Group:
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, repr(getattr(self, name)), "must be True or False")
         if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
-            _refuse("page_bytes", self.page_bytes, "must be at least 1 where it is said")
+            _refuse("page_bytes", self.page_bytes, "must be at least 1 if it is given")
         object.__setattr__(self, "is_windowed", self.kind in WINDOWED)
         object.__setattr__(self, "is_cross", self.kind == "cross_attention")
 

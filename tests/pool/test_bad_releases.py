@@ -95,18 +95,18 @@ def unknown(block: object) -> KvcoreError:
 
 
 BAD: list[tuple[str, tuple[Any, ...], KvcoreError]] = [
-    ("release", ([2],), DoubleFree(block=2, ref_count=0, asked=1)),
-    ("release", ([0, 0, 0],), DoubleFree(block=0, ref_count=2, asked=3)),
+    ("release", ([2],), DoubleFree(block=2, ref_count=0, requested=1)),
+    ("release", ([0, 0, 0],), DoubleFree(block=0, ref_count=2, requested=3)),
     # The second owner of block 1 is a pin, which only unpin removes.
-    ("release", ([0, 1, 1],), DoubleFree(block=1, ref_count=1, asked=2)),
+    ("release", ([0, 1, 1],), DoubleFree(block=1, ref_count=1, requested=2)),
     ("release", ([0, 4],), unknown(4)),
     ("release", ([0, -1],), unknown(-1)),
     ("touch", ([0, 2],), UnusedBlock(block=2)),
     ("touch", ([0, 4],), unknown(4)),
     ("pin", ([0, 3],), UnusedBlock(block=3)),
     ("pin", ([4],), unknown(4)),
-    ("unpin", ([0],), NotPinned(block=0, num_pins=0, asked=1)),
-    ("unpin", ([1, 1],), NotPinned(block=1, num_pins=1, asked=2)),
+    ("unpin", ([0],), NotPinned(block=0, num_pins=0, requested=1)),
+    ("unpin", ([1, 1],), NotPinned(block=1, num_pins=1, requested=2)),
     ("unpin", ([1, 9],), unknown(9)),
     ("publish", (0, OTHER_KEY), AlreadyPublished(block=0)),
     ("publish", (0, KEY), AlreadyPublished(block=0)),
@@ -135,7 +135,7 @@ def test_a_block_that_was_freed_is_not_freed_again(pool: Pool) -> None:
     pool.call("release", [0, 0])
     with pytest.raises(DoubleFree) as caught:
         pool.call("release", [0])
-    check_error(caught.value, DoubleFree(block=0, ref_count=0, asked=1))
+    check_error(caught.value, DoubleFree(block=0, ref_count=0, requested=1))
     # Its last two owners are gone, so it is behind the blocks that were never used, with its key.
     assert pool.picture() == ([0, 2, 0, 0], [KEY, None, None, None], [2, 3, 0], [0, 1, 0, 0])
 

@@ -293,12 +293,12 @@ class BlockAllocator:
 
     def check_owned(self, block_ids: Sequence[BlockId]) -> None:
         """Raise WrongCall unless each block has as many owners as it is named, or UnknownName."""
-        asked = Counter(block_ids)
-        counts = self.blocks.ref_counts([*asked])
-        for (block_id, times), count in zip(asked.items(), counts, strict=True):
+        releases = Counter(block_ids)
+        counts = self.blocks.ref_counts([*releases])
+        for (block_id, times), count in zip(releases.items(), counts, strict=True):
             if count < times:
-                reason = "block {block} has {count} owners, {asked} are asked for"
-                require(False, reason, block=block_id, count=count, asked=times)
+                reason = "block {block} has {count} owners, the call releases {requested}"
+                require(False, reason, block=block_id, count=count, requested=times)
 
     def shortage(self, needed: int, who: str) -> errors.NoFreeBlocksError:
         """The error that names how many blocks are needed."""

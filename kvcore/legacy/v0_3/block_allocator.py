@@ -197,7 +197,7 @@ class BlockAllocator:
         """Take one owner from a block. Raises AlreadyFreed, ForeignBlock."""
         self.check_own(block)
         if block.ref_count == 0:
-            raise AlreadyFreed(block=repr(block), ref_count=0, asked=1)
+            raise AlreadyFreed(block=repr(block), ref_count=0, requested=1)
         self.release([block.block_number])
 
     def hold(self, numbers: Sequence[int]) -> None:

@@ -152,7 +152,7 @@ def hash_more_tokens(
     tokens, end, start = request.all_token_ids, num_full * block_size, len(known) * block_size
     if start < end and len(tokens) < end:
         name = repr(request.request_id)
-        raise TokensMissing(request=name, num_tokens=len(tokens), asked=end)
+        raise TokensMissing(request=name, num_tokens=len(tokens), requested=end)
     number = read_record(known[-1]).hash_value if known and start < end else NONE_HASH
     marked, keys, next_mm_idx = need_extra_keys(request), None, 0
     records: list[BlockHashType] = []

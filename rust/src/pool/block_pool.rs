@@ -58,7 +58,7 @@ clone_in_place!(BlockPool {
     priorities
 });
 
-/// One word says of a block all that is asked of it when it is written or released.
+/// One word per block with everything that a write or a release reads of it.
 const KEYED: u32 = 1 << 31;
 /// Blocks to look ahead, so that what is read of one is there when it comes.
 pub(crate) const AHEAD: usize = 16;
@@ -340,9 +340,9 @@ impl BlockPool {
         let check = |&number: &i64| {
             let block = self.check_block(number)?;
             let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
-            let asked = times[&number];
-            if num_pins < asked {
-                return Err(Error::NotPinned { block: number, num_pins, asked });
+            let requested = times[&number];
+            if num_pins < requested {
+                return Err(Error::NotPinned { block: number, num_pins, requested });
             }
             Ok(block)
         };

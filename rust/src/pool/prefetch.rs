@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory that is asked for before it is needed.
+//! Prefetching of memory before it is needed.
 //!
 //! Invariants: a prefetch is a hint and no access, so it has no observable effect. It is sound: the
 //! instruction faults on no address and reads nothing that the program sees.

@@ -72,7 +72,7 @@ pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> R
         let block = pool.check_block(number)?;
         let ref_count = i64::from(pool.ref_count(block)) - i64::from(pool.num_pins(block));
         if ref_count < times[&number] {
-            return Err(Error::DoubleFree { block: number, ref_count, asked: times[&number] });
+            return Err(Error::DoubleFree { block: number, ref_count, requested: times[&number] });
         }
         Ok(block)
     };

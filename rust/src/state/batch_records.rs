@@ -153,7 +153,7 @@ pub struct UnconfirmedLoad {
     pub(crate) batch: u64,
     pub(crate) first: u32,
     pub(crate) end: u32,
-    /// The request that asked for them, and each other one that ever rested on the load, in the
+    /// The request that started them, and each other one that ever rested on the load, in the
     /// order of first resting, until it is removed.
     pub(crate) reporters: Vec<Reporter>,
     /// Each block with a key that rests on the load, with the position behind its last token.

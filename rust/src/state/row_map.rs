@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A map from rows, for what is asked of every request in every step.
+//! A map from rows, for data that every step looks up for every request.
 //!
 //! Invariants: rows are dense, so a column gives the position of each row's entry. The entries lie
 //! together in insertion order; when one leaves, the last takes its place.

@@ -221,8 +221,12 @@ fn check_closely(state: &State, rows: &[u32], row: u32, limit: u32) -> Result<()
     check_no_drafts(&state[row])?;
     let computed = u64::from(state[row].num_computed);
     if computed + times > u64::from(limit) {
-        let (asked, max_model_len) = ((computed + times) as i64, i64::from(limit));
-        return Err(Error::BeyondModelLength { request: state[row].name(), asked, max_model_len });
+        let (requested, max_model_len) = ((computed + times) as i64, i64::from(limit));
+        return Err(Error::BeyondModelLength {
+            request: state[row].name(),
+            requested,
+            max_model_len,
+        });
     }
     Ok(())
 }

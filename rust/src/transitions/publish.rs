@@ -40,7 +40,11 @@ pub fn cache_blocks(
     check_count("num_computed_tokens", num_computed_tokens, 0)?;
     if num_computed_tokens > num_computed {
         let request = state[row].name();
-        return Err(Error::BeyondComputed { request, num_computed, asked: num_computed_tokens });
+        return Err(Error::BeyondComputed {
+            request,
+            num_computed,
+            requested: num_computed_tokens,
+        });
     }
     if state.config.enable_caching {
         let mut count = state[row].num_tokens().min(num_computed_tokens as u32);

@@ -94,7 +94,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     }
     if num_accepted > num_scheduled {
         let request = request.name();
-        return Err(Error::BeyondDrafts { request, num_scheduled, asked: num_accepted });
+        return Err(Error::BeyondDrafts { request, num_scheduled, requested: num_accepted });
     }
     let mut drafts = std::mem::take(&mut state[row].drafts);
     extend(state, row, &drafts[..num_accepted as usize]);

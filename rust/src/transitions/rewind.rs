@@ -65,7 +65,7 @@ fn check_rewound(state: &State, row: Row, num_tokens: i64) -> Result<(), Error> 
     let num_computed = i64::from(state[row].num_computed.max(loaded));
     if num_tokens > num_computed {
         let request = state[row].name();
-        return Err(Error::BeyondComputed { request, num_computed, asked: num_tokens });
+        return Err(Error::BeyondComputed { request, num_computed, requested: num_tokens });
     }
     Ok(())
 }

@@ -188,14 +188,14 @@ pub fn check_length(
     let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
     let num_scheduled = num_local.max(num_total + slot_request.num_new_tokens);
     if num_scheduled > limit {
-        let (request, asked) = (request.name(), num_scheduled);
-        return Err(Error::BeyondModelLength { request, asked, max_model_len: limit });
+        let (request, requested) = (request.name(), num_scheduled);
+        return Err(Error::BeyondModelLength { request, requested, max_model_len: limit });
     }
     let num_tokens = i64::from(request.num_tokens());
     let num_guessed = request.drafts.len() as i64;
     if num_total > num_tokens || num_scheduled > num_tokens + num_guessed {
         let request = request.name();
-        return Err(Error::TooManyTokens { request, num_tokens, asked: num_scheduled });
+        return Err(Error::TooManyTokens { request, num_tokens, requested: num_scheduled });
     }
     Ok(())
 }

@@ -93,7 +93,7 @@ pub fn load(
     Ok(Ok(started))
 }
 
-/// Fails unless whole blocks with keys are asked for, and a token is left to compute.
+/// Fails unless the load is of whole blocks with keys and leaves a token to compute.
 pub fn check_load(state: &State, row: Row, slot_request: &SlotRequest) -> Result<(), Error> {
     let request = &state[row];
     if !state.config.enable_caching {
@@ -105,7 +105,7 @@ pub fn check_load(state: &State, row: Row, slot_request: &SlotRequest) -> Result
     let limit = i64::from(state.config.length_limit());
     if end > limit {
         let request = request.name();
-        return Err(Error::BeyondModelLength { request, asked: end, max_model_len: limit });
+        return Err(Error::BeyondModelLength { request, requested: end, max_model_len: limit });
     }
     let num_hashed = request.block_hashes.len() as i64;
     let reason = if first % alignment != 0 || num_tokens % alignment != 0 {
@@ -241,7 +241,10 @@ mod tests {
             |count| SlotRequest { num_external_computed_tokens: count, ..SlotRequest::default() };
         let beyond = load(&mut state, "a", &slot_request(6));
         let request = "'a'".to_owned();
-        assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 6, max_model_len: 4 }));
+        assert_eq!(
+            beyond,
+            Err(Error::BeyondModelLength { request, requested: 6, max_model_len: 4 })
+        );
         assert_eq!(load(&mut state, "a", &slot_request(4)), Ok(Ok(vec![0, 1])));
     }
 

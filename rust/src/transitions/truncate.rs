@@ -20,7 +20,7 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     let most = i64::from(state[row].num_tokens());
     if !(1..=most).contains(&num_tokens) {
         let request = state[row].name();
-        return Err(Error::BeyondRequest { request, num_tokens: most, asked: num_tokens });
+        return Err(Error::BeyondRequest { request, num_tokens: most, requested: num_tokens });
     }
     check_leaving(state, &[row])?;
     leave_open_batch(state, row);
@@ -69,10 +69,10 @@ mod tests {
     fn a_cut_outside_the_request_is_misuse() {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
         add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
-        for asked in [0, 3, -1] {
+        for requested in [0, 3, -1] {
             let request = "'a'".to_owned();
-            let beyond = Error::BeyondRequest { request, num_tokens: 2, asked };
-            assert_eq!(truncate(&mut state, "a", asked), Err(beyond));
+            let beyond = Error::BeyondRequest { request, num_tokens: 2, requested };
+            assert_eq!(truncate(&mut state, "a", requested), Err(beyond));
         }
     }
 }

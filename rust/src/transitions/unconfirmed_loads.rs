@@ -112,7 +112,7 @@ pub(crate) fn is_unconfirmed(state: &State, block: BlockId) -> bool {
     state.loads.iter().flat_map(|load| &load.blocks).any(|&(each, _)| each == block)
 }
 
-/// The end of the last load that a request asked for or ever rested on, 0 without one.
+/// The end of the last load that a request started or ever rested on, 0 without one.
 pub(crate) fn most_loaded(state: &State, row: Row) -> u32 {
     state.loads.iter().map(|load| load.reporter(row).most).max().unwrap_or(0)
 }

@@ -43,7 +43,11 @@ pub fn remove_skipped_blocks(
     check_count("total_computed_tokens", total_computed_tokens, 0)?;
     if total_computed_tokens > num_computed {
         let request = state[row].name();
-        return Err(Error::BeyondComputed { request, num_computed, asked: total_computed_tokens });
+        return Err(Error::BeyondComputed {
+            request,
+            num_computed,
+            requested: total_computed_tokens,
+        });
     }
     let trims = plan_trims(state, row, visible_from(state, row, total_computed_tokens as u32));
     apply_trims(state, row, &trims);
@@ -160,6 +164,6 @@ mod tests {
         assert_eq!(state[row].tables, [[1, 2, 3].map(BlockId)]);
         let beyond = remove_skipped_blocks(&mut state, "a", 7);
         let request = "'a'".to_owned();
-        assert_eq!(beyond, Err(Error::BeyondComputed { request, num_computed: 6, asked: 7 }));
+        assert_eq!(beyond, Err(Error::BeyondComputed { request, num_computed: 6, requested: 7 }));
     }
 }

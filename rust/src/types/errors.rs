@@ -167,7 +167,7 @@ errors! {
         "config {field}={value}: {reason}";
     /// One pool has one page size, so that any block can serve any group.
     GroupsDoNotFit { groups: String, sizes: String }
-        "groups {groups} have blocks of {sizes} bytes: one pool has one size of block";
+        "groups {groups} have blocks of {sizes} bytes: one pool has one block size";
     /// No request of this id (or row) is known.
     UnknownRequest { request: String } "request {request} is not known";
     /// A request of this id exists already, or is named twice in one call.
@@ -188,25 +188,25 @@ errors! {
     /// A count is below what the call needs.
     InvalidCount { name: &'static str, value: i64, least: i64 }
         "{name} is {value}, must be at least {least}";
-    /// Slots are asked for tokens that the request does not have.
-    TooManyTokens { request: String, num_tokens: i64, asked: i64 }
-        "request {request} has {num_tokens} tokens, slots are asked up to token {asked}";
+    /// Slots are requested for tokens that the request does not have.
+    TooManyTokens { request: String, num_tokens: i64, requested: i64 }
+        "request {request} has {num_tokens} tokens, slots are requested up to token {requested}";
     /// New tokens would pass the longest length that the model takes.
-    BeyondModelLength { request: String, asked: i64, max_model_len: i64 }
-        "request {request} would reach {asked} tokens, the model takes {max_model_len}";
+    BeyondModelLength { request: String, requested: i64, max_model_len: i64 }
+        "request {request} would reach {requested} tokens, the model takes {max_model_len}";
     /// The call names more tokens than were computed.
-    BeyondComputed { request: String, num_computed: i64, asked: i64 }
-        "request {request} has {num_computed} computed tokens, the call names {asked}";
-    /// Hashes that an engine hands in are of one size, and one for each full block at most.
+    BeyondComputed { request: String, num_computed: i64, requested: i64 }
+        "request {request} has {num_computed} computed tokens, the call names {requested}";
+    /// Hashes supplied by an engine have one size, and there is at most one per full block.
     WrongBlockHashes { request: String, num_hashes: i64, reason: String }
         "request {request} is given {num_hashes} block hashes: {reason}";
     /// Draft tokens were not yet accepted or dropped.
     DraftsPending { request: String, num_drafts: i64 }
         "request {request} has {num_drafts} draft tokens, accept or drop them first";
     /// Only drafts that were scheduled can be accepted.
-    BeyondDrafts { request: String, num_scheduled: i64, asked: i64 }
-        "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}";
-    /// What the open batch schedules is not written yet.
+    BeyondDrafts { request: String, num_scheduled: i64, requested: i64 }
+        "request {request} has {num_scheduled} scheduled drafts, the call accepts {requested}";
+    /// The open batch is executed later, so what it schedules is not written yet.
     InOpenBatch { thing: String } "{thing} is in the open batch: take the batch first";
     /// As many batches are in flight as the config allows.
     TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
@@ -222,7 +222,7 @@ errors! {
     LoadUnfinished { request: String, num_operations: i64 }
         "request {request} has {num_operations} unfinished loads: complete them or free the \
          request";
-    /// What rests on external tokens is not handed on while their load may fail.
+    /// A block that rests on external tokens is not stored while their load may fail.
     LoadUnconfirmed { block: i64 }
         "block {block} rests on external tokens whose load may still fail: store it later";
     /// Only whole blocks with keys can be loaded.
@@ -231,7 +231,7 @@ errors! {
     /// Only a block with a key can be stored.
     NotPublished { block: i64 } "block {block} has no key to be stored under";
     /// No unfinished operation has this number.
-    UnknownOperation { operation: i64 } "operation {operation} is not unfinished";
+    UnknownOperation { operation: i64 } "there is no unfinished operation {operation}";
     /// Other requests count tokens in blocks that were not written.
     HeldByOthers { blocks: Vec<i64>, requests: Vec<String> }
         "blocks {blocks} are counted by requests {requests} too: name those in the same call";
@@ -239,8 +239,8 @@ errors! {
     NoEncoderGroup { request: String, num_encoder_tokens: i64 }
         "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention";
     /// A cut lies outside the request.
-    BeyondRequest { request: String, num_tokens: i64, asked: i64 }
-        "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1";
+    BeyondRequest { request: String, num_tokens: i64, requested: i64 }
+        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep at least 1";
     /// Only a request that holds nothing can bring hits.
     HitsOnRunningRequest { request: String, num_blocks: i64 }
         "request {request} already holds blocks and brings {num_blocks} hit blocks";
@@ -250,7 +250,7 @@ errors! {
     /// A hit block does not, or no longer, hold the request's key.
     StaleHits { request: String, block: i64, position: i64 }
         "request {request}: block {block} at position {position} does not hold its key any more";
-    /// Hits make no sense where prefix caching is off.
+    /// Hits make no sense if prefix caching is off.
     CachingDisabled { request: String, num_blocks: i64 }
         "request {request} brings {num_blocks} hit blocks, prefix caching is off";
     /// The request's blocks are in the host tier.
@@ -272,17 +272,17 @@ errors! {
     UnknownBlock { block: i64, first: i64, last: i64 }
         "block {block} is not one of the blocks {first} to {last} of this pool";
     /// A block is given back more often than it is held.
-    DoubleFree { block: i64, ref_count: i64, asked: i64 }
-        "block {block} has {ref_count} owners, asked to release {asked}";
+    DoubleFree { block: i64, ref_count: i64, requested: i64 }
+        "block {block} has {ref_count} owners, the call releases {requested}";
     /// A block is unpinned more often than it was pinned.
-    NotPinned { block: i64, num_pins: i64, asked: i64 }
-        "block {block} has {num_pins} pins, asked to remove {asked}";
-    /// A block does not, or no longer, have the key that it is asked to have.
+    NotPinned { block: i64, num_pins: i64, requested: i64 }
+        "block {block} has {num_pins} pins, the call removes {requested}";
+    /// A block does not, or no longer, have the key that the call expects of it.
     WrongKey { block: i64, position: i64 }
         "block {block} at position {position} does not have the key of that position";
     /// A block without owner and key holds nothing that could be kept.
     UnusedBlock { block: i64 } "block {block} has neither owner nor key";
-    /// What is copied or taken over is held by somebody.
+    /// A block that is copied or taken over has an owner.
     NoOwner { block: i64 } "block {block} has no owner";
     /// A block has at most one key.
     AlreadyPublished { block: i64 } "block {block} already has a key";
@@ -357,10 +357,10 @@ mod tests {
 
     #[test]
     fn message_names_the_thing_and_the_numbers() {
-        let error = Error::DoubleFree { block: 3, ref_count: 1, asked: 2 };
-        assert_eq!(error.to_string(), "block 3 has 1 owners, asked to release 2");
+        let error = Error::DoubleFree { block: 3, ref_count: 1, requested: 2 };
+        assert_eq!(error.to_string(), "block 3 has 1 owners, the call releases 2");
         assert_eq!(error.name(), "DoubleFree");
-        let fields = [("block", 3), ("ref_count", 1), ("asked", 2)];
+        let fields = [("block", 3), ("ref_count", 1), ("requested", 2)];
         assert_eq!(error.fields(), fields.map(|(name, value)| (name, Field::Int(value))));
     }
 

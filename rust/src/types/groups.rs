@@ -114,7 +114,7 @@ impl Group {
         }?;
         match self.page_bytes {
             Some(bytes) if !(1..=MAX_PAGE_BYTES).contains(&bytes) => {
-                refuse("page_bytes", bytes, "must be at least 1 where it is said")
+                refuse("page_bytes", bytes, "must be at least 1 if it is given")
             }
             _ => Ok(()),
         }

@@ -126,12 +126,12 @@ COUNTS = [
 ]
 
 
-def _too_many(asked: int) -> KvcoreError:
-    return TooManyTokens(request="'waits'", num_tokens=5, asked=asked)
+def _too_many(requested: int) -> KvcoreError:
+    return TooManyTokens(request="'waits'", num_tokens=5, requested=requested)
 
 
-def _too_long(asked: int) -> KvcoreError:
-    return BeyondModelLength(request="'waits'", asked=asked, max_model_len=8)
+def _too_long(requested: int) -> KvcoreError:
+    return BeyondModelLength(request="'waits'", requested=requested, max_model_len=8)
 
 
 LENGTHS = [
@@ -144,14 +144,14 @@ LENGTHS = [
     count(_too_long(10**30), 10**30),
     bad(
         crowd,
-        TooManyTokens(request="'runs'", num_tokens=5, asked=6),
+        TooManyTokens(request="'runs'", num_tokens=5, requested=6),
         "allocate_slots",
         "runs",
         1,
     ),
     bad(
         long_prompts,
-        BeyondModelLength(request="'long'", asked=9, max_model_len=8),
+        BeyondModelLength(request="'long'", requested=9, max_model_len=8),
         "allocate_slots",
         "long",
         1,

@@ -41,9 +41,9 @@ BLOCKS = [
     *(row for block in (0, -1, 10, 2**31, 2**32, 10**30, "1", None) for row in _unknown(block)),
     bad(pinned, UnusedBlock(block=3), "pin", [3]),
     bad(pinned, UnusedBlock(block=9), "pin", [1, 2, 9]),
-    bad(pinned, NotPinned(block=2, num_pins=0, asked=1), "unpin", [2]),
-    bad(pinned, NotPinned(block=3, num_pins=0, asked=1), "unpin", [1, 3]),
-    bad(pinned, NotPinned(block=1, num_pins=2, asked=3), "unpin", [1, 1, 1]),
+    bad(pinned, NotPinned(block=2, num_pins=0, requested=1), "unpin", [2]),
+    bad(pinned, NotPinned(block=3, num_pins=0, requested=1), "unpin", [1, 3]),
+    bad(pinned, NotPinned(block=1, num_pins=2, requested=3), "unpin", [1, 1, 1]),
 ]
 
 BOTH = HitInOpenBatch(blocks=[1, 2], requests=["other", "reader"])

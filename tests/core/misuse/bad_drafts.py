@@ -63,10 +63,18 @@ DRAFTS: list[Row] = [
     bad(drafted, GUESSED, "append", ["guesses"], [9]),
     bad(drafted, InOpenBatch(thing="request 'writes'"), "accept", "writes", 1),
     bad(
-        drafted, BeyondDrafts(request="'settles'", num_scheduled=2, asked=3), "accept", "settles", 3
+        drafted,
+        BeyondDrafts(request="'settles'", num_scheduled=2, requested=3),
+        "accept",
+        "settles",
+        3,
     ),
     bad(
-        drafted, BeyondDrafts(request="'guesses'", num_scheduled=0, asked=1), "accept", "guesses", 1
+        drafted,
+        BeyondDrafts(request="'guesses'", num_scheduled=0, requested=1),
+        "accept",
+        "guesses",
+        1,
     ),
     *(
         bad(
@@ -82,7 +90,7 @@ DRAFTS: list[Row] = [
     # Three tokens and two drafts are five.
     bad(
         drafted,
-        TooManyTokens(request="'guesses'", num_tokens=3, asked=6),
+        TooManyTokens(request="'guesses'", num_tokens=3, requested=6),
         "allocate_slots",
         "guesses",
         3,
@@ -102,7 +110,7 @@ def near_the_end(backend: Backend) -> KVCacheManager:
 LENGTHS: list[Row] = [
     bad(
         near_the_end,
-        BeyondModelLength(request="'long'", asked=9, max_model_len=8),
+        BeyondModelLength(request="'long'", requested=9, max_model_len=8),
         "allocate_slots",
         "long",
         2,

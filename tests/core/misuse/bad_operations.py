@@ -75,7 +75,7 @@ LOADING: list[Row] = [
     bad(moving, InOpenBatch(thing="block 6"), "store", [6]),
     bad(moving, InOpenBatch(thing="block 6"), "store", [2, 6]),
     bad(believed, LoadUnconfirmed(block=1), "store", [1]),
-    bad(believed, BeyondComputed(request="'a'", num_computed=3, asked=4), "rewind", ["a"], 4),
+    bad(believed, BeyondComputed(request="'a'", num_computed=3, requested=4), "rewind", ["a"], 4),
     bad(moving, NotPublished(block=3), "store", [3]),
     bad(moving, NotPublished(block=3), "store", [1, 3]),
     bad(moving, UnknownBlock(block=0, first=1, last=9), "store", [0]),
@@ -88,8 +88,8 @@ LOADING: list[Row] = [
         bad(moving, UnknownOperation(operation=repr(value)), "complete_operation", value, False)
         for value in ("1", None, 1.5)
     ),
-    bad(moving, NotPinned(block=1, num_pins=0, asked=1), "unpin", [1]),
-    bad(moving, NotPinned(block=4, num_pins=0, asked=1), "unpin", [4]),
+    bad(moving, NotPinned(block=1, num_pins=0, requested=1), "unpin", [1]),
+    bad(moving, NotPinned(block=4, num_pins=0, requested=1), "unpin", [4]),
 ]
 
 
@@ -126,10 +126,10 @@ LOADS: list[Row] = [
         for value in (0, -2)
     ),
     bad(waiting, InvalidCount(name="num_tokens", value="'2'", least=1), "load", "waits", "2"),
-    bad(waiting, TooManyTokens(request="'waits'", num_tokens=5, asked=6), "load", "waits", 6),
+    bad(waiting, TooManyTokens(request="'waits'", num_tokens=5, requested=6), "load", "waits", 6),
     bad(
         waiting,
-        BeyondModelLength(request="'long'", asked=10, max_model_len=8),
+        BeyondModelLength(request="'long'", requested=10, max_model_len=8),
         "load",
         "long",
         10,
@@ -186,7 +186,7 @@ def _count(name: str, call: str, *before: Any) -> list[Row]:
         for value in ("1", None, 1.5)
     ]
     rows.append(bad(shared, InvalidCount(name=name, value=-1, least=0), call, *before, -1))
-    beyond = BeyondComputed(request="'first'", num_computed=5, asked=6)
+    beyond = BeyondComputed(request="'first'", num_computed=5, requested=6)
     rows.append(bad(shared, beyond, call, *before, 6))
     return rows
 
@@ -235,7 +235,7 @@ def two_groups(backend: Backend) -> KVCacheManager:
 WINDOWS: list[Row] = [
     bad(
         two_groups,
-        BeyondComputed(request="'runs'", num_computed=6, asked=7),
+        BeyondComputed(request="'runs'", num_computed=6, requested=7),
         "remove_skipped_blocks",
         "runs",
         7,

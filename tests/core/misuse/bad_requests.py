@@ -170,7 +170,7 @@ APPENDS = [
     # "runs" takes three more tokens; the fourth would be the ninth of a model that takes eight.
     bad(
         crowd,
-        BeyondModelLength(request="'runs'", asked=9, max_model_len=8),
+        BeyondModelLength(request="'runs'", requested=9, max_model_len=8),
         "append",
         ["runs", "waits", "runs", "runs", "runs"],
         [1, 1, 1, 1, 1],
@@ -207,46 +207,46 @@ CUTS = [
     *(
         bad(
             crowd,
-            BeyondRequest(request="'runs'", num_tokens=5, asked=asked),
+            BeyondRequest(request="'runs'", num_tokens=5, requested=requested),
             "truncate",
             "runs",
-            asked,
+            requested,
         )
-        for asked in (0, -1, 6, 10**30, -(10**30))
+        for requested in (0, -1, 6, 10**30, -(10**30))
     ),
     *(
         bad(
             crowd,
-            BeyondRequest(request="'runs'", num_tokens=5, asked=repr(asked)),
+            BeyondRequest(request="'runs'", num_tokens=5, requested=repr(requested)),
             "truncate",
             "runs",
-            asked,
+            requested,
         )
-        for asked in ("3", None, 1.5)
+        for requested in ("3", None, 1.5)
     ),
     *(
         bad(
             crowd,
-            InvalidCount(name="num_computed_tokens", value=repr(asked), least=0),
+            InvalidCount(name="num_computed_tokens", value=repr(requested), least=0),
             "cache_blocks",
             "runs",
-            asked,
+            requested,
         )
-        for asked in ("3", None, 1.5)
+        for requested in ("3", None, 1.5)
     ),
     *(
         bad(
             crowd,
-            BeyondComputed(request="'runs'", num_computed=5, asked=asked),
+            BeyondComputed(request="'runs'", num_computed=5, requested=requested),
             "cache_blocks",
             "runs",
-            asked,
+            requested,
         )
-        for asked in (6, 10**30)
+        for requested in (6, 10**30)
     ),
     bad(
         crowd,
-        BeyondComputed(request="'waits'", num_computed=0, asked=1),
+        BeyondComputed(request="'waits'", num_computed=0, requested=1),
         "cache_blocks",
         "waits",
         1,

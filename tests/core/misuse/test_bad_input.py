@@ -138,6 +138,6 @@ def test_every_error_has_a_row() -> None:
 
 
 def test_an_error_survives_the_way_to_another_process() -> None:
-    error = errors.TooManyTokens(request="'r'", num_tokens=5, asked=6)
+    error = errors.TooManyTokens(request="'r'", num_tokens=5, requested=6)
     copy = pickle.loads(pickle.dumps(error))
     check_error(copy, error)

@@ -72,8 +72,8 @@ def _unknown(block: object) -> list[Row]:
 
 
 OWNERS: list[Row] = [
-    *_in_both(DoubleFree, {"block": 2, "ref_count": 1, "asked": 2}, "release", [0, 2, 2]),
-    *_in_both(DoubleFree, {"block": 1, "ref_count": 0, "asked": 1}, "release", [0, 1]),
+    *_in_both(DoubleFree, {"block": 2, "ref_count": 1, "requested": 2}, "release", [0, 2, 2]),
+    *_in_both(DoubleFree, {"block": 1, "ref_count": 0, "requested": 1}, "release", [0, 1]),
     *_in_both(UnusedBlock, {"block": 3}, "touch", [0, 3]),
     *_in_both(UnusedBlock, {"block": 3}, "publish", 3, KEY),
     *_in_both(AlreadyPublished, {"block": 0}, "publish", 0, OTHER),
@@ -86,9 +86,9 @@ OWNERS: list[Row] = [
     *_in_both(AlreadyPublished, {"block": 2}, "publish_all", [2, 2], [KEY, OTHER]),
     *((NoOwner(block=block), name, (block,)) for block in (1, 3) for name in ("copy", "own")),
     *((NoOwner(block=block), "append", ([2, block], 1)) for block in (1, 3)),
-    (DoubleFree(block=2, ref_count=1, asked=2), "move_out", ([0, 2, 2],)),
-    (DoubleFree(block=1, ref_count=0, asked=1), "move_out", ([1],)),
-    (DoubleFree(block=2, ref_count=1, asked=2, **HOST), "move_in", ([2, 0, 2],)),
+    (DoubleFree(block=2, ref_count=1, requested=2), "move_out", ([0, 2, 2],)),
+    (DoubleFree(block=1, ref_count=0, requested=1), "move_out", ([1],)),
+    (DoubleFree(block=2, ref_count=1, requested=2, **HOST), "move_in", ([2, 0, 2],)),
     (NoOwner(block=1), "copy_out", (1, 2)),
     (NoOwner(block=3, **HOST), "copy_out", (2, 3)),
     (NoOwner(block=1, **HOST), "copy_in", (1, 2)),

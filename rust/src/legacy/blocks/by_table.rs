@@ -80,9 +80,9 @@ fn move_owners(
     let times = count_blocks(blocks);
     let leaves = |&number: &i64| {
         let (pool, block) = tiers.known(number, from)?;
-        let (ref_count, asked) = (i64::from(pool.ref_count(block)), times[&number]);
-        if ref_count < asked {
-            let error = Error::DoubleFree { block: number, ref_count, asked };
+        let (ref_count, requested) = (i64::from(pool.ref_count(block)), times[&number]);
+        if ref_count < requested {
+            let error = Error::DoubleFree { block: number, ref_count, requested };
             return Err(Misuse { error, tier: from });
         }
         Ok(block)

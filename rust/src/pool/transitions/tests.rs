@@ -59,9 +59,9 @@ fn misuse_changes_nothing() {
     pin(&mut pool, &[1], &mut effects).unwrap();
     let foreign = Error::UnknownBlock { block: 0, first: 1, last: 3 };
     assert_eq!(release(&mut pool, &[1, 0], &mut effects), Err(foreign));
-    let double = Error::DoubleFree { block: 1, ref_count: 1, asked: 2 };
+    let double = Error::DoubleFree { block: 1, ref_count: 1, requested: 2 };
     assert_eq!(release(&mut pool, &[1, 1], &mut effects), Err(double));
-    let pins = Error::NotPinned { block: 1, num_pins: 1, asked: 2 };
+    let pins = Error::NotPinned { block: 1, num_pins: 1, requested: 2 };
     assert_eq!(unpin(&mut pool, &[1, 1], &mut effects), Err(pins));
     assert_eq!(touch(&mut pool, &[1, 2], &mut effects), Err(Error::UnusedBlock { block: 2 }));
     assert_eq!((pool.ref_count(BlockId(1)), queue(&pool)), (2, vec![2, 3]));

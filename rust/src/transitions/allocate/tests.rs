@@ -77,7 +77,7 @@ fn append_checks_every_call_before_the_first() {
     let before = crate::codec::encode::encode(&state);
     let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
     let request = "'a'".to_owned();
-    assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 5, max_model_len: 4 }));
+    assert_eq!(beyond, Err(Error::BeyondModelLength { request, requested: 5, max_model_len: 4 }));
     let unknown = append(&mut state, Requests::Rows(&[0, 7]), &[1, 2]).unwrap_err();
     assert_eq!(unknown.to_string(), "request in row 7 is not known");
     let lengths = append(&mut state, Requests::Ids(&["x"]), &[]).unwrap_err();
