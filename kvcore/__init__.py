@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore: which block of cache memory holds which tokens of which request, as a pure library.
+"""kvcore: the KV-cache block manager for LLM inference engines, as a pure library.
 
 The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The
 pure functions behind it take a state and give a new one: `kvcore.transitions.allocate`,

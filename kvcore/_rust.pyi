@@ -59,7 +59,7 @@ class BlockPool:
         """
     def take(self, count: int, /) -> tuple[int, ...] | Refused:
         """
-        Give so many blocks from the front one owner each; refused as a whole.
+        Give `count` blocks from the front one owner each; refused as a whole.
         """
     def touch(self, blocks: Iterable[int], /) -> None:
         """
@@ -115,7 +115,7 @@ class Manager:
         """
     def cache_blocks(self, /, request_id: str, num_computed_tokens: int) -> None:
         """
-        Publish a request's full blocks up to so many tokens, whose caching was delayed.
+        Publish a request's full blocks up to a token count, whose caching was delayed.
         """
     def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int) -> Verdict:
         """
@@ -151,7 +151,7 @@ class Manager:
         """
     def get_block_keys(self, /, request_id: str) -> tuple[tuple[bytes, ...], ...]:
         """
-        The keys of a request's full blocks, one tuple a group. Changes nothing.
+        The keys of a request's full blocks, one tuple per group. Changes nothing.
         """
     def get_blocks(self, /, request_id: str) -> KVCacheBlocks:
         """
@@ -163,7 +163,7 @@ class Manager:
         """
     def get_num_common_prefix_blocks(self, /, request_id: str) -> list[int]:
         """
-        Leading blocks that all requests with device blocks hold, a group. Changes nothing.
+        Leading blocks per group that all requests with device blocks hold. Changes nothing.
         """
     def get_row(self, /, request_id: str) -> int:
         """
@@ -238,7 +238,7 @@ class Manager:
         """
     def store(self, block_ids: Iterable[int], /) -> tuple[int, ...]:
         """
-        Copy blocks to the external store under their keys; returns one operation a block.
+        Copy blocks to the external store under their keys; returns one operation per block.
         """
     def swap_in(self, request_ids: Iterable[str], /) -> Refused | None:
         """
@@ -285,16 +285,16 @@ class Tiers:
         """
     def admit(self, blocks: Iterable[int], count: int, keys: Iterable[bytes] | None, tier: str, /) -> tuple[int, ...] | Refused:
         """
-        Touch blocks and take so many others; refused as a whole.
+        Touch blocks and take `count` others; refused as a whole.
 
         Raises WrongArgument, InvalidCount, InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
         """
     def append(self, blocks: Iterable[int], num_blocks: int, /) -> int | Refused | None:
         """
-        Let the owner of device blocks write behind what is in them, in so many blocks.
+        Let the owner of device blocks append behind their content, in `num_blocks` blocks.
 
-        Gives None where that is the last block as it is, else a new block to stand behind it where
-        they were fewer, or a copy to stand in its place.
+        Returns None if the last block can be written as it is; otherwise a new block to put
+        behind it, if there were fewer, or a copy to put in its place.
 
         Raises InvalidCount, UnknownBlock, NoOwner.
         """
@@ -354,7 +354,7 @@ class Tiers:
         """
     def own(self, block: int, /) -> int | Refused:
         """
-        Let one of a device block's owners write; gives where: there, or to a copy of its own.
+        Let one of a device block's owners write; returns the block to write to: it, or a copy.
 
         Raises UnknownBlock, NoOwner.
         """
@@ -390,7 +390,7 @@ class Tiers:
         """
     def take(self, count: int, tier: str, /) -> tuple[int, ...] | Refused:
         """
-        Give so many free blocks one owner each; refused as a whole. Raises InvalidCount.
+        Give `count` free blocks one owner each; refused as a whole. Raises InvalidCount.
         """
     def take_batch(self, /) -> Batch:
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a manager's caching is worth over time: recent hit rate, and how long blocks live.
 
-Nothing here is asked by a transition; both classes read what a manager hands out anyway,
+No transition reads anything here; both classes read what a manager hands out anyway,
 `take_stats` and the commands of each batch, so they decide nothing. Clocks are handed in. Source:
 S001-21 to S001-26 with X-09, S000-61.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching over a manager: what the next step computes, and who gives blocks away.
+"""Continuous batching over a manager: what the next step computes, and which sequences give way.
 
 A step first brings swapped sequences back, then gives every decoding sequence one slot (one
 `append` for all), then continues prompts that are computed in chunks, then admits waiting sequences
@@ -10,15 +10,15 @@ always gets on, and nothing waits forever:
   * a victim is younger than the one that takes, and not yet scheduled in this step (others of
     the step may have hit blocks that only its forward pass will write);
   * without a victim a sequence skips the step and keeps its blocks;
-  * nobody new is admitted while a sequence is swapped out, or in a step that preempted one.
+  * no sequence is admitted while a sequence is swapped out, or in a step that preempted one.
 
 With batches in flight (`Config.max_in_flight`) a step is planned while others are computed. A
 sequence whose next token is computed there sits out, the next chunk of its prompt apart: so
 sequences take turns, and a step gets no more than a fair share of those that decode. What a batch
 in flight uses is not free before it is completed, so:
-  * a sequence that is refused while blocks are pending waits for that batch, and preempts nobody;
+  * a sequence that is refused while blocks are pending waits for that batch, and preempts none;
   * a sequence in flight is no victim: its blocks would not be free in time;
-  * in a plan in which one waits nobody is admitted, and in the one after it nobody comes back.
+  * while a sequence waits none is admitted, and in the plan after it none comes back.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Preemptions:
 class Scheduler(Generic[S]):
     """Queues of sequences: the oldest running one first, and of the others the next to come back.
 
-    A subclass says where sequences come from, and what happens beside them.
+    A subclass defines where sequences come from, and what happens beside them.
 
     token_budget: positions that a step computes at most. swaps: whether a sequence gives way to the
     host tier, if that has room; else its blocks are given back and computed again. num_waits: plans
@@ -265,7 +265,7 @@ class Scheduler(Generic[S]):
     def _make_room(self, taker: S, refused: Refused) -> bool:
         """Take the blocks of the youngest running sequence that may be preempted for this one.
 
-        If blocks come back by waiting, or only by waiting, nobody is preempted.
+        If waiting brings back blocks, or only waiting does, no sequence is preempted.
         """
         in_flight = bool(self._in_flight) or (self._turns > 1 and self.has_moved)
         if in_flight and refused.pending:

@@ -123,7 +123,7 @@ def _read_group(source: Reader) -> Group:
 
 
 def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int) -> BlockPool:
-    # Five bytes a block at the least: a damaged count must not become an allocation.
+    # At least five bytes per block: a damaged count must not become an allocation.
     if 5 * num_blocks > len(source.data) - source.offset:
         raise source.damaged(f"{num_blocks} blocks are missing")
     ref_counts: list[int] = []

@@ -48,7 +48,7 @@ def encode_events(
 ) -> bytes:
     """The bytes of one batch of events.
 
-    timestamp: seconds since the epoch. groups: those of the configuration, where stored events are
+    timestamp: seconds since the epoch. groups: those of the configuration, if stored events are
     to name a group's kind and sliding window. whole_hashes: hashes as their 32 bytes, not as the
     low 64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for arguments of
     another kind, an unknown form, and an event of a group that `groups` lacks.

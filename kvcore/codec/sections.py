@@ -73,7 +73,7 @@ def write_options(out: Writer, _: State) -> None:
 
 
 def read_sections(source: Reader, state: State) -> State:
-    """The state with what the sections up to the end say. Raises DamagedState."""
+    """The state with the contents of the sections up to the end. Raises DamagedState."""
     readers = {LOADS: read_loads, EXTRA_KEYS: read_ends, OPTIONS: read_options}
     last = -1
     while source.offset < len(source.data):

@@ -20,7 +20,7 @@ from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 @attrs.frozen
 class KVCacheBlocks:
-    """Block ids, one tuple a group, in table order.
+    """Block ids, one tuple per group, in table order.
 
     has_key: of the manager that made them; whether a block is findable at the time of the question.
     """
@@ -50,7 +50,7 @@ class KVCacheBlocks:
         return self.get_unhashed_block_ids_all_groups()[0]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """The blocks without a hash, one list a group; the null block is none of them."""
+        """The blocks without a hash, one list per group; the null block is none of them."""
         return [[block for block in ids if not self.has_key(block)] for ids in self.blocks]
 
     def new_empty(self) -> KVCacheBlocks:

@@ -187,7 +187,7 @@ class KVCacheManager:
         return self.core.reset_prefix_cache()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Leading blocks that all requests with blocks hold, a group."""
+        """Leading blocks per group that all requests with blocks hold."""
         if running_request_id not in self._registry:
             return [0] * len(self.config.groups)
         return self.core.get_num_common_prefix_blocks(running_request_id)
@@ -203,11 +203,11 @@ class KVCacheManager:
         return self.create_kv_cache_blocks(self.core.get_blocks(request_id).blocks)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The same as one list a group."""
+        """The same as one list per group."""
         return self.get_blocks(request_id).get_block_ids()
 
     def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None:
-        """Publish a request's full blocks up to so many tokens, whose caching was delayed."""
+        """Publish a request's full blocks up to a token count, whose caching was delayed."""
         if not self.enable_caching:
             return
         count = read_count("num_computed_tokens", num_computed_tokens)

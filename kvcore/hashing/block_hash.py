@@ -123,7 +123,7 @@ def _form(num_tokens: int) -> struct.Struct:
     return struct.Struct(f"<{num_tokens + 1}IB")
 
 
-# Compiled libraries are loaded where their hashing is asked for: the default needs neither.
+# Compiled libraries are loaded when their hashing is configured: the default needs neither.
 def _cbor(value: object) -> bytes:
     from cbor2 import dumps
 

@@ -28,7 +28,7 @@ from kvcore.types.values import Request
 
 
 def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> ExtraKeys:
-    """The extra keys of a request whose prompt has so many tokens.
+    """The extra keys of a request whose prompt has `num_tokens` tokens.
 
     Raises InvalidExtraKey for an empty salt and for more media items in a block than its hash can
     count, UnsortedMedia for items that overlap, are out of order or reach past the prompt,

@@ -32,7 +32,7 @@ class Pools(Protocol):
 
     @property
     def host(self) -> BlockPool | None:
-        """Those of the host, where it has any."""
+        """Those of the host, if it has any."""
         ...
 
 
@@ -305,7 +305,7 @@ def operations(state: State) -> Iterator[str]:
 
 
 def _is_target(state: State, operation: Operation) -> bool:
-    """Whether the block that a load fills stands where its key says."""
+    """Whether the block that a load fills stands at the position of its key."""
     request = state.requests[str(operation.request_id)]
     for index, group in enumerate(state.config.groups):
         position = operation.first_token // group.block_size

@@ -109,7 +109,7 @@ def cached_count(state: State) -> Iterator[str]:
 
 
 def request_hashes(state: State) -> Iterator[str]:
-    """REQ-HASH: a request's hashes are those of its full blocks; its own are at most so many."""
+    """REQ-HASH: a request's hashes are those of its full blocks; its own are at most as many."""
     config = state.config
     for request in state.requests.values():
         if request.own_hashes:
@@ -189,7 +189,7 @@ OF_REQUESTS = frozenset(
     {table_length, wait_empty, null_prefix, group_agree, cross, cached_count}
     | {request_hashes, computed_bound}
 )
-"""Properties that judge each request by itself, and read nothing else but what never changes."""
+"""Properties of a single request, which read nothing else but what never changes."""
 
 PROPERTIES: dict[str, Property] = {
     "TABLEN": table_length,

@@ -63,11 +63,11 @@ class Pass:
 
 
 class ContentOracle(SlotStore):
-    """The contents of all blocks, the tables and owners that commands tell of, and what must hold.
+    """Contents, tables and owners of all blocks according to the commands, and what must hold.
 
-    block_of: what a block under a key holds. counts: whether a property of this name is judged.
+    block_of: what a block under a key holds. counts: whether a property of this name is checked.
     late_reports: whether a failed load may be reported after later batches, so that what it spoilt
-    may be read until then. loads: what each executed load brings, and where.
+    may be read until then. loads: what each executed load brings, and to which slots.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class ContentOracle(SlotStore):
             self._complain("CACHE-KV", wrong)
 
     def _complain(self, name: str, wrong: Wrong, behind: str = "") -> None:
-        """Raise InvariantViolation of a property that is judged. behind: the end of its text."""
+        """Raise InvariantViolation of a property that is checked. behind: the end of its text."""
         spoilt = wrong.held == SPOILT and self._late_reports
         if spoilt and self._counts("LOAD-FAILED"):
             name = "LOAD-FAILED"
@@ -220,7 +220,7 @@ class ContentOracle(SlotStore):
             yield index, group, [("device", each) for each in self.tables.get((row, index), ())]
 
     def _follow(self, command: Command) -> None:
-        """Take in what a command says of owners, keys, loads and tables."""
+        """Apply a command to owners, keys, loads and tables."""
         match command:
             case Allocate(block):
                 self._unfilled.add(block)
@@ -248,7 +248,7 @@ class ContentOracle(SlotStore):
                 self.loads[operation] = (key, block)
             case SetTable(_, _, _, block):
                 set_entry(self.tables, command)
-                if self._cancels and block >= self._num_null:  # a cancelled batch may have said so
+                if self._cancels and block >= self._num_null:  # perhaps by a cancelled batch
                     self._own(block)
             case CutTable():
                 set_entry(self.tables, command)

@@ -28,7 +28,7 @@ class Plan:
     """How large a device must be.
 
     num_rows: of the block tables. num_tokens: of the longest request. contents: the numbers that
-    the block of a key holds, whoever filled it.
+    the block of a key holds, whichever request filled it.
     """
 
     config: Config

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch must be: judged from its commands alone, by what each reads and writes.
+"""Whether a batch is free of hazards, judged by what its commands read and write.
 
 No transition calls anything here. A judge gets the state in which the batch was empty, its commands
 in order and the segment of each; it yields what is wrong. The sets are the first opinion

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
+"""Numbers for prefixes: equal numbers mean equal content, whatever their hashes are.
 
-No transition calls anything here. What a position's keys and values depend on is the tokens up to
-it, the adapter, the media item or embedding in its place; the salt says who may share them. All
-that is a prefix's identity. A hash stands for one identity, learnt from the request that carries
-it; hashes are made at one granularity, and a block of a group ends where one of them does.
+No transition calls anything here. The keys and values of a position depend on the tokens up to it,
+the adapter, and the media item or embedding in its place; the salt decides which requests may share
+them. Together these are a prefix's identity. A hash stands for one identity, that of the first
+request with it; hashes are made at one granularity, and the end of a block is the end of a hash.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Prefixes:
 
     def learn_from(self, requests: Iterable[Hashed]) -> None:
         """Take in what these requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
-        KEY-SEP) when all is taken in; the first request to carry a hash says what it stands for.
+        KEY-SEP) when all is taken in; the first request with a hash decides what it stands for.
         """
         size, wrong = self._config.hash_block_size, None
         for request in requests:

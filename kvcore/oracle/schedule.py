@@ -64,8 +64,8 @@ def failed(write: Write, failing: Failing) -> Write:
 class Schedule:
     """The writes of the open batch, and the computed count that each request must have.
 
-    encoders: what the cross-attention tables of a request hold. loading: where the unfinished load
-    of a request begins, and failed: where its first failed block does.
+    encoders: what the cross-attention tables of a request hold. loading: position at which the
+    unfinished load of a request begins. failed: position of its first failed block.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Schedule:
             raise InvariantViolation("COMPUTED-RULE", detail)
 
     def check_caps(self, state: State) -> None:
-        """Raise InvariantViolation (CAP) where a request that the open batch schedules, by at most
+        """Raise InvariantViolation (CAP) if a request that the open batch schedules, by at most
         as many slots as the cap is made for, holds more of a windowed group than its cap.
         """
         for write in self._writes:

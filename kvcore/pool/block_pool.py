@@ -163,7 +163,7 @@ class PoolTransaction:
         return self.quarantine is not None and block in self.quarantine.busy
 
     def take(self, count: int) -> list[int]:
-        """Give so many blocks from the front one owner each; evicts those that have a key."""
+        """Give `count` blocks from the front one owner each; evicts those that have a key."""
         blocks = []
         for _ in range(count):
             block = self.queue.front()
@@ -276,7 +276,7 @@ class PoolTransaction:
     def check_unpins(self, blocks: Sequence[int], held: Mapping[int, int]) -> None:
         """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes.
 
-        held: pins a block that are not the caller's to remove.
+        held: pins per block that the caller may not remove.
         """
         for block, requested in self.count_blocks(blocks):
             num_pins = self.pins.get(block, 0) - held.get(block, 0)

@@ -84,7 +84,7 @@ class FreeQueueTransaction:
             block = self.following[block]
 
     def front(self) -> int:
-        """The block that leaves next; the sentinel where the queue is empty."""
+        """The block that leaves next; the sentinel if the queue is empty."""
         return self.following[self.sentinel]
 
     def remove(self, block: int) -> None:

@@ -96,7 +96,7 @@ class KeyMapTransaction:
         return KeyMap(self.slots.persistent(), self.length)
 
     def get(self, key: bytes) -> int | None:
-        """The block of a key, None where it is not known."""
+        """The block of a key, None if it is not known."""
         entry = find(self.slots, key)
         return None if entry is None else entry.block
 
@@ -139,7 +139,7 @@ class KeyMapTransaction:
 
 
 def slot(key: bytes, num_slots: int) -> int:
-    """The chain of a key in a table of so many."""
+    """The chain of a key in a table of `num_slots` chains."""
     most = 1 << (num_slots - 1).bit_length()
     place = hash(key) & (most - 1)
     return place if place < num_slots else place - (most >> 1)
@@ -158,7 +158,7 @@ def find_in(chain: Entry | None, key: bytes) -> Entry | None:
 
 
 def without(chain: Entry | None, key: bytes) -> Entry | None:
-    """A chain without a key; the chain itself where it has no such key."""
+    """A chain without a key; the chain itself if it has no such key."""
     if find_in(chain, key) is None:
         return chain
     left: Entry | None = None

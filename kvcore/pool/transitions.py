@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
-    """Give so many blocks from the front of the free queue one owner each; refused as a whole.
+    """Give `count` blocks from the front of the free queue one owner each; refused as a whole.
 
     Raises InvalidCount.
     """
@@ -65,7 +65,7 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
 def admit(
     pool: BlockPool, blocks: Sequence[int], count: int, keys: Sequence[bytes] | None = None
 ) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
-    """Touch blocks and take so many others; refused as a whole; value: those that were taken.
+    """Touch blocks and take `count` others; refused as a whole; value: the taken blocks.
 
     keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
     InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
@@ -283,7 +283,7 @@ def _check_key(key: bytes) -> None:
 
 
 def _check_keys(keys: Sequence[bytes], num_blocks: int) -> None:
-    """Raise WrongArgument or InvalidKey unless there is a key for each of so many blocks."""
+    """Raise WrongArgument or InvalidKey unless there is one key per block."""
     if len(keys) != num_blocks:
         expected = f"{num_blocks} of them, one for each block"
         raise WrongArgument(name="keys", expected=expected, value=repr(len(keys)))

@@ -35,10 +35,10 @@ class RequestState(Struct, frozen=True, gc=False):
 
     row: stable row of its block tables. tokens: accepted ones. drafts: guessed ones behind them.
     block_hashes: of its full blocks, at the config's hash_block_size; grown with the tokens, or
-    handed in (own_hashes). tables: device block ids, one table a group; no longer needed ones are
+    handed in (own_hashes). tables: device block ids, one table per group; no longer needed ones are
     the null block. num_cached: leading blocks of each table that need no publication any more.
-    host_tables: the same as tables in the host tier while swapped out, else empty; NO_HOST_BLOCK
-    where the null block was. num_loading: its unfinished loads. load_end: tokens up to the first
+    host_tables: the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of
+    the null block. num_loading: its unfinished loads. load_end: tokens up to the first
     failed one.
     """
 
@@ -83,9 +83,9 @@ class RequestState(Struct, frozen=True, gc=False):
 class Operation(Struct, frozen=True, gc=False):
     """An unfinished store or load; it holds its block as a pin does.
 
-    batch: the number of the batch with its command. request_id: who waits for it, None for a store,
-    and where the request was freed since. first_token: position of the block's first token, for a
-    load.
+    batch: the number of the batch with its command. request_id: the request that waits for it, None
+    for a store, and if the request was freed since. first_token: position of the block's first
+    token, for a load.
     """
 
     block: int
@@ -98,8 +98,8 @@ class Operation(Struct, frozen=True, gc=False):
 class State(Struct, frozen=True, gc=False):
     """Everything that a manager knows.
 
-    rows: the id of the request in each row, None where the row is free. free_rows: those, in the
-    order in which they were given back. events, new_blocks (a group): not yet drained. in_flight:
+    rows: the id of the request in each row, None if the row is free. free_rows: those, in the
+    order in which they were given back. events, new_blocks (per group): not yet drained. in_flight:
     taken batches that are neither completed nor cancelled, oldest first. loads: external ones that
     may still fail, in the order of their calls.
     """

@@ -76,7 +76,7 @@ class TableEdit:
         self.tables[group_id] = changed.persistent()
 
     def cut(self, group_id: int, length: int) -> None:
-        """Keep so many blocks of a table and release those behind, the last one first."""
+        """Keep `length` blocks of a table and release those behind, the last one first."""
         tx, table = self.tx, self.tables[group_id]
         self._keep_in_use(group_id, range(length, len(table)))
         self._shorten(group_id, length)
@@ -93,7 +93,7 @@ class TableEdit:
                     self.tx.device.use(block, number)
 
     def _shorten(self, group_id: int, length: int) -> None:
-        """Note that a table is cut: what comes behind is not what batches in flight use."""
+        """Note that a table is cut: batches in flight do not use blocks that come behind later."""
         for index, batch in enumerate(self.tx.in_flight):
             known = batch.entries.get(self.request_id)
             if known is None or known.held[group_id] <= length:
@@ -115,7 +115,7 @@ class TableEdit:
         self.tx.in_flight[index] = replace(batch, entries=entries)
 
     def _note_new(self, group_id: int, block: int) -> None:
-        """Zero a block that nothing fills if its group asks for it, and record it as new."""
+        """Zero a block that nothing fills if its group needs zeroing, and record it as new."""
         tx, rule = self.tx, self.tx.config.groups[group_id]
         if rule.zero_new_blocks:
             tx.effects.commands.append(Zero(block))

@@ -150,7 +150,7 @@ class Transaction:
         return self.host
 
     def parent_hash(self, request: RequestState, num_hashed: int) -> bytes:
-        """The hash that the next block continues behind so many hashed ones."""
+        """The hash that the next block continues, behind `num_hashed` hashed ones."""
         if num_hashed:
             return request.block_hashes[num_hashed - 1]
         return root_hash(self.config.hash_seed, self.config.hashing)
@@ -175,7 +175,7 @@ class Transaction:
         return self.resumable(request, num_tokens)
 
     def resumable(self, request: RequestState, num_tokens: int) -> int:
-        """So many tokens, or 0 where a group gave back blocks that the next query would see."""
+        """The number of tokens, or 0 if a group gave back blocks that the next query would see."""
         for group, table in zip(self.config.groups, request.tables, strict=True):
             first = skipped_blocks(group, num_tokens)
             needed = group.is_windowed and first * group.block_size < num_tokens
@@ -184,7 +184,7 @@ class Transaction:
         return num_tokens
 
     def num_kept(self, group_id: int, table: Table, num_tokens: int) -> int:
-        """Blocks of a table that so many tokens need: all of the encoder's, unless none are."""
+        """Blocks of a table that `num_tokens` tokens need: all of the encoder's, if it has any."""
         group = self.config.groups[group_id]
         if group.is_cross:
             return len(table) if num_tokens else 0

@@ -33,7 +33,7 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused
 
 TOKENS_MAX = 2**16
-"""Most tokens of one word: what a trace asks for is held in memory."""
+"""Most tokens of one word: the tokens of a trace are held in memory."""
 _UNSIGNED, _SIGNED = re.compile(r"\+?[0-9]{1,999}"), re.compile(r"[+-]?[0-9]{1,999}")
 
 
@@ -118,7 +118,7 @@ def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
 
 
 def write_ids(ids: Iterable[int]) -> str:
-    """Block ids in order; `none` where there are none."""
+    """Block ids in order; `none` if there are none."""
     return " ".join(str(block) for block in ids) or "none"
 
 

@@ -42,7 +42,7 @@ from kvcore.types.keys import HASHINGS
 GAPS = " \t\r"
 """What stands between words; lines end with a line feed."""
 BLOCKS_MAX = 2**16
-"""Most blocks of a tier: what a trace asks for is held in memory."""
+"""Most blocks of a tier: the pools of a trace are held in memory."""
 COUNTS = (
     *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
     *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),

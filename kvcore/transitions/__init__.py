@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine can ask, and the one table of it.
+"""All calls of an engine on the core, in one table.
 
 The methods of the Python backend, those that a manager takes over from the twin, calls as data and
-text traces are made from this table. Why: another argument of a transition is written where the
-transition is, and where a user passes it.
+text traces are made from this table. Why: a new argument of a transition is written in two
+places, in the transition and in the manager's method.
 """
 
 from __future__ import annotations

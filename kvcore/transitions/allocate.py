@@ -48,8 +48,8 @@ def allocate_slots(
     hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
     are held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
     num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless all the
-    request's tokens would fit now. reserved_blocks: leave so many free. A refusal keeps the window
-    trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, TooManyTokens,
+    request's tokens would fit now. reserved_blocks: how many blocks to leave free. A refusal keeps
+    the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, TooManyTokens,
     BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
     HitsOnRunningRequest, CachingDisabled.
     """
@@ -74,7 +74,7 @@ def can_allocate(
     hit: Hit | None = None,
     **options: Unpack[SlotOptions],
 ) -> Verdict:
-    """What `allocate_slots` would say to the same arguments. Does not modify the state."""
+    """The answer that `allocate_slots` would give to the same arguments. Changes nothing."""
     slot_request = SlotRequest(
         request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
     )
@@ -145,7 +145,7 @@ def check_append(tx: Transaction, request_ids: list[str], tokens: list[int]) -> 
 
 
 def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
-    """Do what a plan says; returns the blocks that the tables grew by."""
+    """Carry out a plan; returns the blocks that the tables grew by."""
     slot_request, request = plan.slot_request, plan.request
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)

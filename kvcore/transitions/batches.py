@@ -130,7 +130,7 @@ def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
 
 
 def _merge(tx: Transaction, merge: Merge) -> None:
-    """Move a table to the older block of its content, or publish its own where that is gone."""
+    """Move a table to the older block of its content, or publish its own if that is gone."""
     request = tx.requests.get(merge.request_id)
     if request is None or len(request.tables[merge.group_id]) <= merge.position:
         return

@@ -69,7 +69,7 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
 
 
 def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None:
-    """Take a request back to so many tokens, without the loads that were cancelled."""
+    """Take a request back to `num_tokens` tokens, without the loads that were cancelled."""
     request = tx.request(request_id)
     for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:

@@ -20,7 +20,7 @@ from kvcore.types.values import Outcome, PrefixCacheStats
 
 
 def take_events(state: State) -> Outcome[State, Events]:
-    """Hand out the events since the last call, in order; none where events are disabled."""
+    """Hand out the events since the last call, in order; none if events are disabled."""
     drained = replace(state, events=pvector())
     return Outcome(drained, (), Events.of(state.events))
 
@@ -34,7 +34,7 @@ def take_stats(state: State) -> Outcome[State, PrefixCacheStats]:
 def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
     """Hand out the blocks that full-attention groups got since the last call, group by group.
 
-    A block that a command fills is not among them. Empty where `record_new_blocks` is off.
+    A block that a command fills is not among them. Empty if `record_new_blocks` is off.
     """
     drained = replace(state, new_blocks=(pvector(),) * len(state.new_blocks))
     return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])

@@ -107,10 +107,10 @@ def is_unwritten(tx: Transaction, merge: Merge, record: BatchRecord, request: Re
 
 
 def cut_tables(tx: Transaction, request: RequestState, num_tokens: int) -> None:
-    """Keep the blocks of so many tokens, release the rest tail first, and store the request.
+    """Keep the blocks of `num_tokens` tokens, release the rest tail first, and store the request.
 
-    Drafts go. The computed count falls to num_tokens where it is above, and to 0, with all blocks,
-    where the window that it needs was given back.
+    Drafts go. The computed count falls to num_tokens if it is above, and to 0, with all blocks,
+    if the window that it needs was given back.
     """
     num_computed = min(request.num_accepted, num_tokens)
     if tx.resumable(request, num_computed) < num_computed:

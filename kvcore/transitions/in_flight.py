@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transitions note about batches in flight: marks and published keys.
+"""Notes of transitions about batches in flight: entries of requests, and published keys.
 
-Invariants: a batch marks each request that it changes, in the order of first marking; an entry
-outlives that the request leaves the open batch, and goes when the request is removed. Nothing is
-kept if batches finish as they are taken. Blocks in use are noted where tables change:
-`state/table_edit.py`. Twin: rust/src/transitions/in_flight.rs.
+Invariants: a batch has an entry for each request that it changes, in the order of the first change.
+An entry is kept when the request leaves the open batch, and dropped when the request is removed.
+Nothing is kept if batches finish as they are taken. Blocks in use are noted by the code that
+changes tables, `state/table_edit.py`. Twin: rust/src/transitions/in_flight.rs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def note_request(
 ) -> None:
     """Note in the open batch what it does to a request; counts only fall.
 
-    publishes: as the last call says that says it.
+    publishes: whether the most recent call that set this flag allows publication.
     """
     if not tx.config.tracks_batches:
         return

@@ -59,7 +59,7 @@ class Growth(Struct, frozen=True, gc=False, kw_only=True):
 class Plan(Struct, frozen=True, gc=False, kw_only=True):
     """What an allocation will do.
 
-    asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
+    slot_request: the arguments. hits: hit blocks per group, the null block if none is needed.
     num_local: computed and hit tokens. num_loaded: with the external ones. num_scheduled: with the
     new ones. growth: one per group.
     """
@@ -281,7 +281,7 @@ def _encoder_blocks(slot_request: SlotRequest, group: Group) -> int:
 
 
 def refuse(tx: Transaction, needed: int, available: int, most: int, reserve: int) -> Refused | None:
-    """The refusal of so many blocks where so many are to stay free, None where they fit.
+    """The refusal of `needed` blocks if `reserve` blocks must stay free, None if they fit.
 
     A call that needs none is not refused. most: what the call holds of an empty pool.
     """

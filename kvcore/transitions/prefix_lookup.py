@@ -20,7 +20,7 @@ from kvcore.types.values import Hit, KVCacheBlocks
 
 
 def longest_hit(state: State, request: RequestState) -> Hit:
-    """The longest hit that leaves at least one token to compute; nothing where caching is off."""
+    """The longest hit that leaves at least one token to compute; nothing if caching is off."""
     config = state.config
     length = 0
     if config.enable_caching and not request.skip_reading:
@@ -59,7 +59,7 @@ def group_length(state: State, request: RequestState, group_id: int, length: int
 
 
 def aligned(config: Config, num_tokens: int) -> int:
-    """The largest length up to so many tokens at which all groups can resume."""
+    """The largest length up to `num_tokens` tokens at which all groups can resume."""
     return max(0, num_tokens) // config.hit_alignment * config.hit_alignment
 
 
@@ -88,7 +88,7 @@ def first_missing(
 
 
 def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[int, ...], ...]:
-    """The blocks of a hit a group; the null block where no query sees one."""
+    """The blocks of a hit per group; the null block where no query sees one."""
     groups = []
     for index, group in enumerate(state.config.groups):
         num_blocks = 0 if group.is_cross else length // group.block_size

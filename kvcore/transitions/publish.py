@@ -27,9 +27,9 @@ from kvcore.types.values import Outcome
 
 
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
-    """Publish a request's full blocks up to so many tokens, whose caching was delayed.
+    """Publish a request's full blocks up to a token count, whose caching was delayed.
 
-    Nothing happens where caching is off. With `publish="completed"` what batches in flight write
+    Nothing happens if caching is off. With `publish="completed"` what batches in flight write
     waits for their completion. Raises UnknownRequest, SwappedOut, LoadUnfinished,
     InvalidCount, BeyondComputed.
     """
@@ -80,7 +80,7 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
 def publish_blocks(
     tx: Transaction, request: RequestState, num_tokens: int, *, final: bool = False
 ) -> None:
-    """Publish the full blocks up to so many tokens that are not yet; stores the request.
+    """Publish the full blocks up to a token count that are not yet published; stores the request.
 
     final: their content is there, so no cancel withdraws the keys.
     """

@@ -24,7 +24,7 @@ def find_request(state: State, request_id: str) -> RequestState:
 def get_computed_blocks(state: State, request_id: str) -> Hit:
     """The longest cached prefix that leaves at least one token to compute.
 
-    Nothing where caching is off. Raises UnknownRequest.
+    Nothing if caching is off. Raises UnknownRequest.
     """
     return longest_hit(state, find_request(state, request_id))
 
@@ -39,7 +39,7 @@ def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
 
 
 def get_block_keys(state: State, request_id: str) -> tuple[tuple[bytes, ...], ...]:
-    """The keys of a request's full blocks, one tuple a group: what an external store has them by.
+    """The keys of a request's full blocks, one tuple per group; an external store uses them.
 
     Raises UnknownRequest.
     """
@@ -51,9 +51,9 @@ def get_block_keys(state: State, request_id: str) -> tuple[tuple[bytes, ...], ..
 
 
 def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
-    """Leading blocks of a request that every request with device blocks holds, a group.
+    """Leading blocks per group of a request that every request with device blocks holds.
 
-    0 for groups that are windowed or cross-attention, and where caching is off.
+    0 for groups that are windowed or cross-attention, and if caching is off.
 
     Raises UnknownRequest.
     """

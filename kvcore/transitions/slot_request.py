@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of an allocation, read and judged.
+"""The arguments of an allocation, read and checked.
 
 Invariants: every misuse is found here, before anything is planned. A hit is accepted only if each
 of its blocks still has the request's key.
@@ -35,7 +35,7 @@ from kvcore.types.values import Hit, KVCacheBlocks
 
 
 class SlotOptions(TypedDict, total=False):
-    """What may be said of an allocation besides its tokens and its hit."""
+    """The options of an allocation, besides its tokens and its hit."""
 
     num_lookahead_tokens: int
     num_external_computed_tokens: int
@@ -71,14 +71,14 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
 
 
 MAX_COUNT = 2**31 - 1
-"""Most encoder tokens that are judged: no pool has blocks for more."""
+"""Most encoder tokens that are planned for: no pool has blocks for more."""
 
 DEFAULTS: dict[str, Any] = {
     each.name: each.default
     for each in fields(SlotRequest)
     if each.name in SlotOptions.__annotations__
 }
-"""The options of an allocation, as they are if nothing is said."""
+"""The default options of an allocation."""
 FLAGS = tuple(name for name, default in DEFAULTS.items() if default is False)
 COUNTS = ("num_new_tokens", *(name for name in DEFAULTS if name not in FLAGS))
 _get_counts = attrgetter(*COUNTS)
@@ -116,7 +116,7 @@ def check_hit_kind(hit: Any) -> None:
 def check_slot_request(
     tx: Transaction, request: RequestState, slot_request: SlotRequest
 ) -> tuple[tuple[int, ...], ...]:
-    """The hit blocks a group; raises for nothing to do, wrong hits and tokens that are missing."""
+    """The hit blocks per group; raises for nothing to do, wrong hits and missing tokens."""
     if slot_request.num_new_tokens == 0 and slot_request.num_external_computed_tokens == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     if request.drafts:
@@ -183,7 +183,7 @@ def _all_counts(values: Iterable[Any]) -> bool:
 
 
 def _read_hit(hit: Hit | None) -> Hit | None:
-    """A hit with ints where they can be read; a token count that is none becomes its repr."""
+    """A hit with ints if they can be read; a token count that is no int becomes its repr."""
     if hit is None:
         return None
     groups, num_tokens = hit.blocks.blocks, hit.num_tokens

@@ -32,7 +32,7 @@ from kvcore.types.values import Outcome, Reason, Refused, Status
 def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused | None]:
     """Move what the open batch leaves of the requests' blocks to the host tier.
 
-    Refused where the host tier has too few free blocks. Raises NoHostTier, UnknownRequest,
+    Refused if the host tier has too few free blocks. Raises NoHostTier, UnknownRequest,
     RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
     """
     ids = list(request_ids)
@@ -64,7 +64,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
 def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused | None]:
     """Move swapped requests back to the device.
 
-    Refused where the device has too few free blocks for those that it needs. Raises NoHostTier,
+    Refused if the device has too few free blocks for it. Raises NoHostTier,
     UnknownRequest, RepeatedRequest, NotSwapped.
     """
     ids = list(request_ids)
@@ -89,7 +89,7 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
 
 
 def refuse(pool: PoolTransaction, needed: int, watermark: int = 0, pending: int = 0) -> Refused:
-    """The refusal of so many blocks of a pool that keeps so many free."""
+    """The refusal of `needed` blocks by a pool that keeps `watermark` blocks free."""
     never = needed + watermark > pool.num_usable
     available = max(0, pool.num_free - watermark)
     return Refused(Reason.NEVER if never else Reason.LATER, needed, available, pending)
@@ -133,7 +133,7 @@ def move_out(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -
 
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
-    """Host block to the device block that has its content, None where it must be copied."""
+    """Host block -> the device block that has its content, None if it must be copied."""
     unwritten = {item.block for record in tx.records.values() for item in record.published}
     hits: dict[int, int | None] = {}
     for request in requests:

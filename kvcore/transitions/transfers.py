@@ -41,7 +41,7 @@ from kvcore.types.values import Hit, Outcome, Refused
 
 
 def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, ...]]:
-    """Copy blocks to the external store under their keys; value: one operation a block.
+    """Copy blocks to the external store under their keys; value: one operation per block.
 
     Raises UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
     """

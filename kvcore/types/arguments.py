@@ -31,7 +31,7 @@ def read_ints(values: Iterable[Any]) -> list[Any]:
 
 
 def read_count(name: str, value: Any, least: int = 0) -> int:
-    """The int that a count stands for. Raises InvalidCount where it is none, or below least."""
+    """The int that a count stands for. Raises InvalidCount if it is none, or below least."""
     number = value if type(value) is int else read_int(value)
     if not isinstance(number, int):
         raise InvalidCount(name=name, value=repr(value), least=least)

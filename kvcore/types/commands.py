@@ -161,7 +161,7 @@ class SetTable(Command, frozen=True):
 
 
 class CutTable(Command, frozen=True):
-    """Shorten a request's block table in one group to so many blocks."""
+    """Shorten a request's block table in one group to `length` blocks."""
 
     kind = 13
     row: int
@@ -187,7 +187,7 @@ KEY_FIELDS = {Evict.kind: 1, Store.kind: 2, Load.kind: 1}
 """Which value column of a kind is an index into a batch's keys."""
 
 PADDING = tuple((0,) * (4 - length) for length in range(5))
-"""What fills up the value columns of a command with so many fields."""
+"""Padding of the value columns of a command, by its number of fields."""
 
 
 def _size(data: bytes | bytearray) -> str:
@@ -285,7 +285,7 @@ def segments(commands: Sequence[Command]) -> list[int]:
 def close(number: int, commands: Sequence[Command]) -> Batch:
     """The batch of these commands, as columns with segments."""
     keys = bytearray()
-    # One list of ints: a tuple a row would set off the garbage collector, which walks the state.
+    # One list of ints: a tuple per row would set off the garbage collector, which walks the state.
     rows: list[int] = []
     for command, segment in zip(commands, segments(commands), strict=True):
         rows += (command.kind, segment, *to_row(command, keys))

@@ -28,7 +28,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class _Default(int):
-    """A number that nobody gave."""
+    """A number that was not given."""
 
 
 DEFAULT_BLOCK_SIZE: int = _Default(16)
@@ -43,8 +43,8 @@ _PROCESS_SEED = os.urandom(32).hex().encode()
 class Config:
     """Sizes and options of one manager.
 
-    num_blocks: blocks of the device pool, the null block included. block_size: tokens a block, for
-    the default group, or of the first one given. num_host_blocks: blocks of the host tier, 0 for
+    num_blocks: blocks of the device pool, the null block included. block_size: tokens per block, of
+    the default group or of the first one given. num_host_blocks: blocks of the host tier, 0 for
     none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
     request. max_num_batched_tokens: most tokens that one step computes of a request, None for
     max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
@@ -129,12 +129,12 @@ class Config:
         return self.use_eagle and (self.groups[group_id].eagle or not flagged)
 
     def cap(self, group_id: int) -> int | None:
-        """Most blocks that a request holds at once in a group, None where it keeps everything."""
+        """Most blocks that a request holds at once in a group, None if it keeps everything."""
         limit = self.length_limit
         return admission_cap(self.groups[group_id], self.max_num_batched_tokens or limit, limit)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Most blocks that one request holds over all groups on its way to so many tokens."""
+        """Most blocks that one request holds over all groups on its way to `num_tokens` tokens."""
         total = 0
         for index, group in enumerate(self.groups):
             blocks, cap = -(-num_tokens // group.block_size), self.cap(index)
@@ -176,11 +176,11 @@ def _check_groups(config: Config) -> None:
     if len(config.groups) > MAX_GROUPS:
         _refuse(config, "groups", f"at most {MAX_GROUPS} groups")
     pages = [(index, group.page_bytes) for index, group in enumerate(config.groups)]
-    said = [(index, size) for index, size in pages if size is not None]
-    if len({size for _, size in said}) > 1:
+    given = [(index, size) for index, size in pages if size is not None]
+    if len({size for _, size in given}) > 1:
         raise GroupsDoNotFit(
-            groups=", ".join(str(index) for index, _ in said),
-            sizes=", ".join(str(size) for _, size in said),
+            groups=", ".join(str(index) for index, _ in given),
+            sizes=", ".join(str(size) for _, size in given),
         )
     kinds = ", ".join(group.kind for group in config.groups)
     for group in config.groups:

@@ -14,18 +14,18 @@ from kvcore.types.events import Event, removed
 
 @attrs.define(kw_only=True)
 class Effects:
-    """Commands and events in the order of their making; events only where they are enabled."""
+    """Commands and events in the order of their making; events only if they are enabled."""
 
     events_enabled: bool = False
     commands: list[Command] = attrs.field(factory=list)
     events: list[Event] = attrs.field(factory=list)
 
     def announce(self, event: Event) -> None:
-        """Add an event, where events are enabled."""
+        """Add an event, if events are enabled."""
         if self.events_enabled:
             self.events.append(event)
 
     def announce_removed(self, key: bytes) -> None:
-        """Add the event that the last copy under a key is gone, where events are enabled."""
+        """Add the event that the last copy under a key is gone, if events are enabled."""
         if self.events_enabled:
             self.events.append(removed(key))

@@ -24,8 +24,8 @@ class BlockStored:
     """Consecutive blocks of one request became findable.
 
     block_hashes: in chain order. parent_hash: of the block before the first, None at the start.
-    tokens: of all the blocks, in order. extra_keys: (tag, value) pairs, one tuple a block; empty
-    where no block has any.
+    tokens: of all the blocks, in order. extra_keys: (tag, value) pairs, one tuple per block;
+    empty if no block has any.
     """
 
     block_hashes: tuple[bytes, ...]

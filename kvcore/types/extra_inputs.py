@@ -168,7 +168,7 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         return tuple(keys)
 
     def cut(self, num_tokens: int, block_size: int) -> ExtraKeys:
-        """The keys of a prompt that is cut to so many tokens.
+        """The keys of a prompt that is cut to `num_tokens` tokens.
 
         Media and embeddings behind the cut go. A block that the cut goes through never has the key
         that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
@@ -191,9 +191,9 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         )
 
     def hide_salt(self, root: bytes) -> ExtraKeys:
-        """These keys with a digest in the place of the salt, for those who may not know it.
+        """These keys with a digest in the place of the salt, for readers that may not know it.
 
-        root: of the key chains. The digest of a secret root tells nothing of a salt that can be
+        root: of the key chains. The digest of a secret root reveals nothing of a salt that can be
         guessed.
         """
         if self.cache_salt is None:

@@ -34,12 +34,12 @@ MAX_PAGE_BYTES = 2**63 - 1
 class Group:
     """Layers that share block size and retention rule.
 
-    block_size: tokens a block. kind: full_attention and mla keep everything; sliding_window keeps
+    block_size: tokens per block. kind: full_attention and mla keep everything; sliding_window keeps
     the `window` tokens that a query sees, itself included; chunked_local keeps the chunk of
     `window` tokens that the query stands in; cross_attention keeps the encoder's tokens. eagle: a
     draft model reads these layers, so a hit leaves the last matched block to be computed.
     zero_new_blocks: a `Zero` follows each `Allocate` that nothing else fills. page_bytes: bytes of
-    one block of these layers, None where it is not said. Raises InvalidConfig.
+    one block of these layers, None if it is not given. Raises InvalidConfig.
     """
 
     block_size: int = 16
@@ -87,9 +87,9 @@ def skipped_blocks(group: Group, num_computed: int) -> int:
 
 
 def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int | None:
-    """Most blocks that a request of any length holds at once, None where nothing is given back.
+    """Most blocks that a request of any length holds at once, None if nothing is given back.
 
-    max_num_batched: most tokens that one step computes of a request. One block more where the first
+    max_num_batched: most tokens that one step computes of a request. One block more if the first
     token that is seen need not stand at the start of a block.
     """
     if group.window is None:

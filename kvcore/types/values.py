@@ -32,7 +32,7 @@ class Reason(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What `can_allocate` says of a call."""
+    """The answer of `can_allocate`."""
 
     OK = "ok"
     LATER = "later"
@@ -70,7 +70,7 @@ class Request:
 
 
 class KVCacheBlocks(Struct, frozen=True, gc=False):
-    """Block ids, one tuple a group, in table order; 0 is the null block where there is one."""
+    """Block ids, one tuple per group, in table order; 0 is the null block if there is one."""
 
     blocks: tuple[tuple[int, ...], ...]
 
@@ -84,13 +84,13 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
     @overload
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
-        """The ids as one list a group; None where that is allowed and no group has any."""
+        """The ids as one list per group; None if that is allowed and no group has any."""
         if allow_none and not any(self.blocks):
             return None
         return tuple(list(ids) for ids in self.blocks)
 
     def get_unhashed_block_ids(self, has_key: Callable[[int], bool]) -> tuple[list[int], ...]:
-        """The ids of the blocks without a key, one list a group; has_key: of the manager."""
+        """The ids of the blocks without a key, one list per group; has_key: of the manager."""
         return tuple([block for block in ids if not has_key(block)] for ids in self.blocks)
 
     def new_empty(self) -> KVCacheBlocks:
@@ -99,7 +99,7 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
 
 
 class Hit(Struct, frozen=True, gc=False):
-    """A cached prefix of a request: its blocks a group, and the tokens that they hold."""
+    """A cached prefix of a request: its blocks per group, and the tokens that they hold."""
 
     blocks: KVCacheBlocks
     num_tokens: int

@@ -22,7 +22,7 @@ class Reader:
         self.offset = 0
 
     def take(self, size: int) -> bytes:
-        """The next so many bytes. Raises DamagedState at the end."""
+        """The next `size` bytes. Raises DamagedState at the end."""
         end = self.offset + size
         if end > len(self.data):
             raise self.damaged(f"{size} bytes are missing")
@@ -65,7 +65,7 @@ class Reader:
         return int.from_bytes(self.take(8), "little")
 
     def numbers(self) -> list[int]:
-        """A count and so many u32."""
+        """A count and that many u32."""
         count = self.u32()
         return list(struct.unpack(f"<{count}I", self.take(4 * count)))
 
@@ -77,7 +77,7 @@ class Reader:
         return values
 
     def sized(self) -> bytes:
-        """A count and so many bytes."""
+        """A count and that many bytes."""
         return self.take(self.u32())
 
     def key(self) -> bytes:
@@ -88,18 +88,18 @@ class Reader:
         return value
 
     def name(self) -> str:
-        """A count and so many bytes of UTF-8. Raises DamagedState."""
+        """A count and that many bytes of UTF-8. Raises DamagedState."""
         try:
             return self.sized().decode()
         except UnicodeDecodeError:
             raise self.damaged("a name is not UTF-8") from None
 
     def text(self) -> str | None:
-        """A flag, and the text where there is one. Raises DamagedState."""
+        """A flag, and the text if there is one. Raises DamagedState."""
         return self.name() if self.flag() else None
 
     def hashes(self) -> list[bytes]:
-        """A count and so many block hashes."""
+        """A count and that many block hashes."""
         joined = self.take(self.u32() * HASH_SIZE)
         return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
 
@@ -123,17 +123,17 @@ class Writer:
         self.data += value.to_bytes(8, "little")
 
     def text(self, value: str | None) -> None:
-        """A flag, and the text where there is one."""
+        """A flag, and the text if there is one."""
         self.u8(value is not None)
         if value is not None:
             self.sized(value.encode())
 
     def numbers(self, values: Iterable[int]) -> None:
-        """A count and so many u32."""
+        """A count and that many u32."""
         listed = list(values)
         self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
 
     def sized(self, value: bytes | bytearray) -> None:
-        """A count and so many bytes."""
+        """A count and that many bytes."""
         self.u32(len(value))
         self.data += value

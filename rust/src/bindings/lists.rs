@@ -26,7 +26,7 @@ use crate::types::values::room_for;
 pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
     let (py, pointer) = (object.py(), object.as_ptr());
     if let Ok(list) = object.cast::<PyList>() {
-        // SAFETY: it is a list; `read` asks for its items alone.
+        // SAFETY: it is a list; `read` only reads its items.
         let item = |position| unsafe { ffi::PyList_GetItem(pointer, position) };
         return with_critical_section(&object, || read(py, list.len(), item));
     }
@@ -44,7 +44,7 @@ pub(crate) fn only_item<'py>(object: Borrowed<'_, 'py, PyAny>) -> Option<Bound<'
     if tuple.len() == 1 { tuple.get_item(0).ok() } else { None }
 }
 
-/// The only item of a list or tuple where it is an int below 2**32.
+/// The only item of a list or tuple if it is an int below 2**32.
 pub(crate) fn only_id(object: Borrowed<'_, '_, PyAny>) -> Option<u32> {
     let item = only_item(object)?;
     read_one(object.py(), item.as_ptr())
@@ -75,10 +75,10 @@ fn zeros(count: usize) -> Tokens {
     column.into()
 }
 
-/// object: of a list that nobody changes meanwhile, or owned.
+/// object: of a list that is not changed meanwhile, or owned.
 #[inline(always)]
 fn read_one(py: Python<'_>, object: *mut ffi::PyObject) -> Option<u32> {
-    // SAFETY: the object is alive, and an int where it is handed on.
+    // SAFETY: the object is alive, and an int if it is handed on.
     let value = unsafe {
         if ffi::PyLong_CheckExact(object) == 0 {
             return None;

@@ -173,7 +173,7 @@ impl Manager {
         Self::appended(slf, &done)
     }
 
-    /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
+    /// Publish a request's full blocks up to a token count, whose caching was delayed.
     #[pyo3(signature = (request_id, num_computed_tokens))]
     fn cache_blocks<'py>(
         slf: &Bound<'py, Self>,
@@ -280,7 +280,7 @@ impl Manager {
         reset_prefix_cache(&mut self.state)
     }
 
-    /// Copy blocks to the external store under their keys; returns one operation a block.
+    /// Copy blocks to the external store under their keys; returns one operation per block.
     #[pyo3(signature = (block_ids, /))]
     fn store<'py>(
         slf: &Bound<'py, Self>,

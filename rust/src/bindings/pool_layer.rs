@@ -64,7 +64,7 @@ impl BlockPool {
         Ok(BlockPool { pool, effects: Effects::new(false) })
     }
 
-    /// Give so many blocks from the front one owner each; refused as a whole.
+    /// Give `count` blocks from the front one owner each; refused as a whole.
     #[pyo3(signature = (count, /))]
     fn take<'py>(&mut self, count: CountArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
         let (mut given, py) = (Given::default(), count.0.py());

@@ -72,7 +72,7 @@ impl Manager {
         values::blocks(slf.py(), &held.blocks)
     }
 
-    /// Leading blocks that all requests with device blocks hold, a group. Changes nothing.
+    /// Leading blocks per group that all requests with device blocks hold. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn get_num_common_prefix_blocks<'py>(
         slf: &Bound<'py, Self>,
@@ -87,7 +87,7 @@ impl Manager {
         Self::ask_one(slf, request_id, RequestState::num_tokens)
     }
 
-    /// The keys of a request's full blocks, one tuple a group. Changes nothing.
+    /// The keys of a request's full blocks, one tuple per group. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn get_block_keys<'py>(
         slf: &Bound<'py, Self>,

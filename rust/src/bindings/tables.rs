@@ -34,10 +34,10 @@ impl Tiers {
 
 #[pymethods]
 impl Tiers {
-    /// Let the owner of device blocks write behind what is in them, in so many blocks.
+    /// Let the owner of device blocks append behind their content, in `num_blocks` blocks.
     ///
-    /// Gives None where that is the last block as it is, else a new block to stand behind it where
-    /// they were fewer, or a copy to stand in its place.
+    /// Returns None if the last block can be written as it is; otherwise a new block to put
+    /// behind it, if there were fewer, or a copy to put in its place.
     ///
     /// Raises InvalidCount, UnknownBlock, NoOwner.
     #[pyo3(signature = (blocks, num_blocks, /))]
@@ -55,7 +55,7 @@ impl Tiers {
         values::grown(py, outcome)
     }
 
-    /// Let one of a device block's owners write; gives where: there, or to a copy of its own.
+    /// Let one of a device block's owners write; returns the block to write to: it, or a copy.
     ///
     /// Raises UnknownBlock, NoOwner.
     #[pyo3(signature = (block, /))]

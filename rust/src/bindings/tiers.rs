@@ -91,7 +91,7 @@ impl Tiers {
         Ok(Tiers(make_tiers(num_blocks, num_host_blocks, null_block, policy, descending)))
     }
 
-    /// Give so many free blocks one owner each; refused as a whole. Raises InvalidCount.
+    /// Give `count` free blocks one owner each; refused as a whole. Raises InvalidCount.
     #[pyo3(signature = (count, tier, /))]
     fn take<'py>(
         &mut self,
@@ -107,7 +107,7 @@ impl Tiers {
         values::granted(py, outcome, &given)
     }
 
-    /// Touch blocks and take so many others; refused as a whole.
+    /// Touch blocks and take `count` others; refused as a whole.
     ///
     /// Raises WrongArgument, InvalidCount, InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
     #[pyo3(signature = (blocks, count, keys, tier, /))]

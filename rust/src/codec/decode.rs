@@ -113,7 +113,7 @@ fn read_pool(
     num_blocks: u32,
     null_block: bool,
 ) -> Result<BlockPool, Error> {
-    // Five bytes a block at the least: a damaged count must not become an allocation.
+    // At least five bytes per block: a damaged count must not become an allocation.
     if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
         return Err(source.damaged(format!("{num_blocks} blocks are missing")));
     }

@@ -11,7 +11,7 @@ use crate::types::extra_inputs::{
 const TEXT: &str = "a non-empty str";
 const FEW_MEDIA: &str = "at most 252 items in a block";
 
-/// The extra keys of a request whose prompt has so many tokens.
+/// The extra keys of a request whose prompt has `num_tokens` tokens.
 ///
 /// Fails with InvalidExtraKey for an empty salt and for more media items in a block than its hash
 /// can count, UnsortedMedia for items that overlap, are out of order or reach past the prompt,

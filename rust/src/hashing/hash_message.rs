@@ -74,7 +74,7 @@ impl Message {
         self.end += bytes.len();
     }
 
-    /// The room behind the end, at least so many bytes.
+    /// The room behind the end, at least `num_bytes` bytes.
     fn reserve(&mut self, num_bytes: usize) -> &mut [u8] {
         if self.room.len() < self.end + num_bytes {
             self.room.resize(2 * self.end + num_bytes, 0);

@@ -140,7 +140,7 @@ fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
     Ok(())
 }
 
-/// What is wrong in the blocks that rest on an unconfirmed load, or in who holds them.
+/// What is wrong in the blocks that rest on an unconfirmed load, or in the requests that hold them.
 fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
     let blocks: Vec<(BlockId, u32)> = keyed_only(state, load).collect();
     let groups = &state.config.groups;

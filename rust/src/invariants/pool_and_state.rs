@@ -339,7 +339,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// Whether the block that a load fills stands where its key says.
+/// Whether the block that a load fills stands at the position of its key.
 fn is_target(state: &State, row: Row, operation: &Operation) -> bool {
     let Some(Some(request)) = state.requests.get(row.index()) else { return false };
     for (index, group) in (0..).zip(&state.config.groups) {

@@ -191,7 +191,7 @@ pub(crate) fn cached_count(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// REQ-HASH: a request's hashes are those of its full blocks; its own are at most so many.
+/// REQ-HASH: a request's hashes are those of its full blocks; its own are at most as many.
 pub(crate) fn request_hashes(state: &State, scratch: &mut Scratch) -> Finding {
     let size = state.hash_block_size as usize;
     for request in state.requests() {
@@ -312,7 +312,7 @@ fn same_prefix(
     mine == its || mine.cut(end, size) == its.cut(end, size)
 }
 
-/// What properties count in; it says nothing between two of them.
+/// Counters of the properties; their content has no meaning between two properties.
 #[derive(Debug, Default)]
 pub struct Scratch {
     /// By block or row.
@@ -324,7 +324,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// So many counts of 0.
+    /// Counters, all 0.
     pub(crate) fn zeros(&mut self, count: usize) -> &mut [u32] {
         self.counts.clear();
         self.counts.resize(count, 0);

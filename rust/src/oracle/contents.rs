@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every slot really holds, followed through the commands: the independent judge of the core.
+//! What every slot really holds, followed through the commands: an independent check of the core.
 //!
 //! No transition calls anything here. A slot's content is the identity of a prefix (a number for
 //! "this, up to and with this token", `prefixes.rs`) and a group, or unknown. Contents change only
@@ -21,7 +21,7 @@ use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::Key;
 use crate::types::violation::{Judges, Violation};
 
-/// What a judge says.
+/// Result of a check.
 pub type Judged = Result<(), Violation>;
 
 /// What a slot holds.
@@ -326,7 +326,7 @@ impl Ghost {
     }
 }
 
-/// A table's block at a position. Fails with KV-READ where there is none.
+/// A table's block at a position. Fails with KV-READ if there is none.
 pub(crate) fn entry(table: &[BlockId], position: u32) -> Result<BlockId, Violation> {
     table.get(position as usize).copied().ok_or_else(|| {
         let detail = format!("a table of {} blocks has no {position}", table.len());

@@ -28,7 +28,7 @@ impl Ghost {
         self.forward_numbered(writes, schedule)
     }
 
-    /// The same, where the positions of the requests have their numbers.
+    /// The same, if the positions of the requests have their numbers.
     pub(crate) fn forward_numbered(&mut self, writes: &[Write], schedule: &Schedule) -> Judged {
         writes.iter().try_for_each(|write| self.check_zeroed(write.row))?;
         self.marks.iter_mut().for_each(|marks| marks.empty = false);

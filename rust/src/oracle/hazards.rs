@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a batch must be: judged from its commands alone, by what each reads and writes.
+//! Whether a batch is free of hazards, judged by what its commands read and write.
 //!
 //! No transition calls anything here. A judge gets the state in which the batch was empty, its
 //! commands in order and the segment of each. The sets are the first opinion (CMD-HAZARD,
@@ -41,7 +41,7 @@ pub fn check(start: &State, opened: &State, judges: &Judges) -> Result<(), Viola
     check_commands(start, &opened.effects.commands, None, judges)
 }
 
-/// The same for any commands, in these segments where they are given.
+/// The same for any commands, in these segments if they are given.
 pub fn check_commands(
     start: &State,
     commands: &Commands,

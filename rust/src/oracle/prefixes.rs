@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
+//! Numbers for prefixes: equal numbers mean equal content, whatever their hashes are.
 //!
-//! No transition calls anything here. What a position's keys and values depend on is the tokens up
-//! to it, the adapter, the media item or embedding in its place; the salt says who may share them.
-//! All that is a prefix's identity. A hash stands for one identity, learnt from the request that
-//! carries it. The tree is one for all workers of a search, each of which keeps what it has met of
-//! it, so that it seldom has to ask. Twin: kvcore/oracle/prefixes.py.
+//! No transition calls anything here. The keys and values of a position depend on the tokens up to
+//! it, the adapter, and the media item or embedding in its place; the salt decides which requests
+//! may share them. Together these are a prefix's identity. A hash stands for one identity, that of
+//! the first request with it. All workers of a search share one tree; each keeps the part that it
+//! has met, so that it seldom takes the lock. Twin: kvcore/oracle/prefixes.py.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -145,7 +145,7 @@ impl Prefixes {
         Ok(())
     }
 
-    /// What a block under a key ends. Fails with NOCRASH where nobody carried its hash.
+    /// What a block under a key ends. Fails with NOCRASH if no request had its hash.
     pub fn chain(&mut self, key: &Key) -> Result<&Chain, Violation> {
         let hash = key.block_hash();
         if !self.chains.contains_key(&hash) {

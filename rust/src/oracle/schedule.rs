@@ -55,7 +55,7 @@ impl Write {
 /// What an engine knows of a request beside the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Known {
-    /// The count that the request must have; None where there is no request.
+    /// The count that the request must have; None if there is no request.
     computed: Option<u32>,
     /// What its cross-attention tables hold.
     encoder: Option<Encoder>,
@@ -63,7 +63,7 @@ struct Known {
     loading: Option<u32>,
     /// The first token of its first failed load.
     failed: Option<u32>,
-    /// The count before its first slots in the open batch, where it has some.
+    /// The count before its first slots in the open batch, if it has some.
     before: Option<u32>,
 }
 
@@ -121,7 +121,7 @@ impl Schedule {
         }
     }
 
-    /// Take over where the unfinished loads of another schedule of these requests are.
+    /// Take over the positions of the unfinished loads from another schedule of these requests.
     pub fn take_loads(&mut self, other: &Schedule) {
         for (known, other) in self.known.iter_mut().zip(&other.known) {
             (known.loading, known.failed) = (other.loading, other.failed);
@@ -234,7 +234,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Fails with CAP where a request that the open batch schedules, by at most as many slots as
+    /// Fails with CAP if a request that the open batch schedules, by at most as many slots as
     /// the cap is made for, holds more of a windowed group than its cap.
     pub fn check_caps(&self, state: &State) -> Result<(), Violation> {
         if !state.has_windows {

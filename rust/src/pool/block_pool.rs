@@ -32,18 +32,18 @@ pub type Taken = SmallVec<[BlockId; 8]>;
 /// All blocks of one tier.
 #[derive(Debug)]
 pub struct BlockPool {
-    /// 1 where block 0 is the null block, else 0.
+    /// 1 if block 0 is the null block, else 0.
     first_block: u32,
     eviction: Eviction,
-    /// Owners of each block, pins included; `KEYED` is added where it has a key.
+    /// Owners of each block, pins included; `KEYED` is added if it has a key.
     owners: Vec<u32>,
     pub(crate) queue: FreeQueue,
     pub(crate) index: HashIndex,
-    /// Block to its number of pins.
+    /// Block id -> its number of pins.
     pub(crate) pins: HashMap<BlockId, u32, FxBuildHasher>,
-    /// None where no batch is ever unfinished.
+    /// None if batches are never in flight.
     pub(crate) quarantine: Option<Quarantine>,
-    /// What was said of each block's use; None where the queue is not ordered by it.
+    /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
 }
 
@@ -166,7 +166,7 @@ impl BlockPool {
         &self.queue
     }
 
-    /// Give so many blocks from the front one owner each; evicts those that have a key.
+    /// Give `count` blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let blocks: Taken = self.queue.take_front(count).collect();
@@ -261,7 +261,7 @@ impl BlockPool {
         self.index.insert(key, block);
     }
 
-    /// Give a block so many owners, pins included.
+    /// Set the number of a block's owners, pins included.
     pub(crate) fn restore(&mut self, block: BlockId, ref_count: u32) {
         self.owners[block.index()] = ref_count & !KEYED;
     }

@@ -18,7 +18,7 @@ pub struct FreeQueue {
     length: u32,
 }
 
-/// What stands before and behind a block: together, since who reads one needs the other.
+/// What stands before and behind a block: together, since code that reads one needs the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Links {
     before: u32,
@@ -90,7 +90,7 @@ impl FreeQueue {
         self.length -= u32::from(!seeded(Mutant::CounterDrifts));
     }
 
-    /// Take so many blocks from the front.
+    /// Take `count` blocks from the front.
     pub(crate) fn take_front(&mut self, count: u32) -> impl Iterator<Item = BlockId> {
         let sentinel = self.sentinel();
         let mut block = self.links[sentinel as usize].after;
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     impl FreeQueue {
-        /// Count a block that is not there, for a test of who counts again.
+        /// Count a block that is not there, for a test of the check that counts again.
         pub(crate) fn miscount(&mut self) {
             self.length += 1;
         }

@@ -45,7 +45,7 @@ pub struct HashIndex {
 clone_in_place!(HashIndex { keys, heads, chain, named, following, preceding, length });
 
 impl HashIndex {
-    /// An empty index for so many blocks.
+    /// An empty index for `num_blocks` blocks.
     #[must_use]
     pub fn new(num_blocks: u32) -> Self {
         let named = u32::MAX >> num_blocks.max(1).leading_zeros();
@@ -76,7 +76,7 @@ impl HashIndex {
         self.find(self.heads[bucket], tag, key)
     }
 
-    /// The blocks under a key, first published first; empty where there is none.
+    /// The blocks under a key, first published first; empty if there is none.
     #[must_use]
     pub fn get(&self, key: &Key) -> Vec<BlockId> {
         self.first(key).map(|first| self.blocks(first).collect()).unwrap_or_default()
@@ -169,7 +169,7 @@ impl HashIndex {
         }
     }
 
-    /// Ask for what says which key a block has.
+    /// Prefetch what determines a block's key.
     #[inline]
     pub(crate) fn prefetch_key(&self, block: BlockId) {
         prefetch(&self.keys, block.index());
@@ -213,7 +213,7 @@ impl HashIndex {
         (spread >> (u64::BITS - self.heads.len().trailing_zeros())) as usize
     }
 
-    /// Whether the key of this tag may be in the bucket of this head; yes where it has many blocks.
+    /// Whether the key of this tag may be in the bucket of this head; yes if it has many blocks.
     ///
     /// No branch depends on how many blocks the bucket has, 0 to 2 as a rule: it would be misled
     /// for each third key.

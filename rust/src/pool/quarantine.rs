@@ -32,7 +32,7 @@ pub struct Quarantine {
 struct Use {
     /// The batches that use it, rising.
     batches: SmallVec<[u64; 2]>,
-    /// The number of its release, where it is in quarantine.
+    /// The number of its release, if it is in quarantine.
     released: Option<NonZeroU64>,
 }
 

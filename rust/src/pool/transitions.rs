@@ -14,7 +14,7 @@ use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::values::{Admitted, Reason, Refused};
 
-/// Give so many blocks from the front of the free queue one owner each; refused as a whole.
+/// Give `count` blocks from the front of the free queue one owner each; refused as a whole.
 pub fn take(pool: &mut BlockPool, count: u64, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
     if count > u64::from(pool.num_free()) {
         let never = count > u64::from(pool.num_usable());
@@ -24,7 +24,7 @@ pub fn take(pool: &mut BlockPool, count: u64, effects: &mut Effects) -> Admitted
     Ok(priority_eviction::take(pool, count as u32, effects).into_vec())
 }
 
-/// Touch blocks and take so many others; refused as a whole; value: those that were taken.
+/// Touch blocks and take `count` others; refused as a whole; value: the taken blocks.
 ///
 /// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
 /// UnusedBlock.

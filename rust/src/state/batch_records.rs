@@ -28,7 +28,7 @@ pub type Place = (Row, u32, u32);
 pub struct RequestEntry {
     /// Place among the entries of the batch.
     pub(crate) order: u32,
-    /// The request's count before its first slots in the batch, and before its hits; 0 where it
+    /// The request's count before its first slots in the batch, and before its hits; 0 if it
     /// was swapped.
     pub(crate) before: u32,
     /// The count that a cancel takes it back to.
@@ -86,7 +86,7 @@ impl RequestEntries {
         self.held = held;
     }
 
-    /// Note that the forward pass uses no more of a table than so many blocks.
+    /// Note that the forward pass uses at most `length` blocks of a table.
     pub(crate) fn cut(&mut self, row: Row, group_id: u32, length: u32) {
         if let Some(place) = self.get(row).map(|entry| self.places(entry).start + group_id as usize)
         {
@@ -94,7 +94,7 @@ impl RequestEntries {
         }
     }
 
-    /// Note the blocks that the forward pass uses, a group, for entries of a batch that is taken.
+    /// Note the blocks per group that the forward pass uses, for entries of a batch that is taken.
     pub(crate) fn hold(&mut self, num_groups: usize, held: impl Fn(Row, &mut [u32])) {
         self.held = vec![0; self.num_made as usize * num_groups];
         for (row, entry) in self.rows.iter() {
@@ -109,7 +109,7 @@ impl RequestEntries {
 pub struct BatchInFlight {
     pub(crate) number: u64,
     pub(crate) entries: RequestEntries,
-    /// What it published, in order, where that can be taken back.
+    /// What it published, in order, if that can be taken back.
     pub(crate) published_keys: Vec<PublishedKey>,
     /// Those that its commands name, rising.
     pub(crate) rows: Vec<Row>,

@@ -8,7 +8,7 @@ use hashbrown::HashSet;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::BlockId;
 
-/// Device blocks that were allocated, a group, not yet drained.
+/// Device blocks per group that were allocated and not yet drained.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NewBlocks {
     groups: Vec<Vec<BlockId>>,
@@ -19,7 +19,7 @@ pub(crate) struct NewBlocks {
 clone_in_place!(NewBlocks { groups, known });
 
 impl NewBlocks {
-    /// None of so many groups.
+    /// No new blocks in any group.
     pub(crate) fn new(num_groups: usize) -> Self {
         Self { groups: vec![Vec::new(); num_groups], known: HashSet::new() }
     }

@@ -24,7 +24,7 @@ pub struct Published {
     pub(crate) position: u32,
     pub(crate) block: BlockId,
     pub(crate) key: Key,
-    /// The place of the next one of the same request, where that is not the one behind.
+    /// The place of the next one of the same request, if that is not the one behind.
     pub(crate) next: Option<u32>,
 }
 
@@ -55,16 +55,16 @@ pub struct OpenBatch {
     /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
     pub(crate) published: Vec<Published>,
     pub(crate) merges: Vec<Merge>,
-    /// What it does to requests, where batches are remembered.
+    /// What it does to requests, if batches are remembered.
     pub(crate) entries: RequestEntries,
-    /// What it publishes, in order, where batches are in flight for a time.
+    /// What it publishes, in order, if batches are in flight for a time.
     pub(crate) published_keys: Vec<PublishedKey>,
 }
 
 clone_in_place!(OpenBatch { number, records, published, merges, entries, published_keys });
 
 impl BatchRecord {
-    /// The record of a request that had computed so many tokens.
+    /// The record of a request with this many computed tokens before the batch.
     #[must_use]
     pub fn new(num_computed_before: u32) -> Self {
         BatchRecord { num_computed_before, published: None }

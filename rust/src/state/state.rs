@@ -27,9 +27,9 @@ use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::values::{PrefixCacheStats, Status};
 
-/// What stands in a device table where no query sees the block any more.
+/// Entry of a device table for a block that no query sees any more.
 pub const NULL_BLOCK: BlockId = BlockId(0);
-/// What stands in a host table where the null block was.
+/// Entry of a host table in place of the null block.
 pub const NO_HOST_BLOCK: BlockId = BlockId(u32::MAX);
 /// The greatest number of an operation.
 pub const MAX_OPERATION: u32 = (1 << 31) - 1;
@@ -53,7 +53,7 @@ clone_in_place! {
         pub(crate) quiet_until: u32,
         /// The state's num_pins when that was found.
         pub(crate) quiet_since: u64,
-        /// Device block ids, one table a group; no longer needed ones are the null block.
+        /// Device block ids, one table per group; no longer needed ones are the null block.
         pub(crate) tables: Vec<Table>,
         /// Leading blocks of each table that need no publication any more.
         pub(crate) num_cached: Vec<u32>,
@@ -138,7 +138,7 @@ pub struct Operation {
     pub(crate) key: Key,
     /// The number of the batch with its command.
     pub(crate) batch: u64,
-    /// Who waits for it; None for a store, and where the request was freed since.
+    /// The request that waits for it; None for a store, and if the request was freed since.
     pub(crate) request: Option<Row>,
     /// Position of the block's first token, for a load.
     pub(crate) first_token: u32,
@@ -161,7 +161,7 @@ clone_in_place! {
         pub(crate) scales: Vec<u32>,
         pub(crate) device: BlockPool,
         pub(crate) host: Option<BlockPool>,
-        /// The request in each row, None where the row is free.
+        /// The request in each row, None if the row is free.
         pub(crate) requests: Vec<Option<RequestState>>,
         pub(crate) rows: HashMap<Arc<str>, Row>,
         /// Rows to use again, in the order in which they were given back.
@@ -169,7 +169,7 @@ clone_in_place! {
         pub(crate) batch: OpenBatch,
         /// The open batch's commands, and the events that are not yet drained.
         pub(crate) effects: Effects,
-        /// The host pool's, which nobody reads.
+        /// Those of the host pool, which are not read.
         pub(crate) host_effects: Effects,
         pub(crate) stats: PrefixCacheStats,
         /// Where they are recorded.
@@ -231,7 +231,7 @@ impl State {
         Ok(row)
     }
 
-    /// Fails with SwappedOut where the request in this row is in the host tier.
+    /// Fails with SwappedOut if the request in this row is in the host tier.
     pub(crate) fn check_on_device(&self, row: Row) -> Result<(), Error> {
         if self[row].host_tables.is_empty() {
             return Ok(());
@@ -248,7 +248,7 @@ impl State {
         Ok(row)
     }
 
-    /// Fails with SwappedOut or LoadUnfinished where the request in this row cannot be scheduled.
+    /// Fails with SwappedOut or LoadUnfinished if the request in this row cannot be scheduled.
     pub(crate) fn check_idle(&self, row: Row) -> Result<(), Error> {
         self.check_on_device(row)?;
         let request = &self[row];
@@ -278,13 +278,13 @@ impl State {
         self.host.as_ref().ok_or(Error::NoHostTier {})
     }
 
-    /// The host pool and its effects, where a request is there or going there.
+    /// The host pool and its effects, if a request is there or going there.
     pub(crate) fn host_parts(&mut self) -> (&mut BlockPool, &mut Effects) {
         let host = self.host.as_mut().expect("TIER-PART: host tables need a host tier");
         (host, &mut self.host_effects)
     }
 
-    /// The hash that the next block of a request continues behind so many hashed ones.
+    /// The hash that the next block of a request continues, behind `num_hashed` hashed ones.
     #[must_use]
     pub fn parent_hash(&self, row: Row, num_hashed: usize) -> BlockHash {
         match num_hashed.checked_sub(1) {
@@ -299,7 +299,7 @@ impl State {
         self.device.is_null(block)
     }
 
-    /// Tokens that the request had computed before the open batch, drafts aside; 0 where the window
+    /// Tokens that the request had computed before the open batch, drafts aside; 0 if the window
     /// that they need was given back since.
     #[must_use]
     pub fn num_settled(&self, row: Row) -> u32 {
@@ -309,7 +309,7 @@ impl State {
         self.resumable(row, num_tokens)
     }
 
-    /// So many tokens, or 0 where a group gave back blocks that the next query would see.
+    /// The number of tokens, or 0 if a group gave back blocks that the next query would see.
     #[must_use]
     pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
         for (group, table) in self.config.groups.iter().zip(&self[row].tables) {
@@ -341,7 +341,7 @@ impl State {
         held
     }
 
-    /// Blocks of a table that so many tokens need: all of the encoder's, unless none are.
+    /// Blocks of a table that `num_tokens` tokens need: all of the encoder's, if there are any.
     #[must_use]
     pub fn num_kept(&self, group_id: u32, table: &[BlockId], num_tokens: u32) -> usize {
         let group = &self.config.groups[group_id as usize];

@@ -91,7 +91,7 @@ impl<'a> TableEdit<'a> {
         (first..end).for_each(|position| self.note_replaced(position));
     }
 
-    /// Keep so many blocks of the table and release those behind, the last one first.
+    /// Keep `length` blocks of the table and release those behind, the last one first.
     pub(crate) fn cut(mut self, length: u32) {
         let (row, group_id) = (self.row, self.group_id);
         let end = self.state[row].tables[group_id as usize].len() as u32;
@@ -165,7 +165,7 @@ pub(crate) fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<P
     }
 }
 
-/// Zero a block that nothing fills if its group asks for it, and record it as new.
+/// Zero a block that nothing fills if its group needs zeroing, and record it as new.
 #[inline]
 fn note_new(
     (group_id, rule): (u32, &Group),

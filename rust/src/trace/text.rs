@@ -48,7 +48,7 @@ impl Names {
     }
 }
 
-/// Most tokens of one word: what a trace asks for is held in memory.
+/// Most tokens of one word: the tokens of a trace are held in memory.
 const TOKENS_MAX: u64 = 1 << 16;
 
 /// The tokens of `0-9,100`, at most TOKENS_MAX. None: the text has another form.
@@ -100,7 +100,7 @@ pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     marks
 }
 
-/// Ids in order; `none` where there are none.
+/// Ids in order; `none` if there are none.
 pub fn write_ids(ids: impl IntoIterator<Item = u32>) -> String {
     let listed: Vec<u32> = ids.into_iter().collect();
     if listed.is_empty() { "none".to_owned() } else { join(&listed, " ") }
@@ -114,7 +114,7 @@ pub fn write_blocks(blocks: &KVCacheBlocks) -> String {
 /// What a call gave back.
 #[derive(Debug)]
 pub enum Value {
-    /// Nothing to tell.
+    /// No output.
     Nothing,
     /// Yes or no.
     Flag(bool),

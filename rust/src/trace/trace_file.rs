@@ -16,7 +16,7 @@ use crate::types::keys::Hashing;
 
 /// What stands between words; lines end with a line feed.
 const GAPS: [char; 3] = [' ', '\t', '\r'];
-/// Most blocks of a tier: what a trace asks for is held in memory.
+/// Most blocks of a tier: the pools of a trace are held in memory.
 const BLOCKS_MAX: u32 = 1 << 16;
 
 /// One call of a trace and the outcome lines that it must have, without their indent.

@@ -141,7 +141,7 @@ pub fn admitted<T>(given: Result<Admitted<T>, Error>, value: impl Fn(T) -> Value
     Ok(given?.map_or_else(Value::Refused, value))
 }
 
-/// What `can_allocate` says.
+/// The answer of `can_allocate`.
 pub fn write_verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Ok => "ok",
@@ -183,7 +183,7 @@ pub fn write_owners(pool: &BlockPool) -> String {
     listed(counts.filter(|(_, count)| *count > 0).map(|(b, count)| format!("{b}:{count}")))
 }
 
-/// Items with spaces between; `none` where there are none.
+/// Items with spaces between; `none` if there are none.
 pub fn listed(items: impl Iterator<Item = String>) -> String {
     let items: Vec<String> = items.collect();
     if items.is_empty() { "none".to_owned() } else { items.join(" ") }

@@ -65,7 +65,7 @@ pub fn allocate_slots(
     Ok(Ok(KVCacheBlocks { blocks }))
 }
 
-/// What `allocate_slots` would say to the same arguments. Does not modify the state.
+/// The answer that `allocate_slots` would give to the same arguments. Changes nothing.
 pub fn can_allocate(state: &State, id: &str, slot_request: &SlotRequest) -> Result<Verdict, Error> {
     let row = state.request(id)?;
     Ok(match plan_allocation(state, row, slot_request)? {
@@ -146,7 +146,7 @@ fn append_quietly(state: &mut State, row: Row, token: u32) -> bool {
     true
 }
 
-/// The rows as a buffer holds them. Fails with UnknownRequest where no request is.
+/// The rows of a buffer. Fails with UnknownRequest if a row has no request.
 pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
     match rows.iter().find(is_free) {
@@ -193,7 +193,7 @@ fn check_lengths(num_requests: usize, num_tokens: usize) -> Result<(), Error> {
     Err(Error::LengthMismatch { num_requests, num_tokens })
 }
 
-/// Whether a request can grow by so many tokens, as far as a look shows.
+/// Whether a request can grow by `times` tokens, as far as a quick look shows.
 #[inline(always)] // of each request in each step
 fn can_grow(request: &RequestState, times: u64, limit: u32) -> bool {
     let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
@@ -213,7 +213,7 @@ fn check_one(state: &State, rows: &[u32], limit: u32) -> Result<(), Error> {
     check_closely(state, rows, row, limit)
 }
 
-/// The same where something is wrong, or may be.
+/// The same if something is wrong, or may be.
 fn check_closely(state: &State, rows: &[u32], row: u32, limit: u32) -> Result<(), Error> {
     let times = rows.iter().filter(|&&each| each == row).count() as u64;
     let row = Row(row);
@@ -231,7 +231,7 @@ fn check_closely(state: &State, rows: &[u32], row: u32, limit: u32) -> Result<()
     Ok(())
 }
 
-/// Do what a plan says.
+/// Carry out a plan.
 pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
     let row = plan.row;
     let request = &state[row];

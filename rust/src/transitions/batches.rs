@@ -35,7 +35,7 @@ pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
     Ok(batch)
 }
 
-/// The same in the room of a batch that nobody needs any more, which costs no allocation.
+/// The same in the memory of a batch that is not needed any more, without an allocation.
 pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error> {
     let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.in_flight.len());
     if limit > 0 && num_in_flight >= limit {
@@ -136,7 +136,7 @@ fn settle_merges(state: &mut State, merges: Vec<Merge>) {
     }
 }
 
-/// Move a table to the older block of its content, or publish its own where that is gone.
+/// Move a table to the older block of its content, or publish its own if that is gone.
 fn apply_merge(state: &mut State, merge: &Merge) {
     let Some(&row) = state.rows.get(&merge.request_id) else { return };
     let request = &state[row];

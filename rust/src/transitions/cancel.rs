@@ -77,7 +77,7 @@ fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     }
 }
 
-/// Take a request back to so many tokens, without the loads that were cancelled.
+/// Take a request back to `num_tokens` tokens, without the loads that were cancelled.
 fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
     let State { operations, requests, .. } = state;
     let request = request_mut(requests, row);

@@ -10,7 +10,7 @@ use crate::types::event_log::EventLog;
 use crate::types::ids::BlockId;
 use crate::types::values::PrefixCacheStats;
 
-/// Hand out the events since the last call, in order; none where events are disabled.
+/// Hand out the events since the last call, in order; none if events are disabled.
 pub fn take_events(state: &mut State) -> EventLog {
     state.effects.events.take()
 }
@@ -22,7 +22,7 @@ pub fn take_stats(state: &mut State) -> PrefixCacheStats {
 
 /// Hand out the blocks that full-attention groups got since the last call, group by group.
 ///
-/// A block that a command fills is not among them. Empty where `record_new_blocks` is off.
+/// A block that a command fills is not among them. Empty if `record_new_blocks` is off.
 pub fn take_new_block_ids(state: &mut State) -> Vec<BlockId> {
     state.new_blocks.take()
 }

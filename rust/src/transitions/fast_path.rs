@@ -42,7 +42,7 @@ pub(crate) fn settle(state: &mut State, row: Row) {
     (request.quiet_until, request.quiet_since) = (until, num_pins);
 }
 
-/// The same for one group; 0 where the next token is not quiet.
+/// The same for one group; 0 if the next token changes more than the count.
 fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
     let request = &state[row];
     let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
@@ -61,7 +61,7 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
     until
 }
 
-/// The count at which a group's window moves on by a block; 0 where it has moved already.
+/// The count at which a group's window moves on by a block; 0 if it has moved already.
 fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32) -> u32 {
     let skipped = skipped_blocks(group, num_computed);
     let held = skipped.checked_sub(1).and_then(|last| table.get(last as usize));

@@ -109,10 +109,10 @@ fn is_unwritten(config: &Config, merge: &Merge, record: &BatchRecord, request_id
     *merge.request_id == *request_id && end > record.num_computed_before
 }
 
-/// Keep the blocks of so many tokens and release the rest, tail first.
+/// Keep the blocks of `num_tokens` tokens and release the rest, tail first.
 ///
-/// Drafts go. The computed count falls to num_tokens where it is above, and to 0, with all blocks,
-/// where the window that it needs was given back.
+/// Drafts go. The computed count falls to num_tokens if it is above, and to 0, with all blocks,
+/// if the window that it needs was given back.
 pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
     let mut num_computed = state[row].num_accepted().min(num_tokens);
     if state.resumable(row, num_computed) < num_computed {

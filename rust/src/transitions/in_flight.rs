@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What transitions note about batches in flight: marks and published keys.
+//! Notes of transitions about batches in flight: entries of requests, and published keys.
 //!
-//! Invariants: a batch marks each request that it changes, in the order of first marking; an entry
-//! outlives that the request leaves the open batch, and goes when the request is removed. Nothing
-//! is kept if batches finish as they are taken. Blocks in use are noted where tables change:
-//! `state/table_edit.rs`. Twin: kvcore/transitions/in_flight.py.
+//! Invariants: a batch has an entry for each request that it changes, in the order of the first
+//! change. An entry is kept when the request leaves the open batch, and dropped when the request is
+//! removed. Nothing is kept if batches finish as they are taken. Blocks in use are noted by the
+//! code that changes tables, `state/table_edit.rs`. Twin: kvcore/transitions/in_flight.py.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::types::keys::Key;
 
 /// Note in the open batch what it does to a request; counts only fall.
 ///
-/// publishes: as the last call says that says it.
+/// publishes: whether the most recent call that set this flag allows publication.
 pub(crate) fn note_request(
     state: &mut State,
     row: Row,

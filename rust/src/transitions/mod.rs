@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an engine can ask of the core: each takes the state and changes it, or refuses.
+//! All calls of an engine on the core: each takes the state and changes it, or refuses.
 
 pub mod allocate;
 pub mod batches;

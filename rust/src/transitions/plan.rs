@@ -53,7 +53,7 @@ pub struct Growth {
 pub struct Plan {
     /// The row of the request.
     pub row: Row,
-    /// Hit blocks a group, the null block where none is needed; empty where there are none.
+    /// Hit blocks per group, the null block if none is needed; empty if there are none.
     pub hits: Vec<Vec<BlockId>>,
     /// Computed and hit tokens.
     pub num_local: u32,
@@ -65,7 +65,7 @@ pub struct Plan {
     pub trims: Trims,
     /// In table order.
     pub rewrites: Vec<Rewrite>,
-    /// One a group; empty where no table grows, as in most steps.
+    /// One per group; empty if no table grows, as in most steps.
     pub growth: SmallVec<[Growth; 4]>,
 }
 
@@ -236,7 +236,7 @@ fn writes_same(
     state.device.key(block) == Some(&request.key(scale, index, position))
 }
 
-/// What each table grows by, without preallocation; empty where none does.
+/// What each table grows by, without preallocation; empty if none does.
 #[must_use]
 pub fn plan_growth(
     state: &State,
@@ -327,7 +327,7 @@ pub fn step_most(
     state.config.groups.iter().zip(&request.tables).map(most).sum()
 }
 
-/// The refusal of so many blocks where so many are to stay free, None where they fit.
+/// The refusal of `needed` blocks if `reserve` blocks must stay free, None if they fit.
 ///
 /// A call that needs none is not refused. most: what the call holds of an empty pool.
 #[must_use]

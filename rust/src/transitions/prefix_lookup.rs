@@ -14,7 +14,7 @@ use crate::types::groups::{Kind, skipped_blocks};
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, KVCacheBlocks};
 
-/// The longest hit that leaves at least one token to compute; nothing where caching is off.
+/// The longest hit that leaves at least one token to compute; nothing if caching is off.
 #[must_use]
 pub fn longest_hit(state: &State, request: &RequestState) -> Hit {
     let mut search = Search { state, request, most: 0, found: Vec::new() };
@@ -37,7 +37,7 @@ pub struct Search<'a> {
     request: &'a RequestState,
     /// Tokens that may match.
     most: u32,
-    /// Leading blocks a group, where that is the order to look.
+    /// Leading blocks per group, if blocks are looked up in that order.
     found: Vec<Vec<BlockId>>,
 }
 
@@ -77,7 +77,7 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
     0
 }
 
-/// The largest length up to so many tokens at which all groups can resume.
+/// The largest length up to `num_tokens` tokens at which all groups can resume.
 fn aligned(state: &State, num_tokens: u32) -> u32 {
     num_tokens / state.hit_alignment * state.hit_alignment
 }
@@ -136,7 +136,7 @@ impl Search<'_> {
     }
 }
 
-/// The blocks of a hit a group; the null block where no query sees one.
+/// The blocks of a hit per group; the null block where no query sees one.
 fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
     let look = |group, position| {
         let block = search.look(group, position);

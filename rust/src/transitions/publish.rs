@@ -25,9 +25,9 @@ use crate::types::events::{News, Stored};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
-/// Publish a request's full blocks up to so many tokens, whose caching was delayed.
+/// Publish a request's full blocks up to a token count, whose caching was delayed.
 ///
-/// Nothing happens where caching is off. With `Publish::Completed` what batches in flight write
+/// Nothing happens if caching is off. With `Publish::Completed` what batches in flight write
 /// waits for their completion. Fails with UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
 /// BeyondComputed.
 pub fn cache_blocks(
@@ -79,7 +79,7 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
     true
 }
 
-/// Publish the full blocks up to so many tokens that are not yet.
+/// Publish the full blocks up to a token count that are not yet published.
 ///
 /// last: their content is there, so no cancel withdraws the keys.
 pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last: bool) {
@@ -174,7 +174,7 @@ fn announce(
     }
 }
 
-/// What the event says of a request's blocks at positions [first, end) that became findable.
+/// The event about a request's blocks at positions [first, end) that became findable.
 fn stored<'a>(
     request: &'a RequestState,
     config: &Config,

@@ -18,7 +18,7 @@ pub fn find_request<'a>(state: &'a State, request_id: &str) -> Result<&'a Reques
 
 /// The longest cached prefix that leaves at least one token to compute.
 ///
-/// Nothing where caching is off. Fails with UnknownRequest.
+/// Nothing if caching is off. Fails with UnknownRequest.
 pub fn get_computed_blocks(state: &State, request_id: &str) -> Result<Hit, Error> {
     Ok(longest_hit(state, find_request(state, request_id)?))
 }
@@ -30,7 +30,7 @@ pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Erro
     Ok(KVCacheBlocks { blocks: find_request(state, request_id)?.tables.clone() })
 }
 
-/// The keys of a request's full blocks, a group: what an external store has them by.
+/// The keys of a request's full blocks, a group: an external store has the blocks under these.
 ///
 /// Fails with UnknownRequest.
 pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, Error> {
@@ -41,9 +41,9 @@ pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, 
     Ok((0..).zip(&state.scales).map(keys).collect())
 }
 
-/// Leading blocks of a request that every request with device blocks holds, a group.
+/// Leading blocks per group of a request that every request with device blocks holds.
 ///
-/// 0 for groups that are windowed or cross-attention, and where caching is off. Fails with
+/// 0 for groups that are windowed or cross-attention, and if caching is off. Fails with
 /// UnknownRequest.
 pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<Vec<u32>, Error> {
     let request = find_request(state, request_id)?;

@@ -138,7 +138,7 @@ fn check_held(
     })
 }
 
-/// The blocks in which a request counts tokens past so many.
+/// The blocks in which a request counts tokens past a given count.
 fn counted<'a>(
     state: &'a State,
     request: &'a RequestState,

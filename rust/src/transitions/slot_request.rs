@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The arguments of an allocation, judged.
+//! The arguments of an allocation, checked.
 //!
 //! Invariants: every misuse is found here, before anything is planned. A hit is accepted only if
 //! each of its blocks still has the request's key.
@@ -15,9 +15,9 @@ use crate::types::values::Hit;
 /// A hit as an engine hands it in: nothing of it is believed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestedHit {
-    /// Block ids, one list a group.
+    /// Block ids, one list per group.
     pub blocks: Vec<Vec<i64>>,
-    /// The tokens that they are said to hold.
+    /// The tokens that they hold, according to the caller.
     pub num_tokens: i64,
 }
 
@@ -31,7 +31,7 @@ impl From<&Hit> for RequestedHit {
     }
 }
 
-/// Most encoder tokens that are judged.
+/// Most encoder tokens that are planned for.
 pub const MAX_COUNT: i64 = (1 << 31) - 1;
 
 /// The arguments of one allocation, by the names of `allocate_slots`; the request comes apart.
@@ -51,20 +51,20 @@ pub struct SlotRequest {
     pub num_encoder_tokens: i64,
     /// Refuse unless all the request's tokens would fit now.
     pub full_sequence_must_fit: bool,
-    /// Leave so many blocks free.
+    /// How many blocks to leave free.
     pub reserved_blocks: i64,
     /// A load fills the blocks of the external tokens, so they are not zeroed.
     pub loads: bool,
 }
 
 impl SlotRequest {
-    /// So many new tokens and nothing else.
+    /// New tokens and nothing else.
     #[must_use]
     pub fn new(num_new_tokens: i64) -> Self {
         SlotRequest { num_new_tokens, ..SlotRequest::default() }
     }
 
-    /// The counts that may be said besides the new tokens, by their names.
+    /// The optional counts besides the new tokens, by name.
     pub fn counts(&mut self) -> [(&'static str, &mut i64); 4] {
         [
             ("num_lookahead_tokens", &mut self.num_lookahead_tokens),
@@ -82,7 +82,7 @@ impl SlotRequest {
         ]
     }
 
-    /// The encoder tokens that are judged: no pool has blocks for more.
+    /// The encoder tokens that are planned for: no pool has blocks for more.
     #[must_use]
     pub fn num_encoder_tokens(&self) -> u32 {
         self.num_encoder_tokens.min(MAX_COUNT) as u32
@@ -104,7 +104,7 @@ pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
     check_count("reserved_blocks", slot_request.reserved_blocks, 0)
 }
 
-/// The hit blocks a group, none where there is no hit. Fails for nothing to do, wrong hits, and
+/// The hit blocks per group, none without a hit. Fails for nothing to do, wrong hits, and
 /// tokens that are not there.
 pub fn check_slot_request(
     state: &State,

@@ -28,7 +28,7 @@ type Hits = Vec<(BlockId, Option<BlockId>)>;
 
 /// Move what the open batch leaves of the requests' blocks to the host tier.
 ///
-/// Refused where the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
+/// Refused if the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
 /// RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
 pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
     state.host_tier()?;
@@ -65,7 +65,7 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>,
 
 /// Move swapped requests back to the device.
 ///
-/// Refused where the device has too few free blocks for those that it needs. Fails with NoHostTier,
+/// Refused if the device has too few free blocks for it. Fails with NoHostTier,
 /// UnknownRequest, RepeatedRequest, NotSwapped.
 pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
     state.host_tier()?;
@@ -88,7 +88,7 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, 
     Ok(Ok(()))
 }
 
-/// The refusal of so many blocks of a pool that keeps so many free.
+/// The refusal of `needed` blocks by a pool that keeps `watermark` blocks free.
 fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
     let never = needed + watermark > pool.num_usable();
     let reason = if never { Reason::Never } else { Reason::Later };
@@ -140,7 +140,7 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
     }
 }
 
-/// Host block to the device block that has its content, None where it must be copied.
+/// Host block -> the device block that has its content, None if it must be copied.
 fn find_hits(state: &State, rows: &[Row]) -> Hits {
     let unwritten = state.batch.unwritten();
     let mut hits: Hits = Vec::new();

@@ -25,7 +25,7 @@ use crate::types::errors::Error;
 use crate::types::ids::Row;
 use crate::types::values::Admitted;
 
-/// Copy blocks to the external store under their keys; returns one operation a block.
+/// Copy blocks to the external store under their keys; returns one operation per block.
 ///
 /// Fails with UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
 pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
@@ -55,10 +55,10 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
     Ok(started)
 }
 
-/// Fill slots for the next tokens of a request from the external store; returns one operation a
-/// block, group by group, or a refusal.
+/// Fill slots for the next tokens of a request from the external store; returns one operation
+/// per block, group by group, or a refusal.
 ///
-/// asked: its external tokens are the ones to load, whole blocks of every group behind whole
+/// slot_request: its external tokens are the ones to load, whole blocks of every group behind whole
 /// blocks; a token is left to compute. Where no query sees what would be loaded (a whole chunk),
 /// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
 /// delayed caching. Fails as that does, and with WrongLoad.

@@ -15,7 +15,7 @@ use crate::types::errors::{Error, check_count};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 
-/// At most one a group: few groups have a window, so they need no room on the heap.
+/// At most one per group: few groups have a window, so they need no heap memory.
 pub type Trims = SmallVec<[Trim; 4]>;
 
 /// Positions [first, end) of a group's table that become the null block.
@@ -54,7 +54,7 @@ pub fn remove_skipped_blocks(
     Ok(())
 }
 
-/// The first query whose window must stay: the open batch's where that is earlier.
+/// The first query whose window must stay: the open batch's if that is earlier.
 #[must_use]
 pub fn visible_from(state: &State, row: Row, num_computed: u32) -> u32 {
     let record = state.batch.records.get(row);

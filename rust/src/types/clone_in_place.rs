@@ -32,8 +32,8 @@ macro_rules! clone_in_place {
 
 pub(crate) use clone_in_place;
 
-/// A column of zeros whose memory is there: zeros that an allocator promises cost a page fault
-/// where a step first writes them.
+/// A column of zeros in memory that is already mapped: lazily allocated zeros cost a page fault
+/// when a step first writes them.
 #[expect(clippy::slow_vector_initialization)] // the writes are what it is for
 pub(crate) fn touched_zeros(length: usize) -> Vec<u32> {
     let mut column = Vec::with_capacity(length);

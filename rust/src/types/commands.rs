@@ -55,7 +55,7 @@ pub enum Command {
     Load { operation: u32, key: Key, block: BlockId },
     /// Put a block at a position of a request's block table in one group.
     SetTable { row: Row, group_id: u32, position: u32, block: BlockId },
-    /// Shorten a request's block table in one group to so many blocks.
+    /// Shorten a request's block table in one group to `length` blocks.
     CutTable { row: Row, group_id: u32, length: u32 },
 }
 
@@ -325,7 +325,7 @@ pub fn close(number: u64, commands: &Commands) -> Batch {
     batch
 }
 
-/// The same in the room of a batch that nobody needs any more.
+/// The same in the memory of a batch that is not needed any more.
 pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     let Batch { buffer, keys, .. } = batch;
     keys.clone_from(&commands.keys);

@@ -16,7 +16,7 @@ pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
 pub const MAX_GROUPS: usize = 64;
 /// Most taken batches that may be in flight at a time.
 pub const MAX_IN_FLIGHT: u32 = 62;
-/// The length limit where there is none.
+/// The length limit if none is configured.
 pub const NO_LIMIT: u32 = (1 << 31) - 1;
 
 /// Which freed block leaves first.
@@ -75,7 +75,7 @@ clone_in_place! {
         /// A hit leaves its last matched block to be computed, in the groups flagged `eagle`, in
         /// all if none is.
         pub use_eagle: bool,
-        /// Whether changes of the index are told.
+        /// Whether changes of the index are emitted as events.
         pub enable_events: bool,
         /// Keep what `take_new_block_ids` hands out.
         pub record_new_blocks: bool,
@@ -170,7 +170,7 @@ impl Config {
         self.use_eagle && (self.groups[group_id as usize].eagle || !flagged)
     }
 
-    /// Most blocks that a request holds at once in a group, None where it keeps everything.
+    /// Most blocks that a request holds at once in a group, None if it keeps everything.
     #[must_use]
     pub fn cap(&self, group_id: u32) -> Option<u32> {
         let limit = self.length_limit();
@@ -178,7 +178,7 @@ impl Config {
         admission_cap(&self.groups[group_id as usize], max_num_batched, limit)
     }
 
-    /// Most blocks that one request holds over all groups on its way to so many tokens.
+    /// Most blocks that one request holds over all groups on its way to `num_tokens` tokens.
     #[must_use]
     pub fn blocks_for(&self, num_tokens: u32) -> u64 {
         let held = |(index, group): (u32, &Group)| {

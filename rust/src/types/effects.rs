@@ -11,7 +11,7 @@ use crate::types::event_log::EventLog;
 use crate::types::events::{News, removed};
 use crate::types::keys::Key;
 
-/// Commands and events in the order of their making; events only where they are enabled.
+/// Commands and events in the order of their making; events only if they are enabled.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Since the batch was opened.
@@ -31,7 +31,7 @@ impl Effects {
         Effects { events_enabled, ..Effects::default() }
     }
 
-    /// Effects that nobody reads.
+    /// Effects that are not read.
     #[must_use]
     pub fn silent() -> Self {
         Effects { silent: true, ..Effects::default() }
@@ -51,14 +51,14 @@ impl Effects {
         }
     }
 
-    /// Add an event, where events are enabled.
+    /// Add an event, if events are enabled.
     pub fn announce(&mut self, news: &News<'_>) {
         if self.events_enabled {
             self.events.push(news);
         }
     }
 
-    /// Add the event that the last copy under a key is gone, where events are enabled.
+    /// Add the event that the last copy under a key is gone, if events are enabled.
     #[inline]
     pub fn announce_removed(&mut self, key: &Key) {
         if self.events_enabled {

@@ -165,7 +165,7 @@ fn write_stored(out: &mut Writer, stored: &Stored<'_>) {
     write_keys(out, stored);
 }
 
-/// A flag, and the extra keys of each block where any has some.
+/// A flag, and the extra keys of each block if any block has some.
 fn write_keys(out: &mut Writer, stored: &Stored<'_>) {
     let flag = out.data.len();
     out.flag(false);

@@ -28,7 +28,7 @@ pub enum Event {
         group_id: u32,
         /// The adapter that the content is of.
         lora_name: Option<String>,
-        /// What tells content of equal tokens apart, of each block: tags with values; none where no
+        /// What distinguishes content of equal tokens, per block: tags with values; empty if no
         /// block has any.
         extra_keys: Vec<Vec<ExtraKey>>,
     },
@@ -43,7 +43,7 @@ pub enum Event {
     AllBlocksCleared,
 }
 
-/// Blocks of a request that became findable: what a stored event says, before it is written.
+/// Blocks of a request that became findable: the data of a stored event, before it is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
     /// Positions of the blocks in the group's table: the first, and the one behind the last.
@@ -62,7 +62,7 @@ pub struct Stored<'a> {
     pub extra_keys: &'a ExtraKeys,
 }
 
-/// An event as it is announced: what it says is borrowed until it is written.
+/// An event as it is announced: its data are borrowed until it is written.
 #[derive(Debug, Clone, Copy)]
 pub enum News<'a> {
     /// Consecutive blocks of one request became findable.

@@ -131,7 +131,7 @@ impl ExtraKeys {
         keys
     }
 
-    /// The keys of a prompt that is cut to so many tokens.
+    /// The keys of a prompt that is cut to `num_tokens` tokens.
     ///
     /// Media and embeddings behind the cut go. A block that the cut goes through never has the key
     /// that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
@@ -152,9 +152,9 @@ impl ExtraKeys {
         keys
     }
 
-    /// These keys with a digest in the place of the salt, for those who may not know it.
+    /// These keys with a digest in the place of the salt, for readers that may not know it.
     ///
-    /// root: of the key chains. The digest of a secret root tells nothing of a salt that can be
+    /// root: of the key chains. The digest of a secret root reveals nothing of a salt that can be
     /// guessed.
     #[must_use]
     pub fn hide_salt(&self, root: &BlockHash) -> ExtraKeys {

@@ -16,9 +16,9 @@ pub enum Kind {
     FullAttention,
     /// Everything, in one compressed vector a token.
     Mla,
-    /// So many tokens, the query's own included.
+    /// A window of this many tokens, the query's own included.
     SlidingWindow,
-    /// The chunk of so many tokens that the query stands in.
+    /// The chunk of this many tokens that the query stands in.
     ChunkedLocal,
     /// The encoder's tokens.
     CrossAttention,
@@ -59,12 +59,12 @@ pub struct Group {
     pub eagle: bool,
     /// A `Zero` follows each `Allocate` that nothing else fills.
     pub zero_new_blocks: bool,
-    /// Bytes of one block of these layers, None where it is not said.
+    /// Bytes of one block of these layers, None if it is not given.
     pub page_bytes: Option<u64>,
 }
 
 impl Group {
-    /// A full attention group of this block size that asks for no zeros.
+    /// A full attention group of this block size that needs no zeroing.
     #[must_use]
     pub fn new(block_size: u32) -> Self {
         Group {
@@ -137,9 +137,9 @@ pub fn skipped_blocks(group: &Group, num_computed: u32) -> u32 {
     skipped_tokens(group, num_computed) / group.block_size
 }
 
-/// Most blocks that a request of any length holds at once, None where nothing is given back.
+/// Most blocks that a request of any length holds at once, None if nothing is given back.
 ///
-/// max_num_batched: most tokens that one step computes of a request. One block more where the first
+/// max_num_batched: most tokens that one step computes of a request. One block more if the first
 /// token that is seen need not stand at the start of a block.
 #[must_use]
 pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) -> Option<u32> {

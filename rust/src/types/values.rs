@@ -17,7 +17,7 @@ pub enum Reason {
     Never,
 }
 
-/// What `can_allocate` says of a call.
+/// The answer of `can_allocate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It would succeed now.
@@ -74,7 +74,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Room for so many tokens and for an answer: else the first decoded one would move the prompt.
+/// Room for the tokens and an answer; otherwise the first decoded token would move the prompt.
 #[must_use]
 pub(crate) fn room_for(num_tokens: usize) -> usize {
     num_tokens + num_tokens / 8 + 256
@@ -90,7 +90,7 @@ fn with_room(tokens: &[u32]) -> Vec<u32> {
 /// Block hashes as an engine hands them in: None for what is no hash.
 pub type GivenHashes = Vec<Option<BlockHash>>;
 
-/// Block ids, one list a group, in table order; 0 is the null block where there is one.
+/// Block ids, one list per group, in table order; 0 is the null block if there is one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KVCacheBlocks {
     /// The ids of each group.
@@ -98,13 +98,13 @@ pub struct KVCacheBlocks {
 }
 
 impl KVCacheBlocks {
-    /// The ids as one list a group.
+    /// The ids as one list per group.
     #[must_use]
     pub fn get_block_ids(&self) -> Vec<Vec<u32>> {
         self.blocks.iter().map(|ids| ids.iter().map(|block| block.0).collect()).collect()
     }
 
-    /// The ids of the blocks without a key, one list a group; has_key: of the manager.
+    /// The ids of the blocks without a key, one list per group; has_key: of the manager.
     #[must_use]
     pub fn get_unhashed_block_ids(&self, has_key: impl Fn(BlockId) -> bool) -> Vec<Vec<u32>> {
         let unhashed = |ids: &Vec<BlockId>| {
@@ -120,7 +120,7 @@ impl KVCacheBlocks {
     }
 }
 
-/// A cached prefix of a request: its blocks a group, and the tokens that they hold.
+/// A cached prefix of a request: its blocks per group, and the tokens that they hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hit {
     /// The blocks, from the start of the request.
@@ -143,13 +143,13 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The refusal of so many blocks of a pool with so many free ones.
+    /// The refusal of `needed` blocks by a pool with `available` free ones.
     #[must_use]
     pub fn new(reason: Reason, needed: u64, available: u32) -> Self {
         Refused { reason, needed, available: u64::from(available), pending: 0 }
     }
 
-    /// The same, while so many blocks are about to come back.
+    /// The same, while `pending` blocks are about to come back.
     #[must_use]
     pub fn while_pending(self, pending: u32) -> Self {
         Refused { pending: u64::from(pending), ..self }

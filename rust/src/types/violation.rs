@@ -47,7 +47,7 @@ impl Judges {
         self.named.as_ref().is_none_or(|names| names.contains(property))
     }
 
-    /// Whether a property was asked for by name.
+    /// Whether a property was requested by name.
     #[must_use]
     pub fn named(&self, property: &str) -> bool {
         self.named.as_ref().is_some_and(|names| names.contains(property))

@@ -23,7 +23,7 @@ impl<'a> Reader<'a> {
         Reader { data, offset: 0 }
     }
 
-    /// The next so many bytes. Fails with DamagedState at the end.
+    /// The next `size` bytes. Fails with DamagedState at the end.
     pub(crate) fn take(&mut self, size: usize) -> Result<&'a [u8], Error> {
         let end = self.offset.checked_add(size).filter(|&end| end <= self.data.len());
         let Some(end) = end else {
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         Error::DamagedState { reason: reason.into(), offset: self.offset as i64 }
     }
 
-    /// The next so many bytes, as an array.
+    /// The next bytes, as an array.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let mut bytes = [0; N];
         bytes.copy_from_slice(self.take(N)?);
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count, and so many values read one after the other.
+    /// A count, and that many values read one after the other.
     pub(crate) fn list<T>(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<T, Error>,
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| read(self)).collect()
     }
 
-    /// A count and so many u32.
+    /// A count and that many u32.
     pub(crate) fn numbers(&mut self) -> Result<Vec<u32>, Error> {
         let size = (self.u32()? as usize).saturating_mul(4);
         let bytes = self.take(size)?;
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
         Ok(self.ids(num_blocks)?.into_iter().map(BlockId).collect())
     }
 
-    /// A count and so many bytes.
+    /// A count and that many bytes.
     pub(crate) fn sized(&mut self) -> Result<&'a [u8], Error> {
         let size = self.u32()?;
         self.take(size as usize)
@@ -136,18 +136,18 @@ impl<'a> Reader<'a> {
         Ok(Key(bytes))
     }
 
-    /// A count and so many bytes of UTF-8.
+    /// A count and that many bytes of UTF-8.
     pub(crate) fn name(&mut self) -> Result<&'a str, Error> {
         let name = std::str::from_utf8(self.sized()?);
         name.map_err(|_| self.damaged("a name is not UTF-8"))
     }
 
-    /// A flag, and the text where there is one.
+    /// A flag, and the text if there is one.
     pub(crate) fn text(&mut self) -> Result<Option<String>, Error> {
         Ok(if self.flag()? { Some(self.name()?.to_owned()) } else { None })
     }
 
-    /// A count and so many block hashes.
+    /// A count and that many block hashes.
     pub(crate) fn hashes(&mut self) -> Result<Vec<BlockHash>, Error> {
         let size = (self.u32()? as usize).saturating_mul(HASH_SIZE);
         let joined = self.take(size)?;
@@ -175,7 +175,7 @@ impl Writer {
         Writer { data: start.to_vec() }
     }
 
-    /// No bytes, and room for so many.
+    /// No bytes, and room for `size`.
     #[must_use]
     pub fn with_room(size: usize) -> Self {
         Writer { data: Vec::with_capacity(size) }
@@ -203,25 +203,25 @@ impl Writer {
         self.data.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// A count and so many u32.
+    /// A count and that many u32.
     pub(crate) fn numbers(&mut self, values: &[u32]) {
         self.count(values.len());
         self.data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 
-    /// A count and so many ids.
+    /// A count and that many ids.
     pub(crate) fn ids(&mut self, blocks: &[BlockId]) {
         self.count(blocks.len());
         blocks.iter().for_each(|block| self.u32(block.0));
     }
 
-    /// A count and so many bytes.
+    /// A count and that many bytes.
     pub(crate) fn sized(&mut self, value: &[u8]) {
         self.count(value.len());
         self.data.extend_from_slice(value);
     }
 
-    /// A flag, and the text where there is one.
+    /// A flag, and the text if there is one.
     pub(crate) fn text(&mut self, value: Option<&str>) {
         self.flag(value.is_some());
         if let Some(value) = value {
@@ -229,7 +229,7 @@ impl Writer {
         }
     }
 
-    /// A count and so many block hashes.
+    /// A count and that many block hashes.
     pub(crate) fn hashes(&mut self, hashes: &[BlockHash]) {
         self.count(hashes.len());
         self.data.extend_from_slice(hashes.as_flattened());
