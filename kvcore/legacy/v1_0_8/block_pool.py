@@ -44,7 +44,7 @@ class BlockPool:
         )
         for place in range(num_gpu_blocks):
             kind = KVCacheBlock if place else NullBlock
-            self.blocks.append(kind.in_pool(self.backing, place, self.free_block_queue))
+            self.blocks.append(kind(place, pool=self.backing, queue=self.free_block_queue))
         self.null_block = self.blocks[0]
         self.cached_block_hash_to_block = CachedBlocks(self)
 

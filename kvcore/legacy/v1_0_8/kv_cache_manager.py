@@ -143,17 +143,17 @@ class KVCacheManager:
         held, first = len(table) + len(hits), self.num_cached_block.get(request_id, len(hits))
         end = counted + len(hits) * size + num_tokens
         lacking = (end + ahead - 1) // size + 1 - held
-        passed = self.specialized_manager.skipped_places(table, counted) if self._has_window else []
-        skipped, records = [table[place] for place in passed], Records()
+        seen, records = table.copy() if self._has_window else [], Records()
+        skipped = self.specialized_manager.remove_skipped_blocks(seen, counted) if seen else []
         num_new = self._grant(request, held, lacking, places, skipped) if lacking > 0 else 0
         if num_new is not None and self.enable_caching and end // size > first:
             num_drafts = len(getattr(request, "spec_token_ids", None) or ())
             num_full = min((end - num_drafts) // size, held + num_new)
             made, records = self._hash(request, first, num_full)
             keys = block_hashes.keys_of(records, self.block_pool.backend)
-        if passed:
+        if skipped:
             self.block_pool.free_blocks(skipped)
-            self.specialized_manager.remove_skipped_blocks(table, counted)
+            table[:] = seen
         if num_new is None:
             return None
         new_blocks: list[KVCacheBlock] = []
@@ -172,8 +172,7 @@ class KVCacheManager:
 
     def free(self, request: Any) -> None:
         """Give back a request's blocks, tail first; one that holds nothing is left as it is."""
-        blocks = self.req_to_blocks[request.request_id]
-        self.block_pool.free_blocks(blocks[::-1])
+        self.block_pool.free_blocks(self.req_to_blocks[request.request_id][::-1])
         self.req_to_blocks.pop(request.request_id, None)
         self.num_cached_block.pop(request.request_id, None)
 

@@ -152,12 +152,12 @@ def _as_worker(
     kv_cache_spec: Layers, layout: sizing.KVCacheConfig, limits: sizing.Limits
 ) -> layers.KVCacheConfig:
     """A configuration of one group as a worker has it; what fits is logged."""
-    logger.info(
-        "GPU KV cache: %d tokens; %.2f requests of %d tokens fit at once",
+    tokens, fitting = (
         sizing.num_cache_tokens(layout, limits),
         sizing.max_concurrency(layout, limits),
-        limits.max_model_len,
     )
+    text = "GPU KV cache: %d tokens; %.2f requests of %d tokens fit at once"
+    logger.info(text, tokens, fitting, limits.max_model_len)
     names = list(kv_cache_spec)
     tensors = {each.shared_by[0]: layers.KVCacheTensor(each.size_bytes) for each in layout.tensors}
     groups = [layers.KVCacheGroupSpec(names, kv_cache_spec[names[0]])]

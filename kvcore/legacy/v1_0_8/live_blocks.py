@@ -38,21 +38,16 @@ class KVCacheBlock(BlockView):
         _block_hash: BlockHashType | None = None,
         *,
         backend: BackendName = "python",
+        pool: Backing | None = None,
+        queue: Any = None,
     ) -> None:
-        """Raises InvalidCount, BackendMissing."""
-        count = read_count("ref_cnt", ref_cnt)
-        super().__init__(block_id, Backing(1, backend=backend), 0, None)
-        for _ in range(count):
+        """Raises InvalidCount, BackendMissing. pool, queue: of a manager's pool, if it is in one."""
+        place = 0 if pool is None else block_id
+        super().__init__(block_id, pool or Backing(1, backend=backend), place, queue)
+        for _ in range(read_count("ref_cnt", ref_cnt)):
             self.incr_ref()
         if _block_hash is not None:
             self.block_hash = _block_hash
-
-    @classmethod
-    def in_pool(cls, pool: Backing, place: int, queue: Any) -> KVCacheBlock:
-        """The view of a block of a pool."""
-        block = cls.__new__(cls)
-        BlockView.__init__(block, place, pool, place, queue)
-        return block
 
     def incr_ref(self) -> None:
         """Add an owner.
@@ -204,8 +199,6 @@ class FreeKVCacheBlockQueue(BlockQueue[KVCacheBlock]):
 
     def neighbours(self, block: KVCacheBlock | None) -> tuple[Any, Any]:
         """The blocks before and behind one of this queue."""
-        near = block or self._end
-        before, after = (
-            None if each is self._end else each for each in (near._before, near._after)
-        )
-        return before, after
+        end = self._end
+        before, after = (block or end)._before, (block or end)._after
+        return None if before is end else before, None if after is end else after

@@ -46,23 +46,17 @@ class SpecializedManager:
         found = pool.backing.blocks.lookup_prefix(keys_of(block_hashes, pool.backend), "device")
         return [pool.blocks[place] for place in found[: max(0, len(found) - num_dropped)]]
 
-    def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
-        """Places whose blocks no later query sees, highest first, down to the first null."""
-        end = min(skipped_blocks(self.group, num_computed_tokens), len(blocks))
-        null = self.block_pool.null_block
-        return list(takewhile(lambda place: blocks[place] is not null, range(end - 1, -1, -1)))
-
     def remove_skipped_blocks(
         self, blocks: list[KVCacheBlock], num_computed_tokens: int
     ) -> list[KVCacheBlock]:
         """Put the null block in the places of what no later query sees; in place.
 
-        Returns what stood there, highest first. They keep their owners.
+        Returns what stood there, highest first, down to the first null. They keep their owners.
         """
-        places = self.skipped_places(blocks, num_computed_tokens)
-        removed = [blocks[place] for place in places]
-        for place in places:
-            blocks[place] = self.block_pool.null_block
+        end, null = skipped_blocks(self.group, num_computed_tokens), self.block_pool.null_block
+        removed = list(takewhile(lambda block: block is not null, reversed(blocks[:end])))
+        end = min(end, len(blocks))
+        blocks[end - len(removed) : end] = [null] * len(removed)
         return removed
 
 
