@@ -21,6 +21,7 @@ from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.v1_0_8 import block_hashes as hashes
 from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
+from kvcore.legacy.v1_0_8.kv_cache_utils import hash_more_tokens
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock, NullBlock
 from kvcore.types.errors import AlreadyPublished, UnknownBlock, UnusedBlock
 from kvcore.types.values import Refused
@@ -73,7 +74,7 @@ class BlockPool:
             return
         full = blocks[num_cached_blocks:num_full_blocks]
         places = self.check_own(full)
-        made = hashes.hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
+        made = hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
         records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
         with errors.of_original_kind():
             keys = hashes.keys_of(records, self.backend)
@@ -147,8 +148,7 @@ class BlockPool:
 
     def places(self, blocks: Iterable[KVCacheBlock]) -> list[int]:
         """The ids of blocks of this pool, without the null block. Raises ForeignBlock."""
-        places = self.check_own(list(blocks))
-        return [place for place in places if place] if 0 in places else places
+        return [place for place in self.check_own(list(blocks)) if place]
 
     def check_own(self, blocks: Sequence[Any]) -> list[int]:
         """The ids of blocks of this pool. Raises ForeignBlock."""

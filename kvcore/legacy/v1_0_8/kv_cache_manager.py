@@ -20,6 +20,7 @@ from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v1_0_8 import block_hashes, errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction, sha256
 from kvcore.legacy.v1_0_8.block_pool import BlockPool
+from kvcore.legacy.v1_0_8.kv_cache_utils import hash_more_tokens, hash_request_tokens
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
 from kvcore.legacy.v1_0_8.specialized_manager import get_specialized_manager
 from kvcore.types.arguments import check_kind, read_count
@@ -104,7 +105,7 @@ class KVCacheManager:
         if not self.enable_caching:
             return [], 0
         if not (hashes := self.req_to_block_hashes[request.request_id]):
-            found = block_hashes.hash_request_tokens(self.caching_hash_fn, self.block_size, request)
+            found = hash_request_tokens(self.caching_hash_fn, self.block_size, request)
             block_hashes.keys_of(found, self.block_pool.backend)
             hashes = self.req_to_block_hashes.setdefault(request.request_id, hashes)
             hashes += found
@@ -156,14 +157,12 @@ class KVCacheManager:
             table[:] = seen
         if num_new is None:
             return None
-        new_blocks: list[KVCacheBlock] = []
-        if num_new:
-            new_blocks = self._take(request, held, num_new, places, hit_keys)
-            if not table:
-                self.req_to_blocks[request_id] = table
-                if self.enable_caching:
-                    self.num_cached_block[request_id] = first
-            table += [*hits, *new_blocks]
+        new_blocks = self._take(request, held, num_new, places, hit_keys) if num_new else []
+        if new_blocks and not table:
+            self.req_to_blocks[request_id] = table
+            if self.enable_caching:
+                self.num_cached_block[request_id] = first
+        table += [*hits, *new_blocks]
         if records:
             self.req_to_block_hashes.setdefault(request_id, []).extend(made)
             self.num_cached_block[request_id] = behind = first + len(records)
@@ -178,11 +177,10 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every hash; False, and nothing happens, while any block is used."""
-        if not self.block_pool.reset_prefix_cache():
-            return False
-        if self.prefix_cache_stats is not None:
+        done = self.block_pool.reset_prefix_cache()
+        if done and self.prefix_cache_stats is not None:
             self.prefix_cache_stats = replace(self.prefix_cache_stats, reset=True)
-        return True
+        return done
 
     def get_num_common_prefix_blocks(self, request: Any, num_running_requests: int) -> int:
         """Leading blocks that all running requests own. Raises NotRunningRequest."""
@@ -251,7 +249,7 @@ class KVCacheManager:
         if num_full <= first:
             return [], []
         wanted = num_full if known else max(num_full, len(request.all_token_ids) // size)
-        made = block_hashes.hash_more_tokens(self.caching_hash_fn, size, request, known, wanted)
+        made = hash_more_tokens(self.caching_hash_fn, size, request, known, wanted)
         records = known[first:num_full] + made[max(0, first - len(known)) :]
         return made, records[: num_full - first]
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of vLLM 0.8.5's kv_cache_utils: sizes and metrics, and those of blocks and hashes.
+"""The names of vLLM 0.8.5's kv_cache_utils: hashes, sizes and metrics, and the blocks'.
 
-What the originals change in place is changed in place here (`unify_hybrid_kv_cache_specs`,
-`get_kv_cache_config`, `unify_kv_cache_configs`), and only by a call that succeeds; nothing else
-changes an argument. All sizes, bounds and searches are those of `kvcore.sizing`, the metrics those
-of `kvcore.metrics`. Whatever has the original's attributes is a request, a configuration or
-statistics. Source: S001-21 to 26, 45 to 70.
+Media count by their hash alone, and one that ends where a block starts still counts: so engines of
+that release that share a hash seed share their keys. What the originals change in place is changed
+in place here (`unify_hybrid_kv_cache_specs`, `get_kv_cache_config`, `unify_kv_cache_configs`), and
+only by a call that succeeds; nothing else changes an argument. All sizes, bounds and searches are
+those of `kvcore.sizing`, the metrics those of `kvcore.metrics`. Whatever has the original's
+attributes is a request, a configuration or statistics. Source: S001-21 to 70.
 """
 
 from __future__ import annotations
@@ -17,25 +18,128 @@ from typing import Any
 from kvcore import metrics, sizing
 from kvcore.legacy.v1_0_8 import block_hashes, live_blocks
 from kvcore.legacy.v1_0_8 import kv_cache_interface as layers
-from kvcore.legacy.v1_0_8.errors import of_original_kind
+from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash, TokensMissing, of_original_kind
 from kvcore.sizing.memory import check_need, max_request_bytes
+from kvcore.types.arguments import read_count
+from kvcore.types.errors import CountMismatch
 from kvcore.types.values import PrefixCacheStats
 
 NONE_HASH = block_hashes.NONE_HASH
 BlockHashType = block_hashes.BlockHashType
 FreeKVCacheBlockQueue = live_blocks.FreeKVCacheBlockQueue
 KVCacheBlock = live_blocks.KVCacheBlock
-_gen_lora_extra_hash_keys = block_hashes._gen_lora_extra_hash_keys
-_gen_mm_extra_hash_keys = block_hashes._gen_mm_extra_hash_keys
-generate_block_hash_extra_keys = block_hashes.generate_block_hash_extra_keys
-hash_block_tokens = block_hashes.hash_block_tokens
-hash_request_tokens = block_hashes.hash_request_tokens
-need_extra_keys = block_hashes.need_extra_keys
 
 Layers = Mapping[str, Any]
 """The specs of a model's layers by name."""
 
 logger = logging.getLogger(__name__)
+
+
+def need_extra_keys(request: Any) -> bool:
+    """Whether a request's blocks hang on more than their tokens: on media, or on an adapter."""
+    return bool(request.mm_positions) or request.lora_request is not None
+
+
+def _gen_mm_extra_hash_keys(
+    request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[list[Any], int]:
+    """The hashes of the media in the block of these tokens, and the index to go on from.
+
+    start_mm_idx: the first item to look at, from the end if it is negative. Items are sorted by
+    position. Raises CountMismatch, BeyondMedia, NoMediaHash.
+    """
+    positions, hashes = request.mm_positions or [], request.mm_hashes or []
+    count = len(positions)
+    if count and len(hashes) != count:
+        fields = {"request": repr(request.request_id), "given": len(hashes), "expected": count}
+        raise CountMismatch(name="multi-modal hashes", **fields)
+    if not count or _span(positions[-1])[1] < start_token_idx:
+        return [], start_mm_idx
+    if start_mm_idx < -count:
+        raise BeyondMedia(index=start_mm_idx, num_items=count)
+    keys: list[Any] = []
+    for index in range(count)[start_mm_idx:]:
+        if hashes[index] is None:
+            raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value="None")
+        first, end = _span(positions[index])
+        if first < end_token_idx and end >= start_token_idx:
+            keys.append(hashes[index])
+        if first >= end_token_idx or end > end_token_idx:
+            return keys, index
+    return keys, max(start_mm_idx, count)
+
+
+def _gen_lora_extra_hash_keys(request: Any) -> list[int]:
+    """The number of a request's adapter, if it has one."""
+    return [request.lora_request.lora_int_id] if request.lora_request else []
+
+
+def generate_block_hash_extra_keys(
+    request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[tuple[Any, ...] | None, int]:
+    """The extra keys of the block of these tokens, None without any, and the next media index.
+
+    Adapter first, then media. Raises what `_gen_mm_extra_hash_keys` raises.
+    """
+    media, index = _gen_mm_extra_hash_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    return (*_gen_lora_extra_hash_keys(request), *media) or None, index
+
+
+def hash_block_tokens(
+    hash_function: block_hashes.HashFunction,
+    parent_block_hash: int | None,
+    curr_block_token_ids: Sequence[int],
+    extra_keys: tuple[Any, ...] | None = None,
+) -> BlockHashType:
+    """The record of one full block. parent_block_hash: None for the first block."""
+    parent = NONE_HASH if parent_block_hash is None else parent_block_hash
+    tokens = tuple(curr_block_token_ids)
+    number = hash_function((parent, tokens, extra_keys))
+    # The class's own `__new__`, which Python makes, takes three times as long.
+    return tuple.__new__(BlockHashType, (number, tokens, extra_keys))
+
+
+def hash_request_tokens(
+    hash_function: block_hashes.HashFunction, block_size: int, request: Any
+) -> list[BlockHashType]:
+    """The records of a request's full blocks, over prompt and generated tokens.
+
+    Raises InvalidCount, and what `generate_block_hash_extra_keys` raises.
+    """
+    size = read_count("block_size", block_size, 1)
+    num_full = len(request.all_token_ids) // size
+    return hash_more_tokens(hash_function, size, request, (), num_full)
+
+
+def hash_more_tokens(
+    hash_function: block_hashes.HashFunction,
+    block_size: int,
+    request: Any,
+    known: Sequence[BlockHashType],
+    num_full: int,
+) -> list[BlockHashType]:
+    """The records of a request's first num_full blocks behind those that are known.
+
+    If some are known, the rest is taken for generated tokens, for which only the last media item is
+    read, also if it ends at the block's start: so the original makes these keys. Raises
+    TokensMissing, and what `generate_block_hash_extra_keys` raises.
+    """
+    tokens, end, start = request.all_token_ids, num_full * block_size, len(known) * block_size
+    if start < end and len(tokens) < end:
+        name = repr(request.request_id)
+        raise TokensMissing(request=name, num_tokens=len(tokens), requested=end)
+    number = block_hashes.read_record(known[-1]).hash_value if known and start < end else NONE_HASH
+    marked, keys, next_mm_idx = need_extra_keys(request), None, 0
+    records: list[BlockHashType] = []
+    for first in range(start, end, block_size):
+        if marked:
+            keys, next_mm_idx = generate_block_hash_extra_keys(
+                request, first, first + block_size, -1 if known else next_mm_idx
+            )
+        own = tokens[first : first + block_size]
+        records.append(hash_block_tokens(hash_function, number, own, keys))
+        number = records[-1].hash_value
+    return records
 
 
 class PrefixCachingMetrics(metrics.PrefixCachingMetrics):
@@ -95,9 +199,8 @@ def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None
     read = layers.read_specs(kv_cache_spec)
     for name, kept in sizing.unify_hybrid_kv_cache_specs(read).items():
         if kept is not read[name]:
-            kv_cache_spec[name] = layers.FullAttentionSpec(
-                **layers.read_fields("", kv_cache_spec[name], *layers.SHAPE)
-            )
+            shape = layers.read_fields("a spec", kv_cache_spec[name], *layers.SHAPE)
+            kv_cache_spec[name] = layers.FullAttentionSpec(**shape)
 
 
 @of_original_kind()
@@ -141,9 +244,7 @@ def unify_kv_cache_configs(
     read = [_read_config(config) for config in kv_cache_configs]
     unified = sizing.unify_kv_cache_configs(read, same_layers=same_layers)
     for config, made in zip(kv_cache_configs, unified, strict=True):
-        config.kv_cache_groups.sort(
-            key=lambda group_id: layers.read_spec(group_id.kv_cache_spec).type_id
-        )
+        config.kv_cache_groups.sort(key=lambda group: layers.read_spec(group.kv_cache_spec).type_id)
         config.num_blocks = made.num_blocks
     return kv_cache_configs
 
@@ -152,10 +253,8 @@ def _as_worker(
     kv_cache_spec: Layers, layout: sizing.KVCacheConfig, limits: sizing.Limits
 ) -> layers.KVCacheConfig:
     """A configuration of one group as a worker has it; what fits is logged."""
-    tokens, fitting = (
-        sizing.num_cache_tokens(layout, limits),
-        sizing.max_concurrency(layout, limits),
-    )
+    tokens = sizing.num_cache_tokens(layout, limits)
+    fitting = sizing.max_concurrency(layout, limits)
     text = "GPU KV cache: %d tokens; %.2f requests of %d tokens fit at once"
     logger.info(text, tokens, fitting, limits.max_model_len)
     names = list(kv_cache_spec)
@@ -170,3 +269,10 @@ def _read_config(config: layers.KVCacheConfig) -> sizing.KVCacheConfig:
         for group in config.kv_cache_groups
     )
     return sizing.KVCacheConfig(config.num_blocks, (), groups)
+
+
+def _span(position: Any) -> tuple[int, int]:
+    """First token of a media item and the one behind its last, of an object or a mapping."""
+    if isinstance(position, Mapping):
+        return position["offset"], position["offset"] + position["length"]
+    return position.offset, position.offset + position.length

@@ -41,7 +41,7 @@ class KVCacheBlock(BlockView):
         pool: Backing | None = None,
         queue: Any = None,
     ) -> None:
-        """Raises InvalidCount, BackendMissing. pool, queue: of a manager's pool, if it is in one."""
+        """pool, queue: of a manager, if it is in one. Raises InvalidCount, BackendMissing."""
         place = 0 if pool is None else block_id
         super().__init__(block_id, pool or Backing(1, backend=backend), place, queue)
         for _ in range(read_count("ref_cnt", ref_cnt)):

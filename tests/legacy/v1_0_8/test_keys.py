@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from kvcore.hashing.block_hash import hash_block
 from kvcore.legacy.v1_0_8 import block_hashes
-from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, hash_request_tokens, keys_of
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, keys_of
 from kvcore.legacy.v1_0_8.errors import TooLong
+from kvcore.legacy.v1_0_8.kv_cache_utils import hash_request_tokens
 from kvcore.types.errors import InvalidToken
 from tests.conformance.legacy_utils.requests import EngineRequest
 from tests.conformance.legacy_utils.stories import all_of, decode, free, ids, make, preempt, resume
