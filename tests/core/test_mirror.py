@@ -20,6 +20,8 @@ PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
 TWIN = re.compile(r"Twin:\s+(rust/src/[\w/]+\.rs)")
 ITEM = re.compile(r"^\s*(?:pub(?:\(\w+\))? )?(?:fn|struct|enum|type) (\w+)", re.MULTILINE)
 VARIANT = re.compile(r"^    ([A-Z]\w*)(?: \{|\(|,)", re.MULTILINE)
+ARM = re.compile(r'^ {12}\("(\w+)", ', re.MULTILINE)
+"""A call of a trace, which is a method in Python and an arm of a match in the twin."""
 CORE = ("types", "hashing", "pool", "state", "transitions", "codec", "trace", "legacy")
 """The rooms whose files have the same names in both languages."""
 OF_RUST = ("bindings", "fuzz")
@@ -133,9 +135,11 @@ def python_names(path: Path) -> tuple[list[str], list[str]]:
 
 
 def rust_names(path: Path) -> list[str]:
-    """The functions, types and variants of a file without its tests, in order."""
+    """The functions, types, variants and arms by name of a file without its tests, in order."""
     source = path.read_text(encoding="utf-8").partition("#[cfg(test)]")[0]
-    places = [(m.start(), m[1]) for pattern in (ITEM, VARIANT) for m in pattern.finditer(source)]
+    places = [
+        (m.start(), m[1]) for pattern in (ITEM, VARIANT, ARM) for m in pattern.finditer(source)
+    ]
     return [name for _, name in sorted(places)]
 
 
