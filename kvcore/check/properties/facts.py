@@ -107,7 +107,7 @@ SENTENCES: dict[str, str] = {
     "CAP": "a request that one step extends holds no more of a windowed group than its cap",
     "NOCRASH": "no call fails in another way than by a typed error",
     "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
-    "POLICY": "an eviction policy of one's own names a place whenever it is asked",
+    "POLICY": "an eviction policy of one's own names a place at every call",
     "SCHEDULER": "a scheduler of one's own gives its moves for every state",
     "MANAGER": "a manager of one's own has what an engine calls, and answers what it must",
     "CMD-INFLIGHT": "no block that a batch in flight reads or writes is free, and quarantine"
