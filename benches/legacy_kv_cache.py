@@ -82,7 +82,7 @@ class V1:
         yield "take_batch", manager.take_batch
 
     def _compute(self, requests: list[Request], num_computed: int) -> None:
-        """So many tokens are computed, and one is new."""
+        """This many tokens are computed, and one is new."""
         for request in requests:
             request.num_computed_tokens = num_computed
             request.all_token_ids += [3] * (num_computed + 1 - request.num_tokens)

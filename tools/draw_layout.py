@@ -72,7 +72,7 @@ def play() -> list[Scene]:
 
 
 def range_of(num_tokens: int) -> list[int]:
-    """So many tokens, the same ones each time."""
+    """This many tokens, the same ones each time."""
     return list(range(num_tokens))
 
 

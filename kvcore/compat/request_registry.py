@@ -96,7 +96,7 @@ class RequestRegistry:
         return seen.num_computed < self._known[seen.name].counted
 
     def put_drafts(self, known: Known, seen: Seen, count: int) -> None:
-        """Have so many drafts behind a request's tokens, up to one more than the pool has slots."""
+        """Set a request's number of drafts, up to one more than the pool has slots."""
         count = min(count, self._num_slots + 1)
         drafts = read_drafts(known.request, count) if count > 0 else []
         if drafts or known.drafts:

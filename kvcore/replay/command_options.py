@@ -99,7 +99,7 @@ def _add_loop(group: argparse._ArgumentGroup) -> None:
         help=f"what becomes of who gives way ({DEFAULTS.preempt})",
     )
     add("--host-blocks", type=count, metavar="N", help="to swap to (as many as --blocks)")
-    add("--requests", type=count, metavar="N", help="stop reading behind so many")
+    add("--requests", type=count, metavar="N", help="read at most this many")
     costs = (DEFAULTS.base_seconds, DEFAULTS.seconds_per_prefill_token, DEFAULTS.seconds_per_decode)
     add(
         "--step-us",

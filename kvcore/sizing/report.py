@@ -33,7 +33,7 @@ from kvcore.sizing.units import format_memory
 
 @attrs.frozen(kw_only=True)
 class SizeReport:
-    """A model's cache in so much memory.
+    """A model's cache in a given memory.
 
     longest_model_len: the longest request that fits, at most `limits.max_model_len`; 0 if none.
     notes: what a reader should know of how this was sized, a sentence each.

@@ -38,7 +38,7 @@ DRAWN_TOGETHER = 8
 SECONDS_MAX = 20.0
 MEMORY_MAX = 2**30
 SLOW = {"replays": 20}
-"""Doors that take so many times fewer inputs: each makes calls on a manager."""
+"""How many times fewer inputs these doors take: each makes calls on a manager."""
 ALL = {door.name: door for door in (*DOORS, *TEXT_DOORS, *RUNTIME_DOORS)}
 
 
@@ -81,7 +81,7 @@ class Tried:
 
 
 def try_piece(name: str, size: int, number: int) -> Tried:
-    """Try so many inputs, drawn from a seed. seconds: of the processor."""
+    """Try this many inputs, drawn from a seed. seconds: of the processor."""
     tried, make, read = Tried(), damager(name).make, ALL[name].read
     last = b""
 

@@ -27,7 +27,7 @@ from kvcore.cli.pipes import READER_GONE
 from tests.conftest import need_twin
 
 FEW_EDGES = 22_000
-"""Python explores so many in some seconds."""
+"""How many edges Python explores in some seconds."""
 SMALL = ("--blocks", "2", "--requests", "2", "--tokens", "2", "--workers", "1")
 
 

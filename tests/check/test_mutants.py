@@ -25,7 +25,7 @@ from tests.conftest import need_twin
 
 TRACES = Path(__file__).parents[1] / "traces"
 ROWS_MIN = 69
-"""So many rows of the catalogue are stood for, at least."""
+"""Least number of rows of the catalogue that have a seeded bug."""
 
 
 @pytest.mark.parametrize(

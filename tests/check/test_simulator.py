@@ -56,7 +56,7 @@ FOUND = {
     "m_encoder_blocks_cut_with_tokens": {"KV-READ"},
     "m_window_one_block_short": {"NULL-PREFIX", "KV-READ", "GROUP-AGREE"},
 }
-"""Seeded bugs that so many short runs find, and by what."""
+"""Seeded bugs that this many short runs find, and by what."""
 
 
 def first_failure() -> Run | None:

@@ -28,7 +28,7 @@ def num_found(manager: KVCacheManager, tokens: list[int]) -> int:
 
 
 def decode(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
-    """Schedule so many tokens of a running request in a step of their own; its new blocks."""
+    """Schedule this many tokens of a running request in a step of their own; its new blocks."""
     manager.new_step_starts()
     got = manager.allocate_slots(request, count)
     assert got is not None

@@ -85,7 +85,7 @@ class Worker:
         )
 
     def num_right(self, request: EngineRequest, num_tokens: int) -> int:
-        """The most tokens, of so many, behind which a query sees what it should."""
+        """The most tokens, of this many, behind which a query sees what it should."""
         tokens = request.all_token_ids
         while True:
             wrong = [

@@ -107,7 +107,7 @@ QUERIES: dict[str, Callable[[State], object]] = {
 
 
 def fresh(num_blocks: int, **options: Any) -> State:
-    """An empty state whose both tiers have so many blocks."""
+    """An empty state whose both tiers have this many blocks."""
     options |= {"num_host_blocks": num_blocks, "enable_events": True, "hash_seed": b"cost"}
     return make_state(Config(num_blocks, 2, **options))
 
@@ -175,7 +175,7 @@ def measure(num_blocks: int, meter: Callable[[Callable[[], object]], T]) -> list
 
 
 def clear(num_blocks: int) -> Callable[[], object]:
-    """The transition that may walk the pool, on a pool of so many blocks."""
+    """The transition that may walk the pool, on a pool of this many blocks."""
     return partial(TRANSITIONS["reset_prefix_cache"], fresh(num_blocks))
 
 

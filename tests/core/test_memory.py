@@ -54,7 +54,7 @@ def wave(manager: KVCacheManager, number: int) -> None:
 
 
 def waves(manager: KVCacheManager, first: int, num_requests: int) -> int:
-    """So many requests, from the wave of this number on; returns the number of the next."""
+    """This many requests, from the wave of this number on; returns the number of the next."""
     end = first + num_requests // WAVE
     for number in range(first, end):
         wave(manager, number)
@@ -76,7 +76,7 @@ def drained(manager: KVCacheManager) -> bytes:
 
 
 def growth(backend: Backend, num_requests: int) -> int:
-    """Resident bytes that so many requests add, after a tenth of them."""
+    """Resident bytes that this many requests add, after a tenth of them."""
     manager = small(backend)
     done = waves(manager, 0, num_requests // 10)
     before = resident_bytes()

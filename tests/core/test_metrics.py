@@ -20,7 +20,7 @@ KEY = bytes(KEY_SIZE)
 
 
 def update(requests: int, queries: int, hits: int, *, reset: bool = False) -> PrefixCacheStats:
-    """Statistics of so many new requests."""
+    """Statistics of this many new requests."""
     return PrefixCacheStats(requests, queries, hits, reset=reset)
 
 

@@ -36,7 +36,7 @@ def check_example(
 
 
 def check_sizes(paths: Sequence[Path], least: int) -> None:
-    """Assert that there are so many programs, each small."""
+    """Assert that there are this many programs, each small."""
     assert len(paths) >= least
     for path in paths:
         most = STORY_LINES_MAX if path.name.startswith("check_") else LINES_MAX

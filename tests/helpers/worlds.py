@@ -69,7 +69,7 @@ def groups(draw: st.DrawFn, block_sizes: list[int], *, cross: bool) -> tuple[Gro
 
 @st.composite
 def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
-    """Any configuration whose device pool has so many usable blocks."""
+    """Any configuration whose device pool has this many usable blocks."""
     usable = draw(st.integers(least, most))
     caching = draw(st.sampled_from([True, True, True, False]))
     cross = not caching and draw(st.booleans())

@@ -98,7 +98,7 @@ class Device:
                 self._read(span, step.reported)
 
     def apply(self, batch: Batch, rng: Random, num_commands: int) -> None:
-        """Execute the first so many commands of a batch."""
+        """Execute only the first commands of a batch."""
         commands = list(batch)[:num_commands]
         if rng.random() < 0.5:
             for command in commands:

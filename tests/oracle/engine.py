@@ -220,7 +220,7 @@ class Engine:
         return done
 
     def take_back(self, request: Known, count: int, load: FailedLoad | None = None) -> bool:
-        """Rewind a request to so many tokens; False if other requests must be freed first.
+        """Rewind a request to this many tokens; False if other requests must be freed first.
 
         load: the failed load that this reports. A first report never asks for others to be freed
         because of the tokens that they count. If it may have been made before, it is an ordinary

@@ -72,7 +72,7 @@ class Known:
         self.stuff += [(token,) for token in tokens]
 
     def cut(self, num_tokens: int, hash_size: int) -> None:
-        """Note that it keeps so many tokens."""
+        """Note that it keeps this many tokens."""
         start = num_tokens // hash_size * hash_size
         rest = self.stuff[num_tokens - 1 : num_tokens + 1]
         through_media = len(rest) == 2 and _goes_on(*rest)
@@ -134,7 +134,7 @@ def draw_request(
 
 
 def draw_media(rng: Random, num_tokens: int) -> list[MediaItem]:
-    """Items one behind the other that fit into so many tokens; its identifier says its length."""
+    """Items one behind the other that fit into this many tokens; its identifier says its length."""
     items, first = [], 0
     for _ in range(rng.randint(1, 3)):
         identifier, offset = rng.choice(list(IMAGES)), first + rng.randint(0, 3)

@@ -44,7 +44,7 @@ class Router:
                     self.found.clear()
 
     def longest(self, keys: Keys, num_tokens: int) -> int:
-        """The longest hit of a request with these keys and so many tokens."""
+        """The longest hit of a request with these keys and this many tokens."""
         for length in range((num_tokens - 1) // self._step * self._step, 0, -self._step):
             if all(
                 self._resumes(group, keys[at], length, num_tokens)
@@ -54,7 +54,7 @@ class Router:
         return 0
 
     def _resumes(self, group: Group, keys: Sequence[bytes], length: int, num_tokens: int) -> bool:
-        """Whether a group finds what it needs to go on behind so many tokens."""
+        """Whether a group finds what it needs to go on behind this many tokens."""
         positions = list(self._needed(group, length))
         if positions and (positions[-1] + 1) * group.block_size > num_tokens - 1:
             return False

@@ -3,7 +3,7 @@
 
 `python -m tests.oracle.run SEED` makes a run again. If it has a finding, it is cut down to the
 moves that it needs, and its calls are printed as a program. With `--calls N` it goes on with the
-next seeds until so many calls are made.
+next seeds until that number of calls is made.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.oracle.finding import Finding, demand
 
 NUM_MOVES = (40, 120, 120, 400)
 EACH_LOADS, LOADS_WEIGHT = 6, 80
-"""One of so many runs spreads failed loads, with this weight among its moves."""
+"""One of this many runs spreads failed loads, with this weight among its moves."""
 LOCKSTEP_SHARE = 0.15
-"""So many of the runs make each call in both languages; the others have one at a time."""
+"""This many of the runs make each call in both languages; the others have one at a time."""
 MOVES: dict[Callable[[Engine], None], int] = {
     moves_requests.add: 6,
     moves_requests.extend: 3,
@@ -161,7 +161,7 @@ def main() -> int:
     """Make the runs that are asked for; 1 if one has a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", help="the run to make, or the first of them")
-    parser.add_argument("--calls", type=int, default=1, help="make runs until so many calls")
+    parser.add_argument("--calls", type=int, default=1, help="number of calls to make")
     asked = parser.parse_args()
     seed, num_calls = asked.seed or 0, 0
     while num_calls < asked.calls:

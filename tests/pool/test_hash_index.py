@@ -165,7 +165,7 @@ def test_an_index_is_a_dict_of_lists(steps: list[tuple[int, bytes, bool]]) -> No
 
 
 def copied(num_copies: int) -> State:
-    """A state in which so many free blocks hold the prefix of two waiting requests."""
+    """A state in which this many free blocks hold the prefix of two waiting requests."""
     state = fresh(num_copies + 1)
     state = add_request(state, Request("asks", [7, 8, 9])).state
     state = add_request(state, Request("again", [7, 8], skip_reading_prefix_cache=True)).state

@@ -233,7 +233,7 @@ def test_a_refusal_says_how_many_blocks_are_missing(run: Lockstep, data: st.Data
 
 
 def roomier(state: State, count: int) -> State:
-    """The same with so many fresh blocks at the end of the free queue."""
+    """The same with this many fresh blocks at the end of the free queue."""
     if not count:
         return state
     old = state.device

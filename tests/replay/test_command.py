@@ -59,7 +59,7 @@ class Stdin:
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, num_steps: Sequence[int]) -> None:
-    """Make each run end by an interrupt behind so many steps; 0 lets one run to its end."""
+    """Make each run end by an interrupt behind this many steps; 0 lets one run to its end."""
     left: Iterator[int] = iter(num_steps)
 
     class Interrupting:

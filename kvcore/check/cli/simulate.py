@@ -237,7 +237,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--seed", type=natural, default=0, metavar="N", help="of the first run (0)")
     add("--steps", type=count, default=1000, metavar="N", help="steps of each run (1000)")
     add("--runs", type=count, metavar="N", help="runs, each with the next seed (1)")
-    add("--time", type=positive, metavar="SECONDS", help="make runs until so much time is up")
+    add("--time", type=positive, metavar="SECONDS", help="make runs until the time is up")
     add("--blocks", type=count, metavar="N", help="usable device blocks (drawn from the seed)")
     add("--requests", type=count, metavar="N", help="most requests at a time (drawn)")
     add("--backend", choices=("both", "python", "rust"), default="both", help="the cores (both)")

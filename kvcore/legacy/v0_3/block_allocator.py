@@ -98,7 +98,7 @@ class BlockTable(Sequence[PhysicalTokenBlock]):
         return list(dict.fromkeys(self.numbers)) if self.is_ring else self.numbers
 
     def next_of_ring(self, window: int) -> int:
-        """The block that a window of so many blocks, all here, uses again behind the last one."""
+        """The block that a window of this many blocks, all here, uses again behind the last one."""
         return self.numbers[self.num_prefix + (len(self.numbers) - self.num_prefix) % window]
 
     def reuse(self, window: int) -> None:

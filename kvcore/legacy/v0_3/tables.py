@@ -69,7 +69,7 @@ class SequenceTables:
         return [self.find(seq) for seq in seq_group.get_seqs() if not seq.is_finished()]
 
     def fit(self, tables: list[BlockTable], room: int, apart: Iterable[int] = ()) -> bool:
-        """Whether the blocks of tables are no more than so many, those apart on the GPU left out.
+        """Whether the blocks of tables are no more than this many, those apart on the GPU left out.
 
         Blocks are looked at only where more would not fit if each table had its own.
         """
@@ -123,7 +123,7 @@ class SequenceTables:
         prefix.computed = False
 
     def size_prefix(self, seq_group: SequenceGroup, num_blocks: int) -> int:
-        """Blocks of a group's prefix, of so many of its prompt.
+        """Blocks of a group's prefix, of this many of its prompt.
 
         Raises UnknownPrefix, PrefixTooLong.
         """

@@ -50,7 +50,7 @@ def draw_pool(record: PoolRecord, path: Path, *, title: str, first_block: int = 
 
 
 def request_colours(num_requests: int) -> list[Colour]:
-    """So many colours, neighbours far apart in hue; none is dark or grey."""
+    """This many colours, neighbours far apart in hue; none is dark or grey."""
     colours = []
     for index in range(num_requests):
         hue = (0.58 + index * GOLDEN_RATIO) % 1.0

@@ -63,7 +63,7 @@ fn read(
     Some(ids)
 }
 
-/// So many zeros; many of them with room behind them, as prompts have it.
+/// A vector of zeros; if it is long, with spare capacity, as prompts have it.
 fn zeros(count: usize) -> Tokens {
     let mut ids = Tokens::new();
     if count <= ids.inline_size() {

@@ -76,7 +76,7 @@ def test_a_window_keeps_its_blocks_and_two_more(
         null = held.block_allocator.allocate_or_get_null_block().block_id
         real = [at for at, block in enumerate(table) if block != null]
         assert len(table) == (token + 2) // 2
-        # So many are kept before the block that is written.
+        # This many are kept before the block that is written.
         assert sum(at < token // 2 for at in real) == min(token // 2, kept)
         # What the window sees is there: the newest token and those before it.
         first_seen = max(0, token - window + 1) // 2

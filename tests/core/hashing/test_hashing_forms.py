@@ -171,7 +171,7 @@ texts = st.text(min_size=1, max_size=40)
 
 @st.composite
 def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
-    """Sorted items that do not overlap, in a prompt of so many tokens."""
+    """Sorted items that do not overlap, in a prompt of this many tokens."""
     bounds = sorted(draw(st.sets(st.integers(0, num_tokens), max_size=8)))
     spans = itertools.pairwise(bounds)
     return [

@@ -81,7 +81,7 @@ def hit(*block_ids: Any, num_tokens: Any = None) -> Hit:
 
 
 def wrong_hit(num_blocks: int, num_tokens: int | str, given: Hit) -> Row:
-    """A hit for "waits" that counts so many blocks and tokens, which do not fit."""
+    """A hit for "waits" that counts this many blocks and tokens, which do not fit."""
     error = WrongHit(request="'waits'", num_blocks=num_blocks, num_tokens=num_tokens)
     return bad(two_prefixes, error, "allocate_slots", "waits", 1, given)
 

@@ -34,7 +34,7 @@ def world(backend: Backend = "python") -> Tiers:
 
 
 def queued(*order: int, length: int | None = None) -> Callable[[Tiers], Tiers]:
-    """The device's free queue holds these, and counts so many."""
+    """The device's free queue holds these, and counts this many."""
 
     def damage(tiers: Tiers) -> Tiers:
         queue = make_free_queue(6, list(order))

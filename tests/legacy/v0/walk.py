@@ -45,7 +45,7 @@ class ManagerWalk:
         self.refused = 0
 
     def run(self, num_calls: int) -> None:
-        """So many calls, then the end of all sequences."""
+        """This many calls, then the end of all sequences."""
         actions = [self.admit, self.append, self.append, self.append, self.fork, self.free]
         actions += [self.swap, self.mark, self.ask, self.misuse, self.twins.batch, self.reset]
         for number in range(num_calls):
@@ -237,7 +237,7 @@ class AllocatorWalk:
         self.refused = 0
 
     def run(self, num_calls: int) -> None:
-        """So many calls, then the end of all chains."""
+        """This many calls, then the end of all chains."""
         actions = [self.begin, self.grow, self.grow, self.fill, self.fill, self.fork, self.drop]
         actions += [self.mark, self.ask, self.twins.batch, self.reset, self.out_and_in]
         for number in range(num_calls):

@@ -55,7 +55,7 @@ class World:
         return Sequence(request, arrival=self.num_arrived, row=row)
 
     def running(self, name: str, num_tokens: int, *, computed: int) -> Sequence:
-        """The same, with blocks for so many tokens, all decoding if that is the whole prompt."""
+        """The same, with blocks for this many tokens, all decoding if that is the whole prompt."""
         sequence = self.sequence(name, num_tokens)
         assert self.manager.allocate_slots(name, computed)
         self.take_batch()

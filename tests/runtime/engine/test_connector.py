@@ -42,7 +42,7 @@ class Slow(Channel):
 
 
 class Lossy(Slow):
-    """Of each parcel only so many tokens come, after a while."""
+    """Of each parcel only this many tokens come, after a while."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(2)

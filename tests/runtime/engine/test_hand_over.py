@@ -51,7 +51,7 @@ class End:
         return batch.number
 
     def compute(self, sequence: Sequence, *counts: int) -> None:
-        """So many tokens in each batch, behind what is cached; each slot holds its position + 1."""
+        """Tokens per batch, behind the cached ones; each slot holds its position + 1."""
         name = sequence.sequence_id
         for count in counts:
             start = self.manager.num_computed_tokens(name)
