@@ -170,11 +170,11 @@ def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
 def m_newest_leaves_first(patcher: Patcher) -> None:
     """Cached blocks leave in the wrong order: the one that was used last goes first."""
 
-    def place(self: PriorityPoolTransaction, block: int) -> tuple[float, int, int]:
+    def sort_key(self: PriorityPoolTransaction, block: int) -> tuple[float, int, int]:
         time, length = self.priorities.get(block, (-1.0, 0))
         return (-time, length, block)
 
-    patcher.replace(PriorityPoolTransaction, "place", place)
+    patcher.replace(PriorityPoolTransaction, "sort_key", sort_key)
 
 
 @facade_mutant("v0", "naive", "KV-READ", rows=(41,))
