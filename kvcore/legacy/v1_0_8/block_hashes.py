@@ -64,7 +64,10 @@ def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[byt
 
     backend: whose hashing makes them; they are the same. Raises WrongArgument.
     """
-    return [getattr(record, "_key", b"") or _make_key(record, backend) for record in records]
+    try:
+        return [record._key or _make_key(record, backend) for record in records]
+    except AttributeError:
+        return keys_of([read_record(record) for record in records], backend)
 
 
 def _make_key(record: Any, backend: BackendName) -> bytes:

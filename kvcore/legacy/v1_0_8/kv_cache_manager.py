@@ -135,17 +135,22 @@ class KVCacheManager:
         draft token are published. Raises InvalidCount, ForeignBlock, HitsWithoutCaching,
         HitsWhileRunning, StaleHit, TooLong, TokensMissing.
         """
-        num_tokens = read_count("num_tokens", num_tokens, 1)
-        counted = read_count("num_computed_tokens", request.num_computed_tokens)
-        ahead = read_count("num_lookahead_tokens", num_lookahead_tokens)
+        counted, ahead = request.num_computed_tokens, num_lookahead_tokens
+        if not type(num_tokens) is type(counted) is type(ahead) is int or (
+            num_tokens < 1 or counted < 0 or ahead < 0
+        ):
+            num_tokens = read_count("num_tokens", num_tokens, 1)
+            counted = read_count("num_computed_tokens", counted)
+            ahead = read_count("num_lookahead_tokens", ahead)
         request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
         places, hit_keys = self._check_hits(request, hits) if hits else ((), ())
         table = self.req_to_blocks[request_id]
         held, first = len(table) + len(hits), self.num_cached_block.get(request_id, len(hits))
         end = counted + len(hits) * size + num_tokens
         lacking = (end + ahead - 1) // size + 1 - held
-        seen, records = table.copy() if self._has_window else [], Records()
+        seen = table.copy() if self._has_window else []
         skipped = self.specialized_manager.remove_skipped_blocks(seen, counted) if seen else []
+        records: Records = []
         num_new = self._grant(request, held, lacking, places, skipped) if lacking > 0 else 0
         if num_new is not None and self.enable_caching and end // size > first:
             num_drafts = len(getattr(request, "spec_token_ids", None) or ())
@@ -162,7 +167,8 @@ class KVCacheManager:
             self.req_to_blocks[request_id] = table
             if self.enable_caching:
                 self.num_cached_block[request_id] = first
-        table += [*hits, *new_blocks]
+            table += hits
+        table += new_blocks
         if records:
             self.req_to_block_hashes.setdefault(request_id, []).extend(made)
             self.num_cached_block[request_id] = behind = first + len(records)
