@@ -144,11 +144,15 @@ class CoreModel:
         return path
 
     def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
-        """The moves that an engine can make before external tokens are reported as failed."""
+        """The moves that an engine can make before external tokens are reported as failed.
+
+        No rewind, which may be the report, and no load or store by key, which would not end in it.
+        """
         opened = steps[-1].outcome.state
         if failing is None or opened.requests[failing[0]].num_loading:
             return []
-        return self._possible(take_batch(opened).state, steps)
+        found = self._possible(take_batch(opened).state, steps)
+        return [move for move in found if move.name not in ("rewind", "load", "store")]
 
     def _close(
         self, name: str, steps: Steps, failing: Failing, late: Call | Move | None

@@ -18,7 +18,9 @@ use crate::types::ids::Row;
 use crate::types::violation::Violation;
 
 impl CoreModel {
-    /// What an engine can do before it reports a failed load: nothing, or any one move.
+    /// What an engine can do before it reports a failed load: nothing, or one move.
+    ///
+    /// No rewind, which may be the report, and no load or store by key, which would not end in it.
     pub(crate) fn late(
         &mut self,
         path: &Path,
@@ -32,8 +34,9 @@ impl CoreModel {
         perform(&mut taken, &Call::TakeBatch, &self.world);
         self.calls.clone_from(&path.calls);
         let found = self.possible(&taken);
-        let found = self.heard(found)?.unwrap_or_default();
-        Ok(std::iter::once(None).chain(found.into_iter().map(Some)).collect())
+        let found = self.heard(found)?.unwrap_or_default().into_iter();
+        let late = found.filter(|each| !matches!(each.name(), "rewind" | "load" | "store"));
+        Ok(std::iter::once(None).chain(late.map(Some)).collect())
     }
 
     /// Take the batch that the calls filled, judge it, and settle what it leaves.
