@@ -289,11 +289,11 @@ impl Walk for FlightModel {
         &mut self.core
     }
 
-    fn first<'n>(&self, empty: &'n State) -> Node {
+    fn first(&self, empty: &State) -> Node {
         Node::new(empty.clone(), self.ghost.clone())
     }
 
-    fn state<'a>(node: &'a Node) -> &'a State {
+    fn state(node: &Node) -> &State {
         &node.state
     }
 
