@@ -47,15 +47,15 @@ class BlockPool:
 
         Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
+    def release(self, blocks: Iterable[int], /) -> None:
+        """
+        Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
+        """
     def set_priority(self, blocks: Iterable[int], time: Any, length: Any, /) -> None:
         """
         Say when blocks were used, and how many tokens their chain has; None changes nothing.
 
         Raises WrongArgument, UnknownBlock, and InvalidConfig unless the policy is "priority".
-        """
-    def release(self, blocks: Iterable[int], /) -> None:
-        """
-        Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
         """
     def take(self, count: int, /) -> tuple[int, ...] | Refused:
         """
@@ -370,12 +370,6 @@ class Tiers:
 
         Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
-    def set_priority(self, blocks: Iterable[int], time: Any, length: Any, tier: str, /) -> None:
-        """
-        Say when blocks were used, and how many tokens their chain has; None changes nothing.
-
-        Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "priority".
-        """
     def ref_count(self, block: int, tier: str, /) -> int:
         """
         Owners of a block. Raises UnknownBlock.
@@ -387,6 +381,12 @@ class Tiers:
     def release(self, blocks: Iterable[int], tier: str, /) -> None:
         """
         Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
+        """
+    def set_priority(self, blocks: Iterable[int], time: Any, length: Any, tier: str, /) -> None:
+        """
+        Say when blocks were used, and how many tokens their chain has; None changes nothing.
+
+        Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "priority".
         """
     def take(self, count: int, tier: str, /) -> tuple[int, ...] | Refused:
         """
