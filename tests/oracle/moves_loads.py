@@ -28,13 +28,7 @@ def spread(e: Engine) -> None:
             e.free(each)
     leader = newcomer(e, tokens[: step + 1])
     if look_up(e, leader).num_tokens == 0:
-        inside = step > 1 and e.rng.random() < 0.4
-        if inside:  # the load begins inside a block, of which another request computes a duplicate
-            schedule(e, leader, 1, None, 0)
-            compute(e, newcomer(e, tokens[: step + 1]), step)
-            take(e)
-        if leader.is_idle and leader.count == inside:
-            schedule(e, leader, 1, None, step - inside)
+        schedule(e, leader, 1, None, step)
     if not leader.is_idle or not leader.count:
         return
     if e.config.max_in_flight or e.rng.random() < 0.5:

@@ -31,7 +31,7 @@ def m_failed_load_stays_findable(patcher: Patcher) -> None:
     patcher.replace(rewind, "spoil", lambda tx, *_: setattr(tx, "loads", ()))
 
 
-@mutant("loads-fail-inside", "LOAD-FAILED", costs="a report is refused until others are freed")
+@mutant("loads-fail-inside", "LOAD-FAILED")
 def m_report_withdraws_what_it_begins_in(patcher: Patcher) -> None:
     """A report withdraws the whole block in which its load begins, whoever wrote that block."""
 
