@@ -21,6 +21,7 @@ use crate::check::properties::checker::Judge;
 use crate::check::search::actions::{Children, Move, known_children};
 use crate::check::search::moves::moves;
 use crate::check::search::path::{Ending, Path, Stop, Visit, Walk, failures};
+use crate::check::search::report::Notes;
 use crate::check::world::calls::Outcome;
 use crate::check::world::model::{Fingerprint, Judgement};
 use crate::check::world::world::{Symmetry, World};
@@ -263,8 +264,12 @@ impl CoreModel {
 impl Walk for CoreModel {
     type Node<'n> = &'n State;
 
-    fn core(&mut self) -> &mut CoreModel {
-        self
+    fn record(&mut self) -> (&mut Notes, &mut bool, &mut Vec<Call>) {
+        (&mut self.judge.notes, &mut self.recording, &mut self.calls)
+    }
+
+    fn empty(&self) -> State {
+        self.empty.clone()
     }
 
     fn first<'n>(&self, empty: &'n State) -> &'n State {

@@ -17,6 +17,7 @@ use crate::check::properties::outcomes::check_events;
 use crate::check::search::arena::Arena;
 use crate::check::search::core_model::{CoreModel, caught};
 use crate::check::search::path::{Path, Stop, Visit, Walk};
+use crate::check::search::report::Notes;
 use crate::check::world::model::Fingerprint;
 use crate::oracle::calls::{Call, Value};
 use crate::oracle::contents::Ghost;
@@ -285,8 +286,12 @@ impl FlightModel {
 impl Walk for FlightModel {
     type Node<'n> = Node;
 
-    fn core(&mut self) -> &mut CoreModel {
-        &mut self.core
+    fn record(&mut self) -> (&mut Notes, &mut bool, &mut Vec<Call>) {
+        self.core.record()
+    }
+
+    fn empty(&self) -> State {
+        self.core.empty.clone()
     }
 
     fn first(&self, empty: &State) -> Node {

@@ -5,7 +5,6 @@
 
 use crate::check::properties::checker::shown;
 use crate::check::search::actions::Move;
-use crate::check::search::core_model::CoreModel;
 use crate::check::search::report::{MoveNames, Notes};
 use crate::check::world::model::{Broken, Edge, Fingerprint, Model, Sink};
 use crate::oracle::calls::Call;
@@ -72,8 +71,11 @@ pub(crate) trait Walk: Send + Sized {
     /// A node, as the visitors get it.
     type Node<'n>;
 
-    /// What makes and judges the calls.
-    fn core(&mut self) -> &mut CoreModel;
+    /// What is counted, whether the calls are kept, and the calls.
+    fn record(&mut self) -> (&mut Notes, &mut bool, &mut Vec<Call>);
+
+    /// A state that holds nothing.
+    fn empty(&self) -> State;
 
     /// The first node; empty: a state that holds nothing.
     fn first<'n>(&self, empty: &'n State) -> Self::Node<'n>;
@@ -103,18 +105,20 @@ fn recorded<W: Walk>(
     packed: &[u8],
     visit: &mut Visit<'_, W>,
 ) -> (Result<(), Stop>, Vec<Call>) {
-    let notes = model.core().judge.notes.clone();
-    model.core().recording = true;
+    let (counted, recording, _) = model.record();
+    let before = counted.clone();
+    *recording = true;
     let walked = model.walk(packed, visit);
-    model.core().recording = false;
-    model.core().judge.notes = notes;
-    (walked, std::mem::take(&mut model.core().calls))
+    let (counted, recording, calls) = model.record();
+    *recording = false;
+    *counted = before;
+    (walked, std::mem::take(calls))
 }
 
 impl<W: Walk> Model for W {
     fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
         let broken = |violation| Broken { violation, calls: Vec::new() };
-        let empty = self.core().empty.clone();
+        let empty = self.empty();
         let node = self.first(&empty);
         self.check(&node).map_err(broken)?;
         let name = self.fingerprint(&node).map_err(broken)?;
@@ -122,7 +126,7 @@ impl<W: Walk> Model for W {
     }
 
     fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
-        std::mem::swap(&mut self.core().judge.notes, notes);
+        std::mem::swap(self.record().0, notes);
         let walked = self.walk(node, &mut |model, number, reached| {
             let name = model.fingerprint(&reached)?;
             if sink.is_new(name) {
@@ -132,7 +136,7 @@ impl<W: Walk> Model for W {
             }
             Ok(())
         });
-        std::mem::swap(&mut self.core().judge.notes, notes);
+        std::mem::swap(self.record().0, notes);
         let Err(Stop::Broken(violation)) = walked else {
             self.forget(node);
             return Ok(());
