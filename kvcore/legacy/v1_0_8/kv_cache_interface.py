@@ -117,10 +117,12 @@ class AnyFullSpec(sizing.FullAttentionSpec):
 
 @of_original_kind()
 def read_spec(spec: Any) -> LayerSpec:
-    """The spec of `kvcore.sizing` that one stands for.
+    """The spec of `kvcore.sizing` that one stands for; one of `kvcore.sizing` stands for itself.
 
     Raises WrongArgument, InvalidCount, UnknownDtype, WindowWithMla.
     """
+    if isinstance(spec, LayerSpec):
+        return spec
     shape = read_fields("a spec", spec, *SHAPE)
     shape["dtype"] = str(shape["dtype"]).removeprefix("torch.")
     shape["use_mla"] = bool(getattr(spec, "use_mla", False))

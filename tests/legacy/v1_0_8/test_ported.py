@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvcore import sizing
 from kvcore.legacy.v1_0_8.block_pool import BlockPool
 from kvcore.legacy.v1_0_8.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    read_spec,
 )
 from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
 from kvcore.legacy.v1_0_8.kv_cache_utils import (
@@ -312,3 +314,10 @@ def test_no_new_full_block_asks_for_no_hash(backend: Backend) -> None:
 def test_a_pool_has_a_block(backend: Backend, num_blocks: Any) -> None:
     with pytest.raises(AssertionError, match="num_blocks"):
         BlockPool(num_blocks, True, backend=backend)
+
+
+def test_a_spec_of_sizing_stands_for_itself() -> None:
+    window = sizing.SlidingWindowSpec(
+        block_size=4, num_kv_heads=1, head_size=8, dtype="float16", window=8
+    )
+    assert read_spec(window) is window
