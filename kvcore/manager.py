@@ -310,7 +310,7 @@ class KVCacheManager:
         return self._core.get_block_keys(request_id)
 
     def has_key(self, block: int) -> bool:
-        """Whether a device block can be found; the null block counts as such. Changes nothing."""
+        """Whether a device block can be found; the null block counts as found. Changes nothing."""
         return self._core.has_key(block)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:

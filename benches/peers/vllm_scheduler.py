@@ -20,6 +20,7 @@ class VllmScheduler:
         self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
+        """Make a request of a prompt and keep it; a subclass's duty."""
         raise NotImplementedError
 
     def prefill(self, request: int, end: int) -> None:

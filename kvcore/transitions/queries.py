@@ -73,7 +73,7 @@ def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
 
 
 def has_key(state: State, block: int) -> bool:
-    """Whether a device block is findable; the null block counts as such. Raises UnknownBlock."""
+    """Whether a device block is findable; the null block counts as found. Raises UnknownBlock."""
     pool, number = state.device, read_int(block)
     if isinstance(number, int) and 0 <= number < pool.first_block:
         return True
