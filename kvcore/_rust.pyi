@@ -171,7 +171,7 @@ class Manager:
         """
     def has_key(self, /, block: int) -> bool:
         """
-        Whether a device block is findable; the null block counts as such. Changes nothing.
+        Whether a device block is findable; the null block counts as found. Changes nothing.
         """
     @property
     def in_flight(self, /) -> tuple[int, ...]:

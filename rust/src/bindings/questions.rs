@@ -97,7 +97,7 @@ impl Manager {
         values::keys(slf.py(), &keys)
     }
 
-    /// Whether a device block is findable; the null block counts as such. Changes nothing.
+    /// Whether a device block is findable; the null block counts as found. Changes nothing.
     #[pyo3(signature = (block))]
     fn has_key<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<bool> {
         let mut given = Given::default();

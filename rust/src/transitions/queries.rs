@@ -60,7 +60,7 @@ pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<V
     Ok(state.config.groups.iter().zip(&request.tables).map(common).collect())
 }
 
-/// Whether a device block is findable; the null block counts as such. Fails with UnknownBlock.
+/// Whether a device block is findable; the null block counts as found. Fails with UnknownBlock.
 pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
     if block == 0 && state.is_null(NULL_BLOCK) {
         return Ok(true);
