@@ -16,7 +16,6 @@ from kvcore import _twin
 from kvcore.check import Report, check
 from kvcore.check.profiles.registry import PROFILES, Profile
 from kvcore.check.search.coverage import missed
-from kvcore.check.search.search import loads_in_flight
 
 
 def main() -> int:
@@ -34,8 +33,6 @@ def main() -> int:
         workers = os.cpu_count() or 1
         seconds, report = {}, None
         backends = ["rust"] if profile.backend == "rust" else ["python", "rust"]
-        if loads_in_flight(profile.world):
-            backends = ["both"]
         for backend in backends:
             if backend == "rust" and not _twin.available():
                 continue
@@ -44,7 +41,6 @@ def main() -> int:
             wrong += is_wrong(name, profile, report)
         if report is not None:
             row = f"{name:<21} {report.num_states:>9,} {report.num_edges:>10,} {report.depth:>5}"
-            seconds.setdefault("python", seconds.get("both", "-"))
             times = (seconds.get(backend, "-") for backend in ("python", "rust"))
             print(row, *(f"{each:>8}" for each in times), flush=True)
     return int(wrong > 0)

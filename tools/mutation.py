@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tools.mutation_stages import ROOT, STAGES, UNBUILT, Scratch, Stage
+from tools.mutation_stages import ROOT, STAGES, UNBUILT, Scratch, Stage, known_tests
 from tools.mutation_table import LANGUAGES, Row, apply_row, find_line, read_table, write_table
 
 SEED = "kvcore one-line defects 1"
@@ -105,12 +105,19 @@ def draw(language: str) -> None:
     """Keep the rows that still apply, and fill the table up in the order of the seed."""
     old = read_table(language)
     rows = [row for row in old if applies(row)]
+    known = known_tests(language)
+    lost = [row for row in rows if row.status == "killed" and row.test not in known]
+    for row in lost:
+        row.status, row.stage, row.test = "unrun", "", ""
     places = {(row.file, *row.before, row.was) for row in rows}
     for row in drawn(language):
         if len(rows) < NUM_ROWS and (row.file, *row.before, row.was) not in places:
             rows.append(row)
     write_table(language, rows)
-    print(f"{language}: {len(rows)} rows, {len(old)} before; gone stale: {num_stale(old)}")
+    print(
+        f"{language}: {len(rows)} rows, {len(old)} before; gone stale: {num_stale(old)}; "
+        f"the test that killed it is gone: {len(lost)}"
+    )
 
 
 def applies(row: Row) -> bool:

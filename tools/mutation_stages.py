@@ -20,6 +20,8 @@ from pathlib import Path
 
 import attrs
 
+from tools.mutation_table import UNNAMED
+
 ROOT = Path(__file__).parents[1]
 GIB = 1 << 30
 UNBUILT = "does not compile"
@@ -99,6 +101,17 @@ STAGES = {
         ),
     ],
 }
+
+
+def known_tests(language: str) -> set[str]:
+    """The names of all tests that can kill a defect, as `Row.test` has them."""
+    listing = (
+        (*PYTEST, "--collect-only", *NOT_THESE)
+        if language == "python"
+        else (*CARGO, "--quiet", "--", "--list", "--format=terse")
+    )
+    lines = subprocess.check_output(listing, cwd=ROOT, text=True).splitlines()
+    return {*UNNAMED, *(line.removesuffix(": test") for line in lines)}
 
 
 class Scratch:

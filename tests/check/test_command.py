@@ -22,9 +22,8 @@ from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.coverage import missed, needless
 from kvcore.check.search.report import Report
-from kvcore.check.search.search import loads_in_flight
 from kvcore.cli.pipes import READER_GONE
-from tests.conftest import need_twin
+from tests.conftest import Backend, need_twin
 
 FEW_EDGES = 22_000
 """How many edges Python explores in some seconds."""
@@ -193,9 +192,12 @@ def test_options_that_contradict_each_other_are_refused_in_one_sentence(
     assert err.count("\n") == 1
 
 
-def test_external_loads_in_flight_can_be_let_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_external_loads_in_flight_can_be_let_fail(
+    capsys: pytest.CaptureFixture[str], backend: Backend
+) -> None:
     words = ("--external", "1", "--loads-fail", "--moves", "calls", "--max-in-flight", "1")
-    code, out, _ = run(capsys, *SMALL, *words, "--block-size", "1", "--limit", "300", "--json")
+    size = (*SMALL, "--block-size", "1", "--limit", "300", "--backend", backend)
+    code, out, _ = run(capsys, *size, *words, "--json")
     found = json.loads(out)
     assert (code, found["verdict"]) == (command.FINE, "bounded by states")
     assert found["calls"]["rewind: done"]
@@ -301,7 +303,7 @@ def check_named(capsys: pytest.CaptureFixture[str], name: str, *backends: str) -
 def test_a_named_world_is_complete_and_right(capsys: pytest.CaptureFixture[str], name: str) -> None:
     wanted = PROFILES[name]
     in_flight = wanted.world.config.max_in_flight and wanted.num_edges < FEW_EDGES
-    backends = ["rust"] if twin_is_there() and not loads_in_flight(wanted.world) else []
+    backends = ["rust"] if twin_is_there() else []
     if in_flight or not (backends or wanted.backend == "rust"):
         backends.append("python")
     check_named(capsys, name, *backends)
@@ -313,7 +315,7 @@ def test_a_slow_named_world_is_complete_and_right(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     need_twin()
-    check_named(capsys, name, "both" if loads_in_flight(PROFILES[name].world) else "rust")
+    check_named(capsys, name, "rust")
 
 
 @pytest.mark.slow

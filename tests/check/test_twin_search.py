@@ -143,11 +143,6 @@ def test_encoders_in_flight_are_refused() -> None:
         check(where)
 
 
-def test_external_loads_in_flight_are_refused_by_the_twin() -> None:
-    with pytest.raises(ValueError, match="external loads in flight are Python's alone"):
-        check(PROFILES["flight-loads-fail"].world, backend="rust")
-
-
 def test_a_states_memory_is_bounded() -> None:
     need_twin()
     found = _twin.check_world(engine(4, 2, 4, 4))

@@ -22,6 +22,7 @@ from kvcore.check.profiles.profile import (
 
 FAILING: dict[str, Any] = {"num_external": 1, "loads_fail": True, "moves": "calls"}
 IN_FLIGHT: dict[str, Any] = {**FAILING, **FLYING_SLOTS}
+LEAVING = (2, 2, 2, 2, "truncate", *SWAPS)
 SHOWS = ("call rewind: done", "goal reached")
 
 LOADS_FAIL: dict[str, Profile] = {
@@ -113,17 +114,23 @@ LOADS_FAIL: dict[str, Profile] = {
         world(2, 2, 2, 2, without=STAYING, **IN_FLIGHT),
         20306,
         79962,
-        slow=True,
-        backend="both",
+        backend="rust",
         shows=SHOWS,
+    ),
+    "flight-loads-completed": Profile(
+        "the same, published when a batch is completed",
+        world(2, 2, 2, 2, without=STAYING, publish="completed", **IN_FLIGHT),
+        18521,
+        72258,
+        backend="rust",
+        shows=SHOWS[:1],
     ),
     "flight-loads-fork": Profile(
         "external loads in flight that fail; requests are forked meanwhile",
         world(2, 2, 2, 2, without=("append", "remove_request", "reset_prefix_cache"), **IN_FLIGHT),
         23451,
         92180,
-        slow=True,
-        backend="both",
+        backend="rust",
         shows=SHOWS,
     ),
     "flight-loads-swap": Profile(
@@ -143,5 +150,25 @@ LOADS_FAIL: dict[str, Profile] = {
         4052,
         17388,
         backend="both",
+    ),
+    "flight-loads-leave": Profile(
+        "external loads in flight that fail; two requests, every way to leave",
+        world(*LEAVING, num_host_blocks=2, without=SHARING[-1:], **IN_FLIGHT),
+        322301,
+        1257591,
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "flight-loads-leave-completed": Profile(
+        "the same, published when a batch is completed",
+        world(
+            *LEAVING, num_host_blocks=2, without=SHARING[-1:], publish="completed", **IN_FLIGHT
+        ),
+        287214,
+        1115060,
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
     ),
 }

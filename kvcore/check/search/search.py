@@ -121,17 +121,10 @@ def world_for_twin(what: World | Model[Any], chosen: list[str | Property] | None
     """What is to be explored, if the twin can do it with these properties. Raises ValueError."""
     if not isinstance(what, World):
         raise ValueError("the twin explores worlds, not models of your own")
-    if loads_in_flight(what):
-        raise ValueError("external loads in flight are Python's alone: use python or both")
     own = [each.name for each in chosen or () if isinstance(each, Property)]
     if own:
         raise ValueError(f"the twin knows no property of your own ({own[0]}): use Python")
     return what
-
-
-def loads_in_flight(world: World) -> bool:
-    """Whether external loads are in flight in a world: the twin does not follow those."""
-    return bool(world.config.max_in_flight and world.num_external)
 
 
 def make_expander(

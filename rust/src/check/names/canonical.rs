@@ -139,7 +139,8 @@ impl Namer {
             Renaming { state, rows, name, device, host, tree, prefixes, judged: Ok(()) };
         if !(state.in_flight.is_empty()
             && state.operations.is_empty()
-            && state.batch.published_keys.is_empty())
+            && state.batch.published_keys.is_empty()
+            && state.loads.is_empty())
         {
             renaming.in_flight();
         }

@@ -44,6 +44,12 @@ pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
     for number in node.state.operations.keys() {
         names.put(usize::from(node.started.contains(number)));
     }
+    for failure in &node.unreported {
+        let batch = node.pending.iter().position(|batch| batch.number == failure.batch);
+        names.put(batch.unwrap_or_default());
+        names.place(failure.name.row(&node.state));
+        names.put(failure.first as usize);
+    }
 }
 
 /// The places that a batch uses, by their names.

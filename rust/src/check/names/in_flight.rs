@@ -7,11 +7,12 @@
 //! writes to come, contents of every block, and the worker's tables where these are not the
 //! state's. Twin: kvcore/check/names/in_flight.py.
 
+use crate::oracle::calls::Name;
 use crate::oracle::contents::{Content, Ghost, Place};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::{Schedule, Write};
 use crate::pool::block_pool::BlockPool;
-use crate::state::batch_records::in_order;
+use crate::state::batch_records::{UnconfirmedLoad, in_order};
 use crate::state::state::State;
 use crate::types::commands::{Command, Commands, Tier};
 use crate::types::ids::{BlockId, Row};
@@ -33,6 +34,16 @@ pub(crate) struct Pending {
     pub(crate) executed: bool,
 }
 
+/// An executed load that failed, which the engine has yet to report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unreported {
+    pub(crate) batch: u64,
+    /// The request that loads.
+    pub(crate) name: Name,
+    /// The first token that is missing.
+    pub(crate) first: u32,
+}
+
 /// A state, the batches in flight, and what the executed ones left in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
@@ -46,13 +57,21 @@ pub(crate) struct Node {
     pub(crate) started: Vec<u32>,
     /// Whether moves have filled the open batch.
     pub(crate) filled: bool,
+    pub(crate) unreported: Vec<Unreported>,
 }
 
 impl Node {
     /// A state with nothing in flight. memory: holds nothing.
     pub(crate) fn new(state: State, memory: Ghost) -> Self {
-        let (schedule, filled) = (Schedule::default(), false);
-        Node { state, pending: Vec::new(), memory, schedule, started: Vec::new(), filled }
+        Node {
+            state,
+            pending: Vec::new(),
+            memory,
+            schedule: Schedule::default(),
+            started: Vec::new(),
+            filled: false,
+            unreported: Vec::new(),
+        }
     }
 
     /// What is known of the schedule here, to follow calls with.
@@ -150,6 +169,26 @@ pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
             *content = Content::Unknown;
         }
     }
+}
+
+/// The requests that can report a failed load: the one that loads first.
+pub(crate) fn reporters(state: &State, failure: Unreported) -> Vec<Name> {
+    let loader = failure.name.row(state);
+    let is_of = |load: &&UnconfirmedLoad| {
+        let is_loader = load.reporters.first().is_some_and(|each| Some(each.row) == loader);
+        (is_loader || loader.is_none())
+            && load.batch == failure.batch
+            && (load.first..load.end).contains(&failure.first)
+    };
+    let reporters = state.loads.iter().filter(is_of).flat_map(|load| &load.reporters);
+    let able = reporters.filter(|each| each.most > failure.first);
+    able.map(|each| Name::of(&state[each.row])).collect()
+}
+
+/// Forget the failures that no request can report any more: of those, nothing may be left.
+pub(crate) fn keep_reportable(node: &mut Node) {
+    let Node { state, unreported, .. } = node;
+    unreported.retain(|&failure| !reporters(state, failure).is_empty());
 }
 
 /// Whether moves put something into the open batch.

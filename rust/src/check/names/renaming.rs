@@ -151,6 +151,7 @@ impl Renaming<'_> {
             rows.into_iter().for_each(|row| self.put(row));
         }
         self.operations();
+        self.unconfirmed_loads();
     }
 
     fn published_keys(&mut self, given: &[PublishedKey]) {
@@ -178,6 +179,23 @@ impl Renaming<'_> {
         for request in self.rows.iter().filter_map(|&row| state.requests[row].as_ref()) {
             put(self.name, request.num_loading as usize);
             put(self.name, request.load_end as usize);
+        }
+    }
+
+    fn unconfirmed_loads(&mut self) {
+        let state = self.state;
+        for load in state.loads.iter() {
+            let later = state.in_flight.iter().filter(|batch| batch.number <= load.batch).count();
+            self.put_all([later, load.reporters.len(), load.blocks.len()]);
+            self.put_counts([load.first, load.end]);
+            for each in &load.reporters {
+                self.place(Some(each.row));
+                self.put_counts([each.counted, each.most]);
+            }
+            for &(block, end) in &load.blocks {
+                self.device(block);
+                self.put(end as usize);
+            }
         }
     }
 }

@@ -11,7 +11,9 @@
 //! are, under a number, in arena.rs. Twin: kvcore/check/search/flight_model.py.
 
 use crate::check::names::flight_name;
-use crate::check::names::in_flight::{Node, fills, in_flight, keep_live, taken, unused_wait};
+use crate::check::names::in_flight::{
+    Node, Unreported, fills, in_flight, keep_live, keep_reportable, reporters, taken, unused_wait,
+};
 use crate::check::names::renaming::Renaming;
 use crate::check::properties::outcomes::check_events;
 use crate::check::search::arena::Arena;
@@ -19,9 +21,9 @@ use crate::check::search::core_model::{CoreModel, caught};
 use crate::check::search::path::{Path, Stop, Visit, Walk};
 use crate::check::search::report::Notes;
 use crate::check::world::model::Fingerprint;
-use crate::oracle::calls::{Call, Value};
+use crate::oracle::calls::{Call, Name, Value};
 use crate::oracle::contents::Ghost;
-use crate::oracle::schedule::Schedule;
+use crate::oracle::schedule::{Schedule, Write};
 use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::Row;
@@ -57,10 +59,16 @@ impl FlightModel {
         if !node.filled {
             self.walk_paths(node, full, visit)?;
         }
-        if node.waiting().next().is_some() {
-            self.edge("execute", visit, |model| model.execute(node))?;
+        for failing in self.failures(node) {
+            self.edge("execute", visit, |model| model.execute(node, failing))?;
         }
-        if node.pending.first().is_some_and(|batch| batch.executed) {
+        for &failure in &node.unreported {
+            for name in reporters(&node.state, failure) {
+                self.edge("report", visit, |model| model.report_load(node, failure, name))?;
+            }
+        }
+        let is_reported = |number| node.unreported.iter().all(|each| each.batch > number);
+        if node.pending.first().is_some_and(|batch| batch.executed && is_reported(batch.number)) {
             self.edge("complete", visit, |model| model.complete(node))?;
         }
         for number in node.pending.iter().map(|batch| batch.number) {
@@ -148,6 +156,7 @@ impl FlightModel {
             }
         }
         self.note_left(&mut after);
+        keep_reportable(&mut after);
         let judges = &self.core.judge.judges;
         judges.hear(after.schedule.check(&after.state))?;
         judges.hear(after.schedule.check_caps(&after.state))?;
@@ -168,8 +177,20 @@ impl FlightModel {
         self.closed(after, Some(start))
     }
 
+    /// The ways in which the loads of the oldest batch that waits can end, if one waits: all are
+    /// done, or one fails.
+    fn failures(&self, node: &Node) -> Vec<Option<Unreported>> {
+        let Some(batch) = node.waiting().next() else { return Vec::new() };
+        let writes = batch.writes.iter().filter(|_| self.core.world.loads_fail);
+        let failing = writes.flat_map(|write| {
+            let Write { name, start, loaded, .. } = *write;
+            (start..loaded).map(move |first| Unreported { batch: batch.number, name, first })
+        });
+        std::iter::once(None).chain(failing.map(Some)).collect()
+    }
+
     /// Run the oldest batch that waits: its commands, then its forward pass.
-    fn execute(&mut self, node: &Node) -> Result<Node, Violation> {
+    fn execute(&mut self, node: &Node, failing: Option<Unreported>) -> Result<Node, Violation> {
         let mut after = node.clone();
         let waiting = after.pending.iter().position(|batch| !batch.executed);
         let batch = &mut after.pending[waiting.expect("a batch waits")];
@@ -180,7 +201,11 @@ impl FlightModel {
         for (row, nodes) in std::mem::take(&mut batch.nodes) {
             after.memory.set_numbers(row, nodes);
         }
-        let writes = std::mem::take(&mut batch.writes);
+        let mut writes = std::mem::take(&mut batch.writes);
+        for write in &mut writes {
+            let fails = failing.filter(|failure| failure.name == write.name);
+            write.failed = fails.map(|failure| failure.first).or(write.failed);
+        }
         let judged = after.memory.forward_numbered(&writes, &after.schedule);
         self.core.judge.judges.hear(judged)?;
         for command in batch.commands.iter() {
@@ -192,7 +217,31 @@ impl FlightModel {
         after.started.dedup();
         batch.commands.clear();
         batch.executed = true;
+        after.unreported.extend(failing);
+        keep_reportable(&mut after);
         self.closed(after, None)
+    }
+
+    /// Report that an external load failed. Fails with LOAD-FAILED if the report is refused.
+    fn report_load(
+        &mut self,
+        node: &Node,
+        failure: Unreported,
+        name: Name,
+    ) -> Result<Node, Violation> {
+        let mut after = node.clone();
+        after.schedule = node.resumed();
+        let call = Call::Rewind { names: vec![name], num_tokens: failure.first };
+        let Node { state, schedule, .. } = &mut after;
+        let outcome = self.core.call(&node.state, state, schedule, &call)?;
+        if let Value::Misuse(error) = outcome.value {
+            return Err(Violation::new("LOAD-FAILED", format!("the report is refused: {error}")));
+        }
+        self.core.judge.notes.note_goal("reached", outcome.value.fell().len() > 1);
+        self.core.judge.judges.hear(after.schedule.check(&after.state))?;
+        after.filled |= fills(&node.state, &after.state);
+        after.unreported.retain(|&each| each != failure);
+        self.closed(after, Some(&node.state))
     }
 
     /// Complete the oldest batch.
@@ -226,6 +275,7 @@ impl FlightModel {
         }
         self.core.judge.notes.note_goal("cancel", true);
         after.pending.retain(|batch| batch.number < number);
+        after.unreported.retain(|each| each.batch < number);
         after.schedule.resume(&after.state);
         after.schedule.take();
         after.schedule.keep_loads(&after.state);
@@ -334,6 +384,9 @@ impl Walk for FlightModel {
         let judged = self.ghost.forward(state, writes, &node.schedule, prefixes);
         judge.judges.hear(judged)?;
         self.ghost.assume_owners(state);
+        if !node.unreported.is_empty() {
+            return Ok(());
+        }
         self.ghost.check(state, &node.schedule, prefixes)
     }
 
