@@ -10,69 +10,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["BlockPool", "Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
-
-@final
-class BlockPool:
-    """
-    The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
-    """
-    def __new__(cls, num_blocks: SupportsIndex, /, *, null_block: bool = False, eviction: str = "lru") -> BlockPool:
-        """
-        An empty pool, whose blocks are first taken lowest first.
-        """
-    def clear_index(self, /) -> None:
-        """
-        Forget every key.
-        """
-    def commands(self, /) -> Batch:
-        """
-        Hand out the commands since the last call, as a batch of number 0.
-        """
-    def dump(self, /) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
-        """
-        The owners of each block, their keys, the free queue from its front, the pins of each block.
-        """
-    def lookup(self, key: bytes, /) -> int | None:
-        """
-        The block that answers for a key. Changes nothing. Raises InvalidKey.
-        """
-    def pin(self, blocks: Iterable[int], /) -> None:
-        """
-        Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock.
-        """
-    def publish(self, block: int, key: bytes, /) -> None:
-        """
-        Make a block with an owner findable.
-
-        Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
-        """
-    def release(self, blocks: Iterable[int], /) -> None:
-        """
-        Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
-        """
-    def set_priority(self, blocks: Iterable[int], time: Any, length: Any, /) -> None:
-        """
-        Say when blocks were used, and how many tokens their chain has; None changes nothing.
-
-        Raises WrongArgument, UnknownBlock, and InvalidConfig unless the policy is "priority".
-        """
-    def take(self, count: int, /) -> tuple[int, ...] | Refused:
-        """
-        Give `count` blocks from the front one owner each; refused as a whole.
-        """
-    def touch(self, blocks: Iterable[int], /) -> None:
-        """
-        Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
-        """
-    def unpin(self, blocks: Iterable[int], /) -> None:
-        """
-        Undo `pin`. Raises UnknownBlock, NotPinned.
-        """
-    def unpublish(self, block: int, /) -> None:
-        """
-        Forget a block's key, if it has one. Raises UnknownBlock.
-        """
+__all__ = ["Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
 
 @final
 class Manager:
@@ -358,6 +296,16 @@ class Tiers:
 
         Raises UnknownBlock, NoOwner.
         """
+    def pin(self, blocks: Iterable[int], tier: str, /) -> None:
+        """
+        Hold blocks that have an owner or a key. For tests of the pool layer.
+
+        Raises UnknownBlock, UnusedBlock.
+        """
+    def pins(self, /) -> list[int]:
+        """
+        The pins of each device block. For tests of the pool layer.
+        """
     def publish(self, block: int, key: bytes, tier: str, /) -> None:
         """
         Make a block with an owner findable.
@@ -399,6 +347,10 @@ class Tiers:
     def touch(self, blocks: Iterable[int], tier: str, /) -> None:
         """
         Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
+        """
+    def unpin(self, blocks: Iterable[int], tier: str, /) -> None:
+        """
+        Undo `pin`. Raises UnknownBlock, NotPinned.
         """
     def unpublish(self, block: int, tier: str, /) -> None:
         """

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kvcore import Command, _twin
+from kvcore import Command
 from kvcore.pool import transitions
 from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 from tests.pool.test_transitions import Pure
+from tests.pool.twin_pool import TwinPool
 
 KEYS = [bytes([number]) * KEY_SIZE for number in range(4)]
 
@@ -35,29 +36,11 @@ class _PurePool(Pure):
         return emitted
 
 
-class _TwinPool:
-    """The twin's pool."""
-
-    def __init__(self, num_blocks: int, **options: Any) -> None:
-        twin = _twin._rust  # type: ignore[attr-defined] # no way for users
-        self._pool = twin.BlockPool(num_blocks, **options)
-
-    def call(self, name: str, *args: Any) -> Any:
-        return getattr(self._pool, name)(*args)
-
-    def dump(self) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
-        dumped: tuple[list[int], list[bytes | None], list[int], list[int]] = self._pool.dump()
-        return dumped
-
-    def commands(self) -> list[Command]:
-        return list(self._pool.commands())
-
-
 def make_pool(backend: Backend, num_blocks: int, **options: Any) -> Pool:
     """A fresh pool, its blocks in the queue in the order of their ids."""
     if backend == "python":
         return _PurePool(transitions.make_pool(num_blocks, **options))
-    return _TwinPool(num_blocks, **options)
+    return TwinPool(num_blocks, **options)
 
 
 def owners(pool: Pool) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace
 
-from kvcore import Outcome, _twin
+from kvcore import Outcome
 from kvcore.pool import transitions
 from kvcore.pool.block_pool import BlockPool
 from kvcore.types.errors import (
@@ -27,9 +27,9 @@ from kvcore.types.errors import (
 )
 from tests.conftest import Backend
 from tests.helpers.misuse import check_error
+from tests.pool.twin_pool import Dump, TwinPool
 
 KEY, OTHER_KEY = b"\1" * 36, b"\2" * 36
-Picture = tuple[list[int], list[bytes | None], list[int], list[int]]
 
 
 class Pool(Protocol):
@@ -38,7 +38,7 @@ class Pool(Protocol):
     def call(self, name: str, *args: Any) -> Any:
         """Make a pool transition by its name."""
 
-    def picture(self) -> Picture:
+    def dump(self) -> Dump:
         """Owners, keys, the free queue, pins."""
 
 
@@ -58,30 +58,16 @@ class PythonPool:
         self.pool = outcome.state
         return outcome.value
 
-    def picture(self) -> Picture:
+    def dump(self) -> Dump:
         pool = self.pool
         pins = [pool.pins.get(block, 0) for block in range(pool.num_blocks)]
         return list(pool.ref_counts), list(pool.keys), list(pool.queue), pins
 
 
-class RustPool:
-    """The twin's pool."""
-
-    def __init__(self) -> None:
-        self.pool = _twin._rust.BlockPool(4)  # type: ignore[attr-defined] # no way for users
-
-    def call(self, name: str, *args: Any) -> Any:
-        return getattr(self.pool, name)(*args)
-
-    def picture(self) -> Picture:
-        picture: Picture = self.pool.dump()
-        return picture
-
-
 @pytest.fixture
 def pool(backend: Backend) -> Pool:
     """The pool that the header describes."""
-    made: Pool = PythonPool() if backend == "python" else RustPool()
+    made: Pool = PythonPool() if backend == "python" else TwinPool(4)
     assert made.call("take", 2) == (0, 1)
     made.call("publish", 0, KEY)
     made.call("touch", [0])
@@ -124,11 +110,11 @@ BAD: list[tuple[str, tuple[Any, ...], KvcoreError]] = [
 def test_a_wrong_pool_call_raises_and_changes_nothing(
     pool: Pool, name: str, args: tuple[Any, ...], expected: KvcoreError
 ) -> None:
-    before = pool.picture()
+    before = pool.dump()
     with pytest.raises(KvcoreError) as caught:
         pool.call(name, *args)
     check_error(caught.value, expected)
-    assert pool.picture() == before
+    assert pool.dump() == before
 
 
 def test_a_block_that_was_freed_is_not_freed_again(pool: Pool) -> None:
@@ -137,7 +123,7 @@ def test_a_block_that_was_freed_is_not_freed_again(pool: Pool) -> None:
         pool.call("release", [0])
     check_error(caught.value, DoubleFree(block=0, ref_count=0, requested=1))
     # Its last two owners are gone, so it is behind the blocks that were never used, with its key.
-    assert pool.picture() == ([0, 2, 0, 0], [KEY, None, None, None], [2, 3, 0], [0, 1, 0, 0])
+    assert pool.dump() == ([0, 2, 0, 0], [KEY, None, None, None], [2, 3, 0], [0, 1, 0, 0])
 
 
 def test_null_block_of_a_pool_is_no_block_of_it() -> None:

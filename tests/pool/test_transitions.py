@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, get_args
 
 import pytest
@@ -17,6 +16,7 @@ from kvcore.types.commands import Command
 from kvcore.types.errors import KvcoreError
 from kvcore.types.keys import KEY_SIZE
 from tests.conftest import need_twin
+from tests.pool.twin_pool import Dump, TwinPool
 
 NUM_BLOCKS = 5
 KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
@@ -72,7 +72,7 @@ class Pure:
         self.emitted += outcome.commands
         return outcome.value
 
-    def dump(self) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
+    def dump(self) -> Dump:
         """Owners, keys, free queue and pins."""
         pool = self.pool
         pins = [pool.pins.get(block, 0) for block in range(pool.num_blocks)]
@@ -88,13 +88,11 @@ def test_both_pools_agree_call_by_call(
     null_block: bool, eviction: PoolEviction, story: list[tuple[Any, ...]]
 ) -> None:
     pure = Pure(make_pool(NUM_BLOCKS, null_block=null_block, eviction=eviction))
-    twin = importlib.import_module("kvcore._rust").BlockPool(
-        NUM_BLOCKS, null_block=null_block, eviction=eviction
-    )
+    twin = TwinPool(NUM_BLOCKS, null_block=null_block, eviction=eviction)
     for name, *args in story:
-        assert answer(pure.call, name, *args) == answer(getattr(twin, name), *args)
+        assert answer(pure.call, name, *args) == answer(twin.call, name, *args)
         assert pure.dump() == twin.dump()
-        assert pure.emitted == list(twin.commands())
+        assert pure.emitted == twin.commands()
         pure.emitted.clear()
 
 

@@ -17,7 +17,6 @@ mod judge;
 mod lists;
 mod manager;
 mod methods;
-mod pool_layer;
 mod questions;
 mod requests;
 mod tables;
@@ -37,8 +36,6 @@ mod _rust {
     use super::judge::judge_state;
     #[pymodule_export]
     use super::manager::Manager;
-    #[pymodule_export]
-    use super::pool_layer::BlockPool;
     #[pymodule_export]
     use super::tiers::Tiers;
 }

@@ -11,15 +11,17 @@ use crate::bindings::arguments::{
     BlockArg, BlocksArg, CountArg, HashesArg, NumberArg, TierArg, items, length, pool_eviction,
     tier, time,
 };
-use crate::bindings::errors::{Given, Wrong, raise_in, wrong_argument};
-use crate::bindings::pool_layer::{read_key, read_number};
+use crate::bindings::errors::{Given, Wrong, raise, raise_in, wrong_argument};
 use crate::bindings::tiers_dump::{Dump, dump, numbers};
 use crate::bindings::values;
 use crate::bindings::values::{PyBatch, PyCopied, PyNumbers, PyTaken};
 use crate::legacy::blocks::tiers;
 use crate::legacy::blocks::tiers::{Misuse, make_tiers};
+use crate::pool::transitions as layer;
 use crate::types::commands::Tier;
-use crate::types::keys::Key;
+use crate::types::errors::Error;
+use crate::types::ids::BlockId;
+use crate::types::keys::{KEY_SIZE, Key};
 
 /// The blocks of one or two tiers and an open batch. `kvcore.legacy.blocks.blocks` is the way to
 /// use it.
@@ -37,7 +39,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
-        transition(&mut self.0, &ids, tier).map_err(|misuse| raise_in(py, misuse, &given))
+        heard(py, &given, transition(&mut self.0, &ids, tier))
     }
 
     /// Run a query about one block.
@@ -50,7 +52,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let id = given.block(block.0)?;
-        question(&self.0, id, tier).map_err(|misuse| raise_in(py, misuse, &given))
+        heard(py, &given, question(&self.0, id, tier))
     }
 
     /// Run a transition of a pair of blocks.
@@ -62,13 +64,13 @@ impl Tiers {
     ) -> PyResult<()> {
         let (mut given, py) = (Given::default(), first.0.py());
         let (first, second) = (given.block(first.0)?, given.block(second.0)?);
-        transition(&mut self.0, first, second).map_err(|misuse| raise_in(py, misuse, &given))
+        heard(py, &given, transition(&mut self.0, first, second))
     }
 
     /// A tier that is there. Raises WrongArgument, NoHostTier.
     pub(super) fn tier(&self, name: TierArg<'_, '_>) -> PyResult<Tier> {
         let (tier, py) = (tier(name)?, name.0.py());
-        self.0.pool(tier).map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        heard(py, &Given::default(), self.0.pool(tier))?;
         Ok(tier)
     }
 }
@@ -100,11 +102,9 @@ impl Tiers {
     ) -> PyResult<PyTaken<'py>> {
         let (mut given, py) = (Given::default(), count.0.py());
         let tier = self.tier(tier)?;
-        let asked = given.count(count)?;
-        let count = read_number(asked).map_err(|error| Wrong::from(error).raise(py, &given))?;
-        let outcome =
-            tiers::take(&mut self.0, count, tier).map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::granted(py, outcome, &given)
+        let count = read_number(py, &mut given, count)?;
+        let outcome = tiers::take(&mut self.0, count, tier);
+        values::granted(py, heard(py, &given, outcome)?, &given)
     }
 
     /// Touch blocks and take `count` others; refused as a whole.
@@ -120,13 +120,11 @@ impl Tiers {
     ) -> PyResult<PyTaken<'py>> {
         let (mut given, py) = (Given::default(), count.0.py());
         let tier = self.tier(tier)?;
-        let asked = given.count(count)?;
-        let count = read_number(asked).map_err(|error| Wrong::from(error).raise(py, &given))?;
+        let count = read_number(py, &mut given, count)?;
         let ids = given.blocks(blocks)?;
         let keys = keys.map(|keys| key_each(py, keys, ids.len())).transpose()?;
-        let outcome = tiers::admit(&mut self.0, &ids, count, keys.as_deref(), tier)
-            .map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::granted(py, outcome, &given)
+        let outcome = tiers::admit(&mut self.0, &ids, count, keys.as_deref(), tier);
+        values::granted(py, heard(py, &given, outcome)?, &given)
     }
 
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
@@ -139,6 +137,30 @@ impl Tiers {
     #[pyo3(signature = (blocks, tier, /))]
     fn release(&mut self, blocks: BlocksArg<'_, '_>, tier: TierArg<'_, '_>) -> PyResult<()> {
         self.change_blocks(blocks, tier, tiers::release)
+    }
+
+    /// Hold blocks that have an owner or a key. For tests of the pool layer.
+    ///
+    /// Raises UnknownBlock, UnusedBlock.
+    #[pyo3(signature = (blocks, tier, /))]
+    fn pin(&mut self, blocks: BlocksArg<'_, '_>, tier: TierArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, tier, |tiers, ids, tier| {
+            tiers.run(tier, |pool, effects| layer::pin(pool, ids, effects))
+        })
+    }
+
+    /// Undo `pin`. Raises UnknownBlock, NotPinned.
+    #[pyo3(signature = (blocks, tier, /))]
+    fn unpin(&mut self, blocks: BlocksArg<'_, '_>, tier: TierArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, tier, |tiers, ids, tier| {
+            tiers.run(tier, |pool, effects| layer::unpin(pool, ids, effects))
+        })
+    }
+
+    /// The pins of each device block. For tests of the pool layer.
+    fn pins(&self) -> Vec<u32> {
+        let pool = &self.0.device;
+        (0..pool.num_blocks()).map(|block| pool.num_pins(BlockId(block))).collect()
     }
 
     /// Make a block with an owner findable.
@@ -154,7 +176,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let (key, id) = (read_key(py, key)?, given.block(block.0)?);
-        tiers::publish(&mut self.0, id, key, tier).map_err(|misuse| raise_in(py, misuse, &given))
+        heard(py, &given, tiers::publish(&mut self.0, id, key, tier))
     }
 
     /// Make blocks with owners findable, in order, by a key each; all of them or none.
@@ -171,8 +193,7 @@ impl Tiers {
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
         let keys = key_each(py, keys, ids.len())?;
-        tiers::publish_all(&mut self.0, &ids, &keys, tier)
-            .map_err(|misuse| raise_in(py, misuse, &given))
+        heard(py, &given, tiers::publish_all(&mut self.0, &ids, &keys, tier))
     }
 
     /// Forget a block's key, if it has one. Raises UnknownBlock.
@@ -181,7 +202,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let id = given.block(block.0)?;
-        tiers::unpublish(&mut self.0, id, tier).map_err(|misuse| raise_in(py, misuse, &given))
+        heard(py, &given, tiers::unpublish(&mut self.0, id, tier))
     }
 
     /// Say when blocks were used, and how many tokens their chain has; None changes nothing.
@@ -206,8 +227,7 @@ impl Tiers {
     #[pyo3(signature = (tier, /))]
     fn clear_index(&mut self, tier: TierArg<'_, '_>) -> PyResult<()> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
-        tiers::clear_index(&mut self.0, tier)
-            .map_err(|misuse| raise_in(py, misuse, &Given::default()))
+        heard(py, &Given::default(), tiers::clear_index(&mut self.0, tier))
     }
 
     /// Copy a device block for one of its owners, which moves to the copy that is returned.
@@ -217,9 +237,7 @@ impl Tiers {
     fn copy<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
         let (mut given, py) = (Given::default(), block.0.py());
         let id = given.block(block.0)?;
-        let outcome =
-            tiers::copy(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::copied(py, outcome)
+        values::copied(py, heard(py, &given, tiers::copy(&mut self.0, id))?)
     }
 
     /// Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
@@ -247,8 +265,7 @@ impl Tiers {
     fn lookup(&self, key: &[u8], tier: TierArg<'_, '_>) -> PyResult<Option<u32>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let found = tiers::lookup(&self.0, &read_key(py, key)?, tier);
-        let block = found.map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
-        Ok(block.map(|block| block.0))
+        Ok(heard(py, &Given::default(), found)?.map(|block| block.0))
     }
 
     /// The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
@@ -260,16 +277,15 @@ impl Tiers {
     ) -> PyResult<PyNumbers<'py>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let keys = read_keys(&items(keys.0)?)?;
-        let found = tiers::lookup_prefix(&self.0, &keys, tier)
-            .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
-        values::numbers(py, numbers(found))
+        let found = tiers::lookup_prefix(&self.0, &keys, tier);
+        values::numbers(py, numbers(heard(py, &Given::default(), found)?))
     }
 
     /// Blocks in the free queue.
     #[pyo3(signature = (tier, /))]
     fn num_free(&self, tier: TierArg<'_, '_>) -> PyResult<u32> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
-        tiers::num_free(&self.0, tier).map_err(|misuse| raise_in(py, misuse, &Given::default()))
+        heard(py, &Given::default(), tiers::num_free(&self.0, tier))
     }
 
     /// Owners of a block. Raises UnknownBlock.
@@ -288,9 +304,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
-        let counts = tiers::ref_counts(&self.0, &ids, tier)
-            .map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::numbers(py, counts)
+        values::numbers(py, heard(py, &given, tiers::ref_counts(&self.0, &ids, tier))?)
     }
 
     /// The key of a block. Raises UnknownBlock.
@@ -308,8 +322,7 @@ impl Tiers {
     #[pyo3(signature = (tier, /))]
     fn free_blocks<'py>(&self, tier: TierArg<'_, 'py>) -> PyResult<PyNumbers<'py>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
-        let blocks = tiers::free_blocks(&self.0, tier)
-            .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        let blocks = heard(py, &Given::default(), tiers::free_blocks(&self.0, tier))?;
         values::numbers(py, numbers(blocks))
     }
 
@@ -322,6 +335,28 @@ impl Tiers {
     fn dump<'py>(&self, py: Python<'py>) -> PyResult<Dump<'py>> {
         dump(py, &self.0)
     }
+}
+
+/// What a call gives, or its error raised.
+fn heard<T>(py: Python<'_>, given: &Given<'_>, outcome: Result<T, Misuse>) -> PyResult<T> {
+    outcome.map_err(|misuse| raise_in(py, misuse, given))
+}
+
+/// A count of blocks; one that is more than any tier has stands for all such. Raises InvalidCount.
+fn read_number<'py>(
+    py: Python<'py>,
+    given: &mut Given<'py>,
+    count: CountArg<'_, 'py>,
+) -> PyResult<u64> {
+    let value = given.count(count)?;
+    let wrong = |_| Wrong::from(Error::InvalidCount { name: "count", value, least: 0 });
+    u64::try_from(value).map_err(|error| wrong(error).raise(py, given))
+}
+
+/// A key of the right size. Raises InvalidKey.
+pub(crate) fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
+    let (size, expected) = (key.len() as i64, KEY_SIZE as i64);
+    key.try_into().map(Key).map_err(|_| raise(py, Error::InvalidKey { size, expected }))
 }
 
 /// One key per block. Raises WrongArgument, InvalidKey.

@@ -25,7 +25,7 @@ use crate::types::values::{Admitted, Reason, Refused};
 /// The blocks of the device and the host, None without a host tier, and the open batch.
 #[derive(Debug, Clone)]
 pub struct Tiers {
-    device: BlockPool,
+    pub(crate) device: BlockPool,
     host: Option<BlockPool>,
     number: u64,
     pub(crate) effects: Effects,
