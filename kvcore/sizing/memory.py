@@ -83,6 +83,12 @@ def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limi
     )
 
 
+def at_least_none(available_bytes: int) -> int:
+    """These bytes of memory, 0 if they are negative. Raises WrongArgument for no integer."""
+    check_integer("available_bytes", available_bytes)
+    return max(0, available_bytes)
+
+
 def check_memory(name: str, num_bytes: int, *, least: int = 1) -> None:
     """Raise unless this many bytes can be a device's memory for the cache.
 

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a pool as the objects that V1's managers hand out, and the pool's free queue.
+"""Blocks of a pool as the objects that V1's managers hand out, and free queues of them.
 
-A view keeps no state: it reads the blocks of a facade at each access. The queue moves with the
-owners of the blocks, so it can be read but not changed. Source: S001-06, 09, 83;
-S004-12, 16.
+A view keeps no state: it reads the blocks of a facade at each access. The queue of a manager moves
+with the owners of the blocks, so it can be read but not changed (`PoolQueue`). A block that is made
+by itself is a pool of one block; such blocks can be linked to a queue, each to one at most
+(`LinkedQueue`). Source: S001-06 to 20, 83; S004-12, 16.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.blocks.blocks import BackendName, Backing
+from kvcore.types.arguments import check_kind
 from kvcore.types.errors import KvcoreError
 
 T = TypeVar("T", bound="BlockView")
@@ -24,19 +26,47 @@ class NotByHand(KvcoreError):
     message = "block {block}: a pool's free queue changes by {calls} alone"
 
 
+class NoFreeBlocks(KvcoreError):
+    """The free queue is empty."""
+
+    message = "No free blocks available"
+
+
+class NotInQueue(KvcoreError, RuntimeError):
+    """A block is taken out of a free queue that it is not in."""
+
+    message = "block {block} is not in the free queue"
+
+
+class AlreadyInQueue(KvcoreError, RuntimeError):
+    """A block is in a free queue, and can be in one only, once."""
+
+    message = "block {block} is in the free queue already"
+
+
 class BlockView:
     """One block: its id, and its owners and its neighbours in the free queue as they are now.
 
-    place: its number in the pool, which is its id unless the block is in no manager's pool.
     content: what a manager notes of the content that the block was last given.
     """
 
-    __slots__ = ("_place", "_pool", "_queue", "block_id", "content")
+    __slots__ = ("_after", "_before", "_place", "_pool", "_queue", "block_id", "content")
 
-    def __init__(self, block_id: int, pool: Backing, place: int, queue: Any) -> None:
+    _before: Any
+    _after: Any
+
+    def __init__(
+        self,
+        block_id: int,
+        pool: Backing | None = None,
+        queue: Any = None,
+        *,
+        backend: BackendName = "python",
+    ) -> None:
+        """pool, queue: of a manager, if it is in one; backend: of a block that is in none."""
         self.block_id = block_id
-        self._pool = pool
-        self._place = place
+        self._place = 0 if pool is None else block_id
+        self._pool = pool or Backing(1, backend=backend)
         self._queue = queue
         self.content: Any = None
 
@@ -44,6 +74,10 @@ class BlockView:
     def ref_cnt(self) -> int:
         """Number of owners."""
         return self._pool.blocks.ref_count(self._place, "device")
+
+    def _is_alone(self) -> bool:
+        """Whether its pool is its own."""
+        return not isinstance(self._queue, PoolQueue)
 
     @property
     def prev_free_block(self) -> Any:
@@ -89,15 +123,16 @@ class BlockQueue(ABC, Generic[T]):
 
 
 class PoolQueue(BlockQueue[T]):
-    """The free queue of a pool, to be read. A question costs O(free blocks).
+    """The free queue of a pool, to be read, with the views of all blocks of the pool.
 
-    blocks: the view of each block of the pool. calls: names of the calls that move the queue.
+    kinds: the class of each view. calls: names of the calls that move the queue. A question costs
+    O(free blocks).
     """
 
-    def __init__(self, pool: Backing, blocks: Sequence[T], calls: str) -> None:
+    def __init__(self, pool: Backing, kinds: Iterable[type[T]], calls: str) -> None:
         self._pool = pool
-        self._blocks = blocks
         self._calls = calls
+        self.blocks = [kind(number, pool=pool, queue=self) for number, kind in enumerate(kinds)]
 
     @property
     def num_free_blocks(self) -> int:
@@ -106,7 +141,7 @@ class PoolQueue(BlockQueue[T]):
 
     def get_all_free_blocks(self) -> list[T]:
         """The blocks from head to tail."""
-        return [self._blocks[number] for number in self._pool.blocks.free_blocks("device")]
+        return [self.blocks[number] for number in self._pool.blocks.free_blocks("device")]
 
     def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
         """The blocks before and behind one; None for none, and if it is not in the queue."""
@@ -119,6 +154,67 @@ class PoolQueue(BlockQueue[T]):
         raise NotByHand(block=block and block.block_id, calls=self._calls)
 
     append = popleft = remove
+
+
+class LinkedQueue(BlockQueue[T]):
+    """Blocks of no pool in the order in which they leave, linked to each other in a ring.
+
+    blocks: at the beginning, in this order; none is allowed. They may join again, and others too.
+    """
+
+    kind: type[T]
+
+    def __init__(self, blocks: Sequence[T]) -> None:
+        """Raises WrongArgument, AlreadyInQueue."""
+        self.num_free_blocks = 0
+        self._end = self.kind.__new__(self.kind)
+        self._end._before = self._end._after = self._end
+        try:
+            for block in blocks:
+                self.append(block)
+        except KvcoreError:
+            while self.num_free_blocks:
+                self.popleft()
+            raise
+
+    def popleft(self) -> T:
+        """Take out the block at the head. Raises NoFreeBlocks."""
+        block: T = self._end._after
+        if block is self._end:
+            raise NoFreeBlocks
+        self.remove(block)
+        return block
+
+    def remove(self, block: T) -> None:
+        """Take a block out, from wherever it is. Raises WrongArgument, NotInQueue."""
+        check_kind("block", block, self.kind)
+        if block._queue is not self:
+            raise NotInQueue(block=block.block_id)
+        block._before._after, block._after._before = block._after, block._before
+        block._queue = None
+        self.num_free_blocks -= 1
+
+    def append(self, block: T) -> None:
+        """Put a block at the tail. Raises WrongArgument, AlreadyInQueue."""
+        check_kind("block", block, self.kind)
+        if block._queue is not None:
+            raise AlreadyInQueue(block=block.block_id)
+        block._queue, block._before, block._after = self, self._end._before, self._end
+        self._end._before._after = self._end._before = block
+        self.num_free_blocks += 1
+
+    def get_all_free_blocks(self) -> list[T]:
+        """The blocks from head to tail. Cost: O(blocks)."""
+        found = [self._end]
+        while (block := found[-1]._after) is not self._end:
+            found.append(block)
+        return found[1:]
+
+    def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
+        """The blocks before and behind one of this queue."""
+        end = self._end
+        before, after = (block or end)._before, (block or end)._after
+        return None if before is end else before, None if after is end else after
 
 
 class CachedBlocks(Mapping[Any, Mapping[int, T]]):

@@ -70,11 +70,10 @@ def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[byt
         return keys_of([read_record(record) for record in records], backend)
 
 
-def _make_key(record: Any, backend: BackendName) -> bytes:
-    record = read_record(record)
+def _make_key(record: BlockHashType, backend: BackendName) -> bytes:
     hash_block = _twin.hash_block if backend == "rust" else block_hash.hash_block
     record._key = content_key(record, hash_block)
-    return bytes(record._key)
+    return record._key
 
 
 def read_record(record: Any) -> BlockHashType:

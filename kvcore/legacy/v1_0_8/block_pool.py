@@ -39,13 +39,10 @@ class BlockPool:
         self.backend: BackendName = backend
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
-        self.blocks: list[KVCacheBlock] = []
-        self.free_block_queue = views.PoolQueue(
-            self.backing, self.blocks, "get_new_blocks, touch and free_blocks"
-        )
-        for place in range(num_gpu_blocks):
-            kind = KVCacheBlock if place else NullBlock
-            self.blocks.append(kind(place, pool=self.backing, queue=self.free_block_queue))
+        kinds = [NullBlock, *[KVCacheBlock] * (num_gpu_blocks - 1)]
+        calls = "get_new_blocks, touch and free_blocks"
+        self.free_block_queue = views.PoolQueue(self.backing, kinds, calls)
+        self.blocks = self.free_block_queue.blocks
         self.null_block = self.blocks[0]
         self.cached_block_hash_to_block = CachedBlocks(self)
 

@@ -16,12 +16,6 @@ from kvcore.types import errors
 from kvcore.types.errors import KvcoreError
 
 
-class NoFreeBlocks(KvcoreError):
-    """The free queue is empty."""
-
-    message = "No free blocks available"
-
-
 class TooFewFreeBlocks(KvcoreError):
     """Fewer blocks are free than are needed."""
 
@@ -30,18 +24,6 @@ class TooFewFreeBlocks(KvcoreError):
 
 class WrongPoolSize(errors.InvalidConfig, AssertionError):
     """A pool has a block at least, the null block."""
-
-
-class NotInQueue(KvcoreError, RuntimeError):
-    """A block is taken out of a free queue that it is not in."""
-
-    message = "block {block} is not in the free queue"
-
-
-class AlreadyInQueue(KvcoreError, RuntimeError):
-    """A block is in a free queue, and can be in one only, once."""
-
-    message = "block {block} is in the free queue already"
 
 
 class AlreadyHashed(errors.AlreadyPublished, AssertionError):

@@ -33,7 +33,6 @@ __all__ = ["BlockPool", "KVCacheManager"]
 
 
 Blocks = Sequence[KVCacheBlock]
-Ids = Sequence[int]
 Records = list[BlockHashType]
 
 
@@ -75,9 +74,7 @@ class KVCacheManager:
         self.use_eagle = use_eagle
         self.log_stats = log_stats
         self.block_pool = BlockPool(self.num_gpu_blocks, enable_caching, backend=backend)
-        spec = groups[0].kv_cache_spec
-        self.specialized_manager = get_specialized_manager(spec, self.block_pool)
-        self._has_window = self.specialized_manager.group.is_windowed
+        self.specialized_manager = get_specialized_manager(groups[0].kv_cache_spec, self.block_pool)
         self.block_size = self.specialized_manager.block_size
         self.max_num_blocks_per_req = -(-self.max_model_len // self.block_size)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
@@ -148,7 +145,7 @@ class KVCacheManager:
         held, first = len(table) + len(hits), self.num_cached_block.get(request_id, len(hits))
         end = counted + len(hits) * size + num_tokens
         lacking = (end + ahead - 1) // size + 1 - held
-        seen = table.copy() if self._has_window else []
+        seen = table.copy() if self.specialized_manager.group.is_windowed else []
         skipped = self.specialized_manager.remove_skipped_blocks(seen, counted) if seen else []
         records: Records = []
         num_new = self._grant(request, held, lacking, places, skipped) if lacking > 0 else 0
@@ -229,7 +226,9 @@ class KVCacheManager:
         records = self._hash(request, num_null, count)[1]
         return places[num_null:], block_hashes.keys_of(records, self.block_pool.backend)
 
-    def _grant(self, request: Any, held: int, more: int, hits: Ids, skipped: Blocks) -> int | None:
+    def _grant(
+        self, request: Any, held: int, more: int, hits: Sequence[int], skipped: Blocks
+    ) -> int | None:
         """How many blocks more the model's length leaves; None if too few are free.
 
         Hits are touched and skipped blocks freed before. Raises TooLong.

@@ -19,7 +19,7 @@ from kvcore import metrics, sizing
 from kvcore.legacy.v1_0_8 import block_hashes, live_blocks
 from kvcore.legacy.v1_0_8 import kv_cache_interface as layers
 from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash, TokensMissing, of_original_kind
-from kvcore.sizing.memory import check_need, max_request_bytes
+from kvcore.sizing.memory import at_least_none, check_need, max_request_bytes
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import CountMismatch
 from kvcore.types.values import PrefixCacheStats
@@ -126,8 +126,7 @@ def hash_more_tokens(
     """
     tokens, end, start = request.all_token_ids, num_full * block_size, len(known) * block_size
     if start < end and len(tokens) < end:
-        name = repr(request.request_id)
-        raise TokensMissing(request=name, num_tokens=len(tokens), requested=end)
+        raise TokensMissing(request=repr(request.request_id), num_tokens=len(tokens), requested=end)
     number = block_hashes.read_record(known[-1]).hash_value if known and start < end else NONE_HASH
     marked, keys, next_mm_idx = need_extra_keys(request), None, 0
     records: list[BlockHashType] = []
@@ -160,7 +159,7 @@ def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_me
     Raises WrongArgument, InvalidMemory above a PiB.
     """
     limits, specs = layers.read_limits(vllm_config), layers.read_specs(kv_cache_spec)
-    return sizing.estimate_max_model_len(specs, max(0, available_memory), limits)
+    return sizing.estimate_max_model_len(specs, at_least_none(available_memory), limits)
 
 
 def check_enough_kv_cache_memory(
@@ -228,7 +227,7 @@ def _get_kv_cache_config_uniform_type(
     Raises NothingToCache, LayersDiffer, WrongArgument, InvalidMemory.
     """
     limits, specs = layers.read_limits(vllm_config), layers.read_specs(kv_cache_spec)
-    layout = sizing.make_uniform_config(specs, max(0, available_memory), limits)
+    layout = sizing.make_uniform_config(specs, at_least_none(available_memory), limits)
     return _as_worker(kv_cache_spec, layout, limits)
 
 

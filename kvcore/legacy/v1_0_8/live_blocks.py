@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block objects of vLLM 0.8.5's V1, and the free queue that links those of no pool.
 
-A block keeps no more than the record that its key stands for. A block that is made by itself is a
-pool of one block. Such blocks can be linked to a queue, each to one at most; the queue of a manager
-is the core's (`PoolQueue`). A call that raises changes nothing. Source: S001-06 to S001-20.
+A block keeps no more than the record that its key stands for. A call that raises changes nothing.
+Source: S001-06 to S001-20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.blocks.views import BlockQueue, BlockView, PoolQueue
+from kvcore.legacy.blocks.views import BlockView, LinkedQueue
 from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, keys_of, read_record
-from kvcore.types.arguments import check_kind, read_count
+from kvcore.types.arguments import read_count
 from kvcore.types.errors import KvcoreError, UnusedBlock
 
 
@@ -25,11 +23,9 @@ class KVCacheBlock(BlockView):
     Compares by what it shows; neighbours count by their ids.
     """
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ()
 
     content: BlockHashType | None
-    _before: KVCacheBlock
-    _after: KVCacheBlock
 
     def __init__(
         self,
@@ -42,8 +38,7 @@ class KVCacheBlock(BlockView):
         queue: Any = None,
     ) -> None:
         """pool, queue: of a manager, if it is in one. Raises InvalidCount, BackendMissing."""
-        place = 0 if pool is None else block_id
-        super().__init__(block_id, pool or Backing(1, backend=backend), place, queue)
+        super().__init__(block_id, pool, queue, backend=backend)
         for _ in range(read_count("ref_cnt", ref_cnt)):
             self.incr_ref()
         if _block_hash is not None:
@@ -124,10 +119,6 @@ class KVCacheBlock(BlockView):
             if self._is_alone():
                 self._pool.take_batch()
 
-    def _is_alone(self) -> bool:
-        """Whether its pool is its own."""
-        return not isinstance(self._queue, PoolQueue)
-
 
 class NullBlock(KVCacheBlock):
     """Stands for a block that no query sees. Owners come and go without being counted."""
@@ -145,60 +136,7 @@ class NullBlock(KVCacheBlock):
     decr_ref = incr_ref
 
 
-class FreeKVCacheBlockQueue(BlockQueue[KVCacheBlock]):
-    """Blocks of no pool in the order in which they leave, linked to each other in a ring.
+class FreeKVCacheBlockQueue(LinkedQueue[KVCacheBlock]):
+    """Blocks of no pool in the order in which they leave."""
 
-    blocks: at the beginning, in this order; none is allowed. They may join again, and others too.
-    """
-
-    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Raises WrongArgument, AlreadyInQueue."""
-        self.num_free_blocks = 0
-        self._end = KVCacheBlock.__new__(KVCacheBlock)
-        self._end._before = self._end._after = self._end
-        try:
-            for block in blocks:
-                self.append(block)
-        except KvcoreError:
-            while self.num_free_blocks:
-                self.popleft()
-            raise
-
-    def popleft(self) -> KVCacheBlock:
-        """Take out the block at the head. Raises NoFreeBlocks."""
-        block = self._end._after
-        if block is self._end:
-            raise errors.NoFreeBlocks
-        self.remove(block)
-        return block
-
-    def remove(self, block: KVCacheBlock) -> None:
-        """Take a block out, from wherever it is. Raises WrongArgument, NotInQueue."""
-        check_kind("block", block, KVCacheBlock)
-        if block._queue is not self:
-            raise errors.NotInQueue(block=block.block_id)
-        block._before._after, block._after._before = block._after, block._before
-        block._queue = None
-        self.num_free_blocks -= 1
-
-    def append(self, block: KVCacheBlock) -> None:
-        """Put a block at the tail. Raises WrongArgument, AlreadyInQueue."""
-        check_kind("block", block, KVCacheBlock)
-        if block._queue is not None:
-            raise errors.AlreadyInQueue(block=block.block_id)
-        block._queue, block._before, block._after = self, self._end._before, self._end
-        self._end._before._after = self._end._before = block
-        self.num_free_blocks += 1
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """The blocks from head to tail. Cost: O(blocks)."""
-        found = [self._end]
-        while (block := found[-1]._after) is not self._end:
-            found.append(block)
-        return found[1:]
-
-    def neighbours(self, block: KVCacheBlock | None) -> tuple[Any, Any]:
-        """The blocks before and behind one of this queue."""
-        end = self._end
-        before, after = (block or end)._before, (block or end)._after
-        return None if before is end else before, None if after is end else after
+    kind = KVCacheBlock

@@ -127,5 +127,10 @@ class KVCacheBlock(views.BlockView):
         return f"KVCacheBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt})"
 
 
-FreeBlockQueue = views.PoolQueue[KVCacheBlock]
+class FreeBlockQueue(views.LinkedQueue[KVCacheBlock]):
+    """Blocks of no pool in the order in which they leave."""
+
+    kind = KVCacheBlock
+
+
 CachedBlocks = views.CachedBlocks[KVCacheBlock]

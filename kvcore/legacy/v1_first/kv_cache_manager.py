@@ -23,6 +23,7 @@ from kvcore import _twin
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.legacy.blocks.views import PoolQueue
 from kvcore.legacy.v1_first.blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Text
 from kvcore.legacy.v1_first.errors import (
     AlreadyAllocated,
@@ -125,14 +126,9 @@ class KVCacheManager:
         self._hashing: Hashing = hashing
         self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
         self._backing = Backing(num_gpu_blocks, backend=backend)
-        self.block_pool: list[KVCacheBlock] = []
-        self.free_block_queue = FreeBlockQueue(
-            self._backing, self.block_pool, "allocate_slots, append_slots and free"
-        )
-        self.block_pool += (
-            KVCacheBlock(number, self._backing, number, self.free_block_queue)
-            for number in range(num_gpu_blocks)
-        )
+        calls, kinds = "allocate_slots, append_slots and free", [KVCacheBlock] * num_gpu_blocks
+        self.free_block_queue = PoolQueue(self._backing, kinds, calls)
+        self.block_pool = self.free_block_queue.blocks
         self.cached_block_hash_to_block = CachedBlocks(self._backing, self.block_pool)
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
 

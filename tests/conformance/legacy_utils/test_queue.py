@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy.v1_0_8.errors import AlreadyInQueue, NoFreeBlocks, NotInQueue
+from kvcore.legacy.blocks.views import AlreadyInQueue, NoFreeBlocks, NotInQueue
 from kvcore.legacy.v1_0_8.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from kvcore.types.errors import WrongArgument
 from tests.conftest import Backend

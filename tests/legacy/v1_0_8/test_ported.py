@@ -28,6 +28,7 @@ from kvcore.legacy.v1_0_8.kv_cache_utils import (
     is_kv_cache_type_uniform,
     unify_kv_cache_configs,
 )
+from kvcore.types.errors import WrongArgument
 from tests.conformance.legacy_utils.requests import (
     SIZE,
     EngineRequest,
@@ -179,6 +180,10 @@ def test_other_calls_of_sizing_answer_as_the_original() -> None:
     with pytest.raises(KeyError, match="names layer nothing"):
         create_kv_cache_group_specs({"a": layer(1)}, [["nothing"]])
     assert estimate_max_model_len(VllmConfig(ModelConfig(8)), {"a": layer(1)}, -5) == 0
+    calls: list[Any] = [estimate_max_model_len, _get_kv_cache_config_uniform_type]
+    for call in calls:
+        with pytest.raises(WrongArgument, match="available_bytes must be an integer, not '8GiB'"):
+            call(VllmConfig(ModelConfig(8)), {"a": layer(1)}, "8GiB")
 
 
 def test_null_blocks_of_a_hit_take_no_room(backend: Backend) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvcore.legacy.v1_first.kv_cache_manager import (
+    FreeBlockQueue,
     KVCacheBlock,
     KVCacheManager,
     Request,
@@ -25,6 +26,18 @@ def make(backend: Backend, num_blocks: int = 8, ahead: int = 0, **options: Any) 
     return KVCacheManager(
         SIZE, num_blocks, num_preallocate_tokens=ahead, backend=backend, **options
     )
+
+
+def test_a_queue_can_be_made_of_blocks_by_hand(backend: Backend) -> None:
+    blocks = [KVCacheBlock(number, backend=backend) for number in (7, 3, 5)]
+    queue = FreeBlockQueue(blocks)
+    queue.remove(blocks[1])
+    assert queue.popleft() is blocks[0]
+    queue.append(blocks[1])
+    assert queue.get_all_free_blocks() == [blocks[2], blocks[1]]
+    assert (queue.free_list_head, queue.free_list_tail) == (blocks[2], blocks[1])
+    with pytest.raises(RuntimeError, match="block 7 is not in the free queue"):
+        queue.remove(blocks[0])
 
 
 def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Request:
