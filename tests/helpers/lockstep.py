@@ -18,7 +18,7 @@ from kvcore.check.properties.outcomes import check_events, check_hit, check_outc
 from kvcore.check.world.ghost import Ghost, owners
 from kvcore.codec.encode import encode
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.schedule import Schedule, Write, failed
+from kvcore.oracle.schedule import Encoder, Schedule, Write, failed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform, perform_on
 from kvcore.transitions.queries import get_computed_blocks
@@ -30,11 +30,14 @@ from kvcore.types.values import Hit
 
 @attrs.frozen
 class Taken:
-    """A batch that the device has not run: the state it was taken from, and its writes."""
+    """A batch that the device has not run: the state it was taken from, its writes, and what the
+    encoders' tokens of its requests were then.
+    """
 
     batch: Batch
     before: State
     writes: list[Write]
+    encoders: dict[str, Encoder]
 
 
 class Lockstep:
@@ -138,7 +141,7 @@ class Lockstep:
         commands = list(batch)
         assert commands == list(before.batch.commands)
         writes = [failed(write, self.failing) for write in self.schedule.take()]
-        self.waiting.append(Taken(batch, before, writes))
+        self.waiting.append(Taken(batch, before, writes, dict(self.schedule.encoders)))
         if not before.config.max_in_flight:
             self.catch_up()
 
@@ -162,9 +165,9 @@ class Lockstep:
         if late:
             commands = [each for each in commands if not isinstance(each, OF_OWNERS)]
         self.ghost.apply(commands)
-        self.ghost.compute(taken.before.requests, taken.writes, self.schedule.encoders)
+        self.ghost.compute(taken.before.requests, taken.writes, taken.encoders)
         if self.failing is None and not late:
-            self.ghost.check(taken.before, self.schedule.encoders)
+            self.ghost.check(taken.before, taken.encoders)
 
     def _forget(self, first: int) -> None:
         """Batches from a number on are taken back, and the open one: what is late never runs."""

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import Config, Request
+from kvcore import Config, Group, Request
 from kvcore.state.state import State
 from kvcore.types.config import Publish
 from kvcore.types.values import Status
@@ -145,3 +145,16 @@ def test_a_cancelled_engine_that_goes_on_ends_where_it_would_have(
     take(run)
     complete_all(run)
     assert run.state.device.num_free == run.state.config.num_usable_blocks
+
+
+def test_a_late_batch_is_judged_by_the_encoders_that_it_was_taken_with() -> None:
+    groups = (Group(1), Group(1, kind="cross_attention"))
+    run = Lockstep(
+        Config(6, groups=groups, enable_caching=False, null_block=False, max_in_flight=1)
+    )
+    run.call("add_request", Request("a", [0]))
+    run.call("allocate_slots", "a", 1)
+    run.call("take_batch")
+    run.call("free", "a")
+    run.call("allocate_slots", "a", 1, num_encoder_tokens=1)
+    run.call("complete", 0)
