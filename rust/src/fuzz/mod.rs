@@ -2,8 +2,8 @@
 //! Fuzzing: any bytes are a run of calls on the twin, which must keep every invariant.
 //!
 //! Bytes become the words of a text trace (`words.rs`), so that a run that fails is printed as one
-//! and replayed by both backends. `tests/fuzz` holds a run for each of the project's traces, as
-//! hexadecimal text; inputs continue those runs from any point, or begin anew. A few seconds of
+//! and replayed by both backends. Inputs continue the project's traces from any point, or begin
+//! anew. A few seconds of
 //! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` makes it longer, and `cargo
 //! bolero` can lead it by coverage.
 
@@ -15,11 +15,11 @@ mod words;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use crate::fuzz::words::{Bytes, next_call, read_config, write_trace};
+use crate::fuzz::words::{Bytes, next_call, read_config};
 use crate::invariants::pool_and_state;
 use crate::invariants::requests::Scratch;
 use crate::trace::runner::Runner;
-use crate::trace::trace_file::{parse_trace, read_trace};
+use crate::trace::trace_file::parse_trace;
 use crate::types::violation::Judges;
 
 const MAX_CALLS: usize = 80;
@@ -33,34 +33,52 @@ struct Broken {
     what: String,
 }
 
-/// Make the run of some bytes, and judge the state after every call; how many calls were made.
-fn run(bytes: &[u8]) -> Result<usize, Broken> {
-    let mut bytes = Bytes::new(bytes);
-    let mut text = read_config(&mut bytes);
-    let Ok(config) = parse_trace(&text, "fuzz").map(|trace| trace.config) else { return Ok(0) };
-    let Ok(mut runner) = Runner::new(config) else { return Ok(0) };
-    let (mut scratch, mut count) = (Scratch::default(), 0);
-    while count < MAX_CALLS && !bytes.is_empty() {
-        for (verb, words) in next_call(&mut bytes, &runner.state) {
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            text += &format!("\n{verb} {}", words.join(" "));
-            let called = catch_unwind(AssertUnwindSafe(|| runner.call(verb, &words)));
-            let what = match called {
-                Ok(Ok(lines)) => {
-                    text.extend(lines.iter().map(|line| format!("\n  {line}")));
-                    match pool_and_state::check(&runner.state, &Judges::default(), &mut scratch) {
-                        Ok(()) => continue,
-                        Err(found) => found.to_string(),
-                    }
+/// A run of calls, each followed by a check of the state.
+struct Run {
+    runner: Runner,
+    scratch: Scratch,
+    trace: String,
+}
+
+impl Run {
+    fn call(&mut self, verb: &str, words: &[&str]) -> Result<(), Broken> {
+        self.trace += &format!("\n{verb} {}", words.join(" "));
+        let called = catch_unwind(AssertUnwindSafe(|| self.runner.call(verb, words)));
+        let what = match called {
+            Ok(Ok(lines)) => {
+                self.trace.extend(lines.iter().map(|line| format!("\n  {line}")));
+                let state = &self.runner.state;
+                match pool_and_state::check(state, &Judges::default(), &mut self.scratch) {
+                    Ok(()) => return Ok(()),
+                    Err(found) => found.to_string(),
                 }
-                Ok(Err(bad)) => bad.0,
-                Err(panic) => said(panic.as_ref()),
-            };
-            return Err(Broken { trace: text, what });
+            }
+            Ok(Err(bad)) => bad.0,
+            Err(panic) => said(panic.as_ref()),
+        };
+        Err(Broken { trace: self.trace.clone(), what })
+    }
+}
+
+/// Make the calls of a trace, then those that some bytes mean; how many were made.
+fn run(text: &str, mut bytes: Bytes<'_>) -> Result<usize, Broken> {
+    let Ok(trace) = parse_trace(text, "fuzz") else { return Ok(0) };
+    let Ok(runner) = Runner::new(trace.config.clone()) else { return Ok(0) };
+    let config = text.lines().find(|line| line.starts_with("config")).unwrap_or_default();
+    let mut run = Run { runner, scratch: Scratch::default(), trace: config.to_owned() };
+    for call in &trace.calls {
+        let words: Vec<&str> = call.words.iter().map(String::as_str).collect();
+        run.call(&call.verb, &words)?;
+    }
+    let mut count = 0;
+    while count < MAX_CALLS && !bytes.is_empty() {
+        for (verb, words) in next_call(&mut bytes, &run.runner.state) {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            run.call(verb, &words)?;
         }
         count += 1;
     }
-    Ok(count)
+    Ok(trace.calls.len() + count)
 }
 
 /// What a panic said.
@@ -69,25 +87,32 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// The bytes of an input: a run of the corpus up to some point, if its first byte asks for one,
-/// then its own.
-fn continued(input: &[u8], corpus: &[Vec<u8>]) -> Vec<u8> {
-    let [which, part, rest @ ..] = input else { return input.to_vec() };
-    if *which < 64 {
-        return input.to_vec();
+/// How the run of an input begins: as a trace up to some point, if its first byte says so, else
+/// with the configuration that its bytes mean; and the bytes that are left.
+fn start<'a>(input: &'a [u8], traces: &[String]) -> (String, Bytes<'a>) {
+    if let [which @ 64..=255, part, rest @ ..] = input {
+        let lines: Vec<&str> = traces[usize::from(*which) % traces.len()].lines().collect();
+        let end = 1 + (lines.len() - 1) * usize::from(*part) / 255;
+        return (lines[..end].join("\n"), Bytes::new(rest));
     }
-    let base = &corpus[usize::from(*which) % corpus.len()];
-    let end = base.len() * (1 + usize::from(*part)) / 256;
-    [&base[..end], rest].concat()
+    let mut bytes = Bytes::new(input);
+    (read_config(&mut bytes), bytes)
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
+/// The calls of the project's traces, without what they come to.
+fn traces() -> Vec<String> {
+    let of = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).expect("a trace of the project");
+        let is_call = |line: &&str| line.starts_with(|first: char| first.is_ascii_lowercase());
+        text.lines().filter(is_call).collect::<Vec<_>>().join("\n")
+    };
+    files("traces", "trace").iter().map(of).collect()
 }
 
 /// The files of a folder with an extension, by name.
 fn files(name: &str, extension: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder(name)).expect("the folder is in the repository");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
+    let entries = std::fs::read_dir(folder).expect("the folder is in the repository");
     let paths = entries.map(|entry| entry.expect("a folder can be listed").path());
     let mut found: Vec<PathBuf> =
         paths.filter(|path| path.extension().is_some_and(|ext| ext == extension)).collect();
@@ -101,66 +126,29 @@ fn from_hex(text: &str) -> Vec<u8> {
     digits.chunks_exact(2).map(|pair| value(pair[0]) * 16 + value(pair[1])).collect()
 }
 
-fn to_hex(bytes: &[u8]) -> String {
-    let lines = bytes.chunks(32).map(|line| line.iter().map(|b| format!("{b:02x}")).collect());
-    lines.map(|line: String| line + "\n").collect()
-}
-
-fn corpus() -> Vec<Vec<u8>> {
-    let read = |path: &PathBuf| std::fs::read_to_string(path).expect("a file of the corpus");
-    files("fuzz", "hex").iter().map(|path| from_hex(&read(path))).collect()
-}
-
 #[test]
-fn every_run_of_the_corpus_holds() {
-    if std::env::var_os("KVCORE_WRITE_CORPUS").is_some() {
-        for path in files("traces", "trace") {
-            let trace = read_trace(&path).expect("a trace of the project");
-            let name = path.file_stem().expect("a trace has a name").to_string_lossy();
-            let file = folder("fuzz").join(format!("{name}.hex"));
-            std::fs::write(file, to_hex(&write_trace(&trace))).expect("the corpus can be written");
-        }
-    }
+fn every_call_of_the_traces_keeps_the_invariants() {
     let mut count = 0;
-    for bytes in corpus() {
-        match run(&bytes) {
+    for trace in traces() {
+        match run(&trace, Bytes::new(&[])) {
             Ok(calls) => count += calls,
             Err(Broken { trace, what }) => panic!("{trace}\n# {what}"),
         }
     }
-    assert!(count > 200, "the corpus makes {count} calls");
-}
-
-#[test]
-fn a_trace_becomes_bytes_and_these_its_calls() {
-    let text = "config num_blocks=6 block_size=2 max_in_flight=1\nadd_request r0 0-3,7 salt=s\n\
-                allocate_slots r0 5\ntake_batch\ncomplete 0\nfree r0";
-    let trace = parse_trace(text, "story").expect("a trace");
-    let written = write_trace(&trace);
-    let mut bytes = Bytes::new(&written);
-    assert!(read_config(&mut bytes).starts_with("config num_blocks=6 groups=full_attention:2"));
-    let mut runner = Runner::new(trace.config.clone()).expect("a config");
-    let mut calls = Vec::new();
-    while !bytes.is_empty() {
-        for (verb, words) in next_call(&mut bytes, &runner.state) {
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            runner.call(verb, &words).expect("a call that can be read");
-            calls.push(format!("{verb} {}", words.join(" ")).trim_end().to_owned());
-        }
-    }
-    assert_eq!(calls, text.lines().skip(1).collect::<Vec<_>>());
+    assert!(count > 500, "the traces make {count} calls");
 }
 
 #[test]
 fn any_bytes_keep_the_invariants() {
-    let corpus = corpus();
+    let traces = traces();
     let seconds = std::time::Duration::from_secs(SECONDS);
     let mut check = bolero::check!().with_max_len(MAX_BYTES);
     if std::env::var_os("BOLERO_RANDOM_TEST_TIME_MS").is_none() {
         check = check.with_test_time(seconds);
     }
     check.for_each(|input: &[u8]| {
-        if let Err(Broken { trace, what }) = run(&continued(input, &corpus)) {
+        let (text, bytes) = start(input, &traces);
+        if let Err(Broken { trace, what }) = run(&text, bytes) {
             panic!("{trace}\n# {what}");
         }
     });

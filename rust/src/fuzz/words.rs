@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes as the words of a text trace, and such words as bytes.
+//! Bytes as the words of a text trace.
 //!
 //! Every byte string has a meaning, and small changes of it small effects: each word is one or a
-//! few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
+//! few bytes, taken modulo what makes sense.
 
 use crate::state::state::State;
-use crate::trace::trace_file::Trace;
-use crate::types::config::{Config, Duplicates, Eviction, Publish};
-use crate::types::groups::{Group, KINDS};
 
 /// A call: its verb and its words.
 pub(super) type Words = (&'static str, Vec<String>);
@@ -90,7 +87,7 @@ const VERBS: [(&str, &[Arg]); 30] = [
 ];
 /// The places of the verbs that carry a run, which are taken more often.
 const FREQUENT: [usize; 10] = [0, 1, 1, 1, 2, 2, 3, 3, 5, 5];
-const NUM_NAMES: u8 = 5;
+const NUM_NAMES: usize = 5;
 const NUM_BLOCKS: u8 = 24;
 const NUM_OPERATIONS: u8 = 16;
 const MOST_COUNT: u8 = 64;
@@ -124,8 +121,8 @@ pub(super) fn next_call(bytes: &mut Bytes, state: &State) -> Vec<Words> {
 
 fn read(arg: Arg, bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
     match arg {
-        Name => words.push(name(bytes)),
-        Names => (0..=bytes.below(3)).for_each(|_| words.push(name(bytes))),
+        Name => words.push(name(bytes, state)),
+        Names => (0..=bytes.below(3)).for_each(|_| words.push(name(bytes, state))),
         Tokens => words.push(tokens(bytes)),
         Kind => {
             let kind = bytes.next();
@@ -142,7 +139,7 @@ fn read(arg: Arg, bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
         Options => options(bytes, state, words),
         Pairs => {
             for _ in 0..=bytes.below(3) {
-                words.push(format!("{}={}", name(bytes), token(bytes)));
+                words.push(format!("{}={}", name(bytes, state), token(bytes)));
             }
         }
         Blocks => {
@@ -165,8 +162,11 @@ fn read(arg: Arg, bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
     }
 }
 
-fn name(bytes: &mut Bytes) -> String {
-    format!("r{}", bytes.below(NUM_NAMES))
+/// A request of the state, or one of some others.
+fn name(bytes: &mut Bytes, state: &State) -> String {
+    let known: Vec<String> = state.requests().map(|request| request.name()).collect();
+    let choice = usize::from(bytes.next()) % (known.len() + NUM_NAMES);
+    known.get(choice).cloned().unwrap_or_else(|| format!("r{}", choice - known.len()))
 }
 
 /// A token; half of all bytes are one of two, so that prefixes meet.
@@ -237,147 +237,4 @@ fn group(bytes: &mut Bytes) -> String {
         3 => format!("mla:{size}{zero}"),
         _ => format!("full_attention:{size}{zero}"),
     }
-}
-
-/// The bytes of a trace; what they cannot say is left out.
-pub(super) fn write_trace(trace: &Trace) -> Vec<u8> {
-    let mut bytes = write_config(&trace.config);
-    let mut names: Vec<&str> = Vec::new();
-    for call in &trace.calls {
-        let place = VERBS.iter().position(|(verb, _)| *verb == call.verb);
-        let mut words = call.words.iter().map(String::as_str).peekable();
-        let Some(place) = place else { continue };
-        let mut made = vec![place as u8];
-        let written = VERBS[place]
-            .1
-            .iter()
-            .try_for_each(|arg| write(*arg, &mut words, &mut names).map(|more| made.extend(more)));
-        if written.is_some() {
-            bytes.extend(made);
-        }
-    }
-    bytes
-}
-
-fn write<'a, I: Iterator<Item = &'a str>>(
-    arg: Arg,
-    words: &mut std::iter::Peekable<I>,
-    names: &mut Vec<&'a str>,
-) -> Option<Vec<u8>> {
-    let small = |word: &str, limit: u8| word.parse::<u8>().ok().filter(|value| *value < limit);
-    match arg {
-        Name => write_name(words.next()?, names).map(|name| vec![name]),
-        Names => {
-            let some: Option<Vec<u8>> = words.map(|word| write_name(word, names)).collect();
-            counted(some?.into_iter().map(|name| [name]).collect(), 3)
-        }
-        Tokens => write_tokens(words.next()?),
-        Kind => {
-            let bits = |word: &str| match word.split('=').next() {
-                Some("salt") => 1,
-                Some("lora") => 2,
-                Some("skip") => 4,
-                _ => 0,
-            };
-            Some(vec![words.map(bits).fold(0, |all, bit| all | bit)])
-        }
-        Count => small(words.next()?, MOST_COUNT).map(|count| vec![count]),
-        Options => write_options(words),
-        Pairs => {
-            let mut made = Vec::new();
-            for word in words {
-                let (name, value) = word.split_once('=')?;
-                made.push([write_name(name, names)?, small(value, 128)?]);
-            }
-            counted(made, 3)
-        }
-        Blocks => {
-            let some: Option<Vec<u8>> = words.map(|word| small(word, NUM_BLOCKS)).collect();
-            counted(some?.into_iter().map(|block| [block]).collect(), 3)
-        }
-        Operation => {
-            let number = small(words.next()?, NUM_OPERATIONS)?;
-            Some(vec![number, u8::from(words.next()? == "failed")])
-        }
-        Oldest | Any => Some(vec![0]),
-    }
-}
-
-/// How many there are less one, then the bytes of each; None for none or too many.
-fn counted<const N: usize>(some: Vec<[u8; N]>, most: usize) -> Option<Vec<u8>> {
-    let count = (1..=most).contains(&some.len()).then(|| some.len() as u8 - 1)?;
-    Some(std::iter::once(count).chain(some.into_iter().flatten()).collect())
-}
-
-fn write_name<'a>(word: &'a str, names: &mut Vec<&'a str>) -> Option<u8> {
-    let known = names.iter().position(|name| *name == word).unwrap_or_else(|| {
-        names.push(word);
-        names.len() - 1
-    });
-    u8::try_from(known).ok().filter(|known| *known < NUM_NAMES)
-}
-
-fn write_tokens(word: &str) -> Option<Vec<u8>> {
-    let mut runs = Vec::new();
-    for part in word.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u8, u8) = (first.parse().ok()?, last.parse().ok()?);
-        if first > 127 || last - first > 15 {
-            return None;
-        }
-        runs.push([first, last - first]);
-    }
-    counted(runs, 4)
-}
-
-fn write_options<'a>(words: impl Iterator<Item = &'a str>) -> Option<Vec<u8>> {
-    let (mut flags, mut values) = (0, [0; 3]);
-    for word in words {
-        let (name, value) = word.split_once('=').unwrap_or((word, "0"));
-        let value = value.parse::<u8>().ok().filter(|value| *value < 16)?;
-        let bit = match name {
-            "hit" => 0,
-            "lookahead" => 1,
-            "external" => 2,
-            "reserved" => 3,
-            "delay" => 4,
-            "full" => 5,
-            _ => return None,
-        };
-        flags |= 1 << bit;
-        if (1..=3).contains(&bit) {
-            values[bit - 1] = value;
-        }
-    }
-    let said = (0..3).filter(|at| flags & (2 << at) != 0).map(|at| values[at]);
-    Some(std::iter::once(flags).chain(said).collect())
-}
-
-fn write_config(config: &Config) -> Vec<u8> {
-    let less = |value: u32, limit: u32| value.min(limit - 1) as u8;
-    let groups: Vec<&Group> = config.groups.iter().take(3).collect();
-    let mut bytes = vec![less(config.num_blocks.saturating_sub(2), 30), groups.len() as u8 - 1];
-    for group in groups {
-        let kind = KINDS.iter().position(|kind| *kind == group.kind).unwrap_or(0);
-        let kind = [0, 3, 1, 2, 0][kind] | u8::from(group.zero_new_blocks) << 6;
-        let window = group.window.unwrap_or(1);
-        bytes.extend([less(group.block_size - 1, 8), kind, less(window - 1, 16)]);
-    }
-    bytes.push(less(config.num_host_blocks, 16));
-    bytes.push(less(config.max_in_flight, 4));
-    bytes.push(less(config.num_preallocate_tokens, 8));
-    bytes.push(less(config.watermark_blocks, 4));
-    let flags = [
-        !config.null_block,
-        !config.enable_caching,
-        config.duplicates == Duplicates::Merge,
-        config.eviction == Eviction::UncachedFirst,
-        config.enable_events,
-        config.publish == Publish::Completed,
-        config.record_new_blocks,
-        config.hide_salts,
-    ];
-    let bits = flags.iter().enumerate().map(|(at, flag)| u8::from(*flag) << at);
-    bytes.push(bits.fold(0, |all, bit| all | bit));
-    bytes
 }
