@@ -24,14 +24,11 @@ fn main() {
     let num_rounds = if test { 1 } else { NUM_ROUNDS };
     let (running, steps) = if test { (8, 32) } else { (1024, 256) };
     println!("decode: {running} requests, {steps} steps");
-    compare(&group_cases(), num_rounds, |groups| {
-        decode(&config_of(groups, running, steps), running, steps)
-    });
-    compare(&time_cases(running, steps), num_rounds, |config| decode(config, running, steps));
+    compare(&cases(running, steps), num_rounds, |config| decode(config, running, steps));
 }
 
 /// Run all cases in turn, several times; print their least times and their ratios to the first.
-fn compare<T>(cases: &[(&str, T)], num_rounds: usize, run: impl Fn(&T) -> Duration) {
+fn compare(cases: &[(&str, Config)], num_rounds: usize, run: impl Fn(&Config) -> Duration) {
     let mut times = vec![Vec::with_capacity(num_rounds); cases.len()];
     for _ in 0..num_rounds {
         for ((_, case), own) in cases.iter().zip(&mut times) {
@@ -46,26 +43,22 @@ fn compare<T>(cases: &[(&str, T)], num_rounds: usize, run: impl Fn(&T) -> Durati
     }
 }
 
-fn group_cases() -> Vec<(&'static str, Vec<Group>)> {
+fn cases(running: u32, steps: u32) -> Vec<(&'static str, Config)> {
     let full = Group::new(BLOCK_SIZE);
     let window = Group { kind: Kind::SlidingWindow, window: Some(128), ..full };
-    vec![
-        ("one group", vec![full]),
-        ("two groups, full attention", vec![full, full]),
-        ("two groups, one with a window", vec![full, window]),
-    ]
-}
-
-fn config_of(groups: &[Group], running: u32, steps: u32) -> Config {
-    let num_blocks = 1 + running * groups.len() as u32 * (steps + 40) / BLOCK_SIZE;
-    Config { groups: groups.to_vec(), ..Config::new(num_blocks, BLOCK_SIZE, b"bench") }
-}
-
-fn time_cases(running: u32, steps: u32) -> Vec<(&'static str, Config)> {
-    let none = config_of(&[Group::new(BLOCK_SIZE)], running, steps);
-    let one = Config { max_in_flight: 1, ..none.clone() };
+    let of = |groups: &[Group]| {
+        let num_blocks = 1 + running * groups.len() as u32 * (steps + 40) / BLOCK_SIZE;
+        Config { groups: groups.to_vec(), ..Config::new(num_blocks, BLOCK_SIZE, b"bench") }
+    };
+    let one = Config { max_in_flight: 1, ..of(&[full]) };
     let late = Config { publish: Publish::Completed, ..one.clone() };
-    vec![("no batch in flight", none), ("one in flight", one), ("one, published when done", late)]
+    vec![
+        ("one group, no batch in flight", of(&[full])),
+        ("two groups, full attention", of(&[full, full])),
+        ("two groups, one with a window", of(&[full, window])),
+        ("one batch in flight", one),
+        ("one, published when it is done", late),
+    ]
 }
 
 /// This many decode steps of this many requests; each batch is completed before the next is taken.

@@ -180,21 +180,14 @@ fn apply_merge(state: &mut State, merge: &Merge) {
 mod tests {
     use super::*;
     use crate::codec::encode::encode;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
     use crate::transitions::free::free;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::config::Config;
-    use crate::types::ids::BlockId;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     /// Four usable blocks; batch 0 computes four tokens of a request and is in flight.
     fn one_in_flight(publish: Publish) -> State {
         let config = Config { max_in_flight: 1, publish, ..Config::new(5, 2, b"seed") };
         let mut state = make_state(config).unwrap();
-        add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
+        admit(&mut state, "a", &[1, 2, 3, 4], 4);
         take_batch(&mut state).unwrap();
         state
     }

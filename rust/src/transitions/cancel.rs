@@ -97,22 +97,13 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::{Requests, allocate_slots, append};
-    use crate::transitions::batches::{complete, take_batch};
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::commands::Command;
-    use crate::types::config::Config;
-    use crate::types::ids::BlockId;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     #[test]
     fn a_cancelled_batch_leaves_the_request_where_it_was() {
         let config = Config { max_in_flight: 2, ..Config::new(5, 2, b"seed") };
         let mut state = make_state(config).unwrap();
-        let row = add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(3)).unwrap().unwrap();
+        let row = admit(&mut state, "a", &[1, 2, 3], 3);
         take_batch(&mut state).unwrap();
         append(&mut state, Requests::Ids(&["a"]), &[4]).unwrap();
         take_batch(&mut state).unwrap();
@@ -121,7 +112,7 @@ mod tests {
         cancel(&mut state, 1).unwrap();
         assert_eq!((state[row].num_computed, state.batch.number), (3, 3));
         assert!(state.device.key(BlockId(1)).is_some() && state.device.key(BlockId(2)).is_none());
-        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let commands = commands(&state);
         let (group_id, at) = (0, |position: u32| BlockId(position + 1));
         let set = |position| Command::SetTable { row, group_id, position, block: at(position) };
         let cut = Command::CutTable { row, group_id, length: 0 };

@@ -90,20 +90,14 @@ fn is_nothing(state: &State, row: Row) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::{Requests, allocate_slots, append};
-    use crate::transitions::batches::take_batch;
     use crate::transitions::fork::fork;
     use crate::transitions::pins::pin;
-    use crate::transitions::requests::add_request;
-    use crate::types::config::Config;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     /// Five tokens in blocks of four, scheduled and taken.
     fn running() -> (State, Row) {
         let mut state = make_state(Config::new(9, 4, b"seed")).unwrap();
-        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
+        let row = admit(&mut state, "a", &[1, 2, 3, 4, 5], 5);
         take_batch(&mut state).unwrap();
         (state, row)
     }
@@ -125,8 +119,7 @@ mod tests {
         let mut config = Config::new(9, 4, b"seed");
         config.groups = vec![Group::windowed(4, Kind::SlidingWindow, 3)];
         let mut state = make_state(config).unwrap();
-        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
+        let row = admit(&mut state, "a", &[1, 2, 3, 4, 5], 5);
         take_batch(&mut state).unwrap();
         let mut seen = Vec::new();
         for token in 6..12 {

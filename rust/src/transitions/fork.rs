@@ -54,20 +54,11 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::{Requests, allocate_slots, append};
-    use crate::transitions::batches::take_batch;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::commands::Command;
-    use crate::types::config::Config;
-    use crate::types::ids::BlockId;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     fn parent_of_three_tokens() -> State {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
-        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(3)).unwrap().unwrap();
+        admit(&mut state, "a", &[1, 2, 3], 3);
         state
     }
 
@@ -88,7 +79,7 @@ mod tests {
         append(&mut state, Requests::Ids(&["b", "a"]), &[7, 8]).unwrap();
         assert_eq!(state[child].tables, [[BlockId(1), BlockId(3)]]);
         assert_eq!(state[Row(0)].tables, [[BlockId(1), BlockId(2)]]);
-        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let commands = commands(&state);
         let copy = Command::CopyOnWrite { source: BlockId(2), target: BlockId(3) };
         assert_eq!(commands.iter().filter(|&each| *each == copy).count(), 1);
     }

@@ -18,6 +18,8 @@ pub mod requests;
 pub mod rewind;
 pub mod slot_request;
 pub mod swap;
+#[cfg(test)]
+pub(crate) mod tests;
 pub mod transfers;
 pub mod truncate;
 pub(crate) mod unconfirmed_loads;

@@ -161,14 +161,9 @@ fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
     use crate::transitions::publish::evict_blocks;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::config::Config;
+    use crate::transitions::tests::*;
     use crate::types::groups::Group;
-    use crate::types::values::Request;
 
     /// A full group in blocks of 2 and a window of 3 tokens in blocks of 4; eight tokens cached.
     fn two_groups() -> State {

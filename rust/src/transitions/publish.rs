@@ -195,12 +195,7 @@ fn stored<'a>(
 
 #[cfg(test)]
 mod tests {
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::config::Config;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     #[test]
     fn what_a_cancel_withdraws_is_noted_if_batches_can_be_in_flight() {
@@ -208,8 +203,7 @@ mod tests {
             let mut config = Config::new(5, 2, b"seed");
             config.max_in_flight = max_in_flight;
             let mut state = make_state(config).unwrap();
-            add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
-            allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
+            admit(&mut state, "a", &[1, 2, 3, 4, 5], 5);
             assert_eq!(state.batch.published_keys.len(), num_noted);
         }
     }

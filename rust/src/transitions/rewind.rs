@@ -155,27 +155,25 @@ fn counted<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
-    use crate::transitions::batches::take_batch;
     use crate::transitions::queries::get_computed_blocks;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::{RequestedHit, SlotRequest};
-    use crate::types::config::Config;
-    use crate::types::values::Request;
+    use crate::transitions::slot_request::RequestedHit;
+    use crate::transitions::tests::*;
+
+    /// Request a wrote four tokens of five, and b hit them and wrote the fifth.
+    fn hit_by_another(block_size: u32) -> State {
+        let mut state = make_state(Config::new(6, block_size, b"seed")).unwrap();
+        admit(&mut state, "a", &[1, 2, 3, 4, 5], 4);
+        add_request(&mut state, Request::new("b", &[1, 2, 3, 4, 5])).unwrap();
+        let hit = Some(RequestedHit::from(&get_computed_blocks(&state, "b").unwrap()));
+        let slot_request = SlotRequest { hit, ..SlotRequest::new(1) };
+        allocate_slots(&mut state, "b", &slot_request).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        state
+    }
 
     #[test]
     fn who_counts_what_was_not_written_is_named() {
-        let mut state = make_state(Config::new(6, 2, b"seed")).unwrap();
-        for id in ["a", "b"] {
-            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
-        }
-        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
-        let hit = Some(RequestedHit::from(&get_computed_blocks(&state, "b").unwrap()));
-        allocate_slots(&mut state, "b", &SlotRequest { hit, ..SlotRequest::new(1) })
-            .unwrap()
-            .unwrap();
-        take_batch(&mut state).unwrap();
+        let mut state = hit_by_another(2);
         let held = Error::HeldByOthers { blocks: vec![2], requests: vec!["b".to_owned()] };
         assert_eq!(rewind(&mut state, &["a"], 2), Err(held));
         rewind(&mut state, &["a", "b"], 2).unwrap();
@@ -186,16 +184,7 @@ mod tests {
 
     #[test]
     fn a_rewind_into_a_block_leaves_the_whole_block_unwritten() {
-        let mut state = make_state(Config::new(6, 4, b"seed")).unwrap();
-        for id in ["a", "b"] {
-            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
-        }
-        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
-        let hit = Some(RequestedHit::from(&get_computed_blocks(&state, "b").unwrap()));
-        allocate_slots(&mut state, "b", &SlotRequest { hit, ..SlotRequest::new(1) })
-            .unwrap()
-            .unwrap();
-        take_batch(&mut state).unwrap();
+        let mut state = hit_by_another(4);
         let held = Error::HeldByOthers { blocks: vec![1], requests: vec!["b".to_owned()] };
         assert_eq!(rewind(&mut state, &["a"], 3), Err(held));
     }

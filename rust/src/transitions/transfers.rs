@@ -197,13 +197,8 @@ fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::batches::take_batch;
     use crate::transitions::free::free;
-    use crate::transitions::requests::add_request;
-    use crate::types::config::Config;
-    use crate::types::ids::BlockId;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     /// Seven tokens in blocks of two, of which six are being loaded.
     fn loading() -> (State, Row) {
@@ -245,7 +240,9 @@ mod tests {
             beyond,
             Err(Error::BeyondModelLength { request, requested: 6, max_model_len: 4 })
         );
-        assert_eq!(load(&mut state, "a", &slot_request(4)), Ok(Ok(vec![0, 1])));
+        let last = 2_147_483_647; // the number of an operation fits 31 bits
+        state.next_operation = last;
+        assert_eq!(load(&mut state, "a", &slot_request(4)), Ok(Ok(vec![last, 0])));
     }
 
     #[test]

@@ -41,26 +41,17 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::{Requests, allocate_slots, append};
-    use crate::transitions::batches::take_batch;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::commands::Command;
-    use crate::types::config::Config;
-    use crate::types::ids::BlockId;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     #[test]
     fn a_block_that_was_cut_loses_its_key_when_it_is_written_again() {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
-        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
+        let row = admit(&mut state, "a", &[1, 2, 3, 4], 4);
         take_batch(&mut state).unwrap();
         truncate(&mut state, "a", 3).unwrap();
         assert!(state.device.key(BlockId(2)).is_some());
         append(&mut state, Requests::Ids(&["a"]), &[9]).unwrap();
-        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let commands = commands(&state);
         assert!(matches!(commands[..], [Command::Evict { block: BlockId(2), .. }]), "{commands:?}");
         assert_eq!(state.device.key(BlockId(2)), Some(&state[row].key(1, 0, 1)));
     }

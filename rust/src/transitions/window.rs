@@ -122,24 +122,15 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
-    use crate::transitions::batches::take_batch;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::commands::Command;
-    use crate::types::config::Config;
+    use crate::transitions::tests::*;
     use crate::types::groups::{Group, Kind};
-    use crate::types::ids::BlockId;
-    use crate::types::values::Request;
 
     /// A window of 3 tokens in blocks of 2: a query at 6 sees positions 4 to 6.
     fn six_of_eight() -> (State, Row) {
         let mut config = Config::new(9, 2, b"seed");
         config.groups = vec![Group::windowed(2, Kind::SlidingWindow, 3)];
         let mut state = make_state(config).unwrap();
-        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7, 8])).unwrap();
-        allocate_slots(&mut state, "a", &SlotRequest::new(6)).unwrap().unwrap();
+        let row = admit(&mut state, "a", &[1, 2, 3, 4, 5, 6, 7, 8], 6);
         (state, row)
     }
 
@@ -149,7 +140,7 @@ mod tests {
         take_batch(&mut state).unwrap();
         remove_skipped_blocks(&mut state, "a", 6).unwrap();
         assert_eq!(state[row].tables, [[0, 0, 3].map(BlockId)]);
-        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let commands = commands(&state);
         let free = |block| Command::Free { block: BlockId(block), cached: true };
         assert_eq!(commands[..2], [free(2), free(1)]);
         take_batch(&mut state).unwrap();

@@ -278,6 +278,8 @@ mod tests {
     fn a_key_has_the_form_of_its_tag() {
         assert!(is_extra_key(CACHE_SALT, b"s"));
         assert!(!is_extra_key(CACHE_SALT, b""));
+        assert!(is_extra_key(LORA, b"\x01\0\0\0ab"));
+        assert!(!is_extra_key(LORA, b"\x01\0\0\0a\xff") && !is_extra_key(LORA, b"\x01\0\0\0\xffb"));
         assert!(is_extra_key(CUT_EMBEDS, &[0; 4 + DIGEST_SIZE]));
         assert!(!is_extra_key(CUT_EMBEDS, &[0; 3 + DIGEST_SIZE]));
     }

@@ -243,14 +243,10 @@ impl Unpacker<'_> {
 mod tests {
     use super::*;
     use crate::state::open_batch::OpenBatch;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
-    use crate::transitions::batches::take_batch;
     use crate::transitions::pins::pin;
-    use crate::transitions::requests::{add_request, remove_request};
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::config::{Config, Eviction};
-    use crate::types::values::Request;
+    use crate::transitions::requests::remove_request;
+    use crate::transitions::tests::*;
+    use crate::types::config::Eviction;
 
     #[test]
     fn a_packed_state_comes_back_as_it_was() {

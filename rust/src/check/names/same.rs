@@ -129,14 +129,8 @@ mod tests {
     use super::*;
     use crate::codec::decode::decode;
     use crate::codec::encode::encode;
-    use crate::state::state::make_state;
-    use crate::transitions::allocate::allocate_slots;
-    use crate::transitions::batches::take_batch;
     use crate::transitions::free::free;
-    use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::SlotRequest;
-    use crate::types::config::Config;
-    use crate::types::values::Request;
+    use crate::transitions::tests::*;
 
     /// Whether each state whose bytes differ in one place from a state's is told from it.
     fn is_told_apart(state: &State) -> u32 {
@@ -156,11 +150,8 @@ mod tests {
 
     fn running(config: Config) -> State {
         let mut state = make_state(config).unwrap();
-        for id in ["a", "b"] {
-            add_request(&mut state, Request::new(id, &[1, 2, 3])).unwrap();
-        }
-        allocate_slots(&mut state, "a", &SlotRequest::new(2)).unwrap().unwrap();
-        allocate_slots(&mut state, "b", &SlotRequest::new(2)).unwrap().unwrap();
+        admit(&mut state, "a", &[1, 2, 3], 2);
+        admit(&mut state, "b", &[1, 2, 3], 2);
         state
     }
 

@@ -2,14 +2,11 @@
 //! Tests of allocate.rs.
 
 use super::*;
-use crate::state::state::make_state;
 use crate::transitions::free::free;
 use crate::transitions::queries::get_computed_blocks;
-use crate::transitions::requests::add_request;
 use crate::transitions::slot_request::RequestedHit;
-use crate::types::config::Config;
+use crate::transitions::tests::*;
 use crate::types::values::Refused;
-use crate::types::values::Request;
 
 /// Four usable blocks of two tokens.
 fn story() -> State {
@@ -41,8 +38,7 @@ fn a_second_request_shares_the_cached_prefix() {
 #[test]
 fn a_refusal_changes_nothing_and_says_how_much_is_missing() {
     let mut state = story();
-    add_request(&mut state, Request::new("a", &[1; 12])).unwrap();
-    allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
+    admit(&mut state, "a", &[1; 12], 5);
     let before = crate::codec::encode::encode(&state);
     let refused = Refused { reason: Reason::Never, needed: 3, available: 1, pending: 0 };
     assert_eq!(allocate_slots(&mut state, "a", &SlotRequest::new(7)), Ok(Err(refused)));
@@ -55,8 +51,7 @@ fn a_refusal_changes_nothing_and_says_how_much_is_missing() {
 fn append_stops_at_the_first_refusal() {
     let mut state = story();
     for id in ["a", "b"] {
-        add_request(&mut state, Request::new(id, &[1, 2, 3, 4])).unwrap();
-        allocate_slots(&mut state, id, &SlotRequest::new(4)).unwrap().unwrap();
+        admit(&mut state, id, &[1, 2, 3, 4], 4);
     }
     let refused = Refused { reason: Reason::Later, needed: 1, available: 0, pending: 0 };
     let appended = append(&mut state, Requests::Ids(&["a", "b"]), &[5, 5]).unwrap();
@@ -72,8 +67,7 @@ fn append_checks_every_call_before_the_first() {
     let mut config = Config::new(5, 2, b"seed");
     config.max_model_len = Some(4);
     let mut state = make_state(config).unwrap();
-    add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
-    allocate_slots(&mut state, "a", &SlotRequest::new(2)).unwrap().unwrap();
+    admit(&mut state, "a", &[1, 2], 2);
     let before = crate::codec::encode::encode(&state);
     let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
     let request = "'a'".to_owned();
