@@ -41,7 +41,7 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@tail -n 1 build/tiny.txt
 
 test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
-	@echo "make test takes about a quarter of an hour on 2 quiet cores; one folder: $(BIN)/pytest tests/pool"
+	@echo "make test takes about twelve minutes on 2 quiet cores; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 
@@ -68,6 +68,7 @@ check: setup ## format, lint, types and stub drift, in both languages
 
 explore: setup ## explore small worlds exhaustively, both backends edge by edge; fuzz (hours)
 	$(BIN)/pytest -m slow $(ARGS)
+	KVCORE_EXAMPLES=20 $(BIN)/pytest tests/property
 	$(BIN)/python -m tools.explore
 	@echo "make fuzz takes about 75 minutes on 2 cores (docs/checking.md)"
 	$(MAKE) fuzz

@@ -5,17 +5,24 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from kvcore import _twin
+from tests.helpers.amount import examples
 
 Backend = Literal["python", "rust"]
+MaxStates = Callable[[int, int], int | None]
+FEW_EDGES = 600
+"""How many edges of a world either language explores in some seconds."""
 
 SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", deadline=None, max_examples=60, suppress_health_check=SLOW_MACHINE)
+settings.register_profile(
+    "dev", deadline=None, max_examples=examples(30), suppress_health_check=SLOW_MACHINE
+)
 settings.register_profile(
     "ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True
 )
@@ -59,6 +66,34 @@ def need_twin() -> None:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="first states"),
+        pytest.param(True, id="all states", marks=pytest.mark.slow),
+    ]
+)
+def max_states(request: pytest.FixtureRequest) -> MaxStates:
+    """How many states are explored of a world of so many states and edges.
+
+    All of them if there are few edges, and in `make explore`.
+    """
+
+    def most(num_states: int, num_edges: int) -> int | None:
+        few = num_edges <= FEW_EDGES or request.param
+        return None if few else max(10, FEW_EDGES * num_states // num_edges)
+
+    return most
+
+
+@pytest.fixture(params=["rust", pytest.param("python", marks=pytest.mark.slow)])
+def backend_of_engine(request: pytest.FixtureRequest) -> Backend:
+    """The twin, and Python in `make explore`: for engines that run long on either."""
+    name: Backend = request.param
+    if name == "rust":
+        need_twin()
+    return name
 
 
 @pytest.fixture(params=["python", "rust"])

@@ -132,7 +132,7 @@ def test_renamed_run_is_the_image_of_the_run(
 
 @pytest.mark.parametrize("off", ["requests", "blocks", "tokens"])
 def test_each_renaming_can_be_switched_off_and_folds_states(off: str) -> None:
-    where = world(2, 2, 2, moves="engine", without=("fork", "reset_prefix_cache"))
+    where = world(2, 2, 1, moves="engine", without=("fork", "reset_prefix_cache"))
     folded = check(where)
     less = check(where, symmetry=attrs.evolve(Symmetry(), **{off: False}))
     none = check(where, symmetry=Symmetry(requests=False, blocks=False, tokens=False))
@@ -148,7 +148,7 @@ def test_whole_names_count_as_many_states_as_fingerprints() -> None:
 
 
 def test_several_processes_count_as_one() -> None:
-    where = world(3, 2, 3, moves="engine")
+    where = world(2, 2, 3, moves="engine")
     alone, together = check(where), check(where, workers=2)
     assert together.depths == alone.depths
     assert together.num_edges == alone.num_edges

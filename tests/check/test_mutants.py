@@ -30,7 +30,11 @@ ROWS_MIN = 69
 
 @pytest.mark.parametrize(
     ("mutant", "name"),
-    [(mutant, name) for mutant in MUTANTS for name in mutant.broken],
+    [
+        pytest.param(mutant, name, marks=[pytest.mark.slow] if number else [])
+        for mutant in MUTANTS
+        for number, name in enumerate(mutant.broken)
+    ],
     ids=str,
 )
 def test_seeded_bug_is_found_by_its_property_alone(mutant: Mutant, name: str) -> None:

@@ -64,7 +64,7 @@ def test_both_searches_fold_alike_without_a_symmetry(off: str) -> None:
 @pytest.mark.parametrize("backend", ["python", "rust"])
 def test_two_workers_find_what_one_finds(backend: str) -> None:
     need_twin()
-    where = engine(3, 2, 4, 4)
+    where = engine(2, 2, 4, 4)
     assert counted(check(where, backend=backend, workers=2)) == counted(
         check(where, backend="rust")
     )

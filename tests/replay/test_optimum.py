@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvcore.replay.ideal import Ideal
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.workload import TraceRequest
+from tests.helpers.amount import examples
 from tests.replay.small_traces import traces
 
 Reference = tuple[tuple[int, ...], bool]
@@ -75,7 +76,7 @@ def best_block_by_block(references: list[Reference], num_blocks: int) -> int:
     return num_hits
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(60))
 @given(traces(most=5, longest=12), FLAGS, st.sampled_from([1, 2, 3, 4]), st.integers(1, 5))
 def test_it_is_the_best_of_all_choices(
     requests: list[TraceRequest], counts: list[bool], block_size: int, num_blocks: int
@@ -90,7 +91,7 @@ def test_it_is_the_best_of_all_choices(
     assert noted.best_hit_tokens(num_blocks) == best * block_size
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(traces(longest=60), FLAGS, st.sampled_from([1, 2, 3, 4, 5, 16]), st.integers(1, 40))
 def test_items_give_what_single_blocks_give(
     requests: list[TraceRequest], counts: list[bool], block_size: int, num_blocks: int

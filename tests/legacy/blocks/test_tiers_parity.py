@@ -22,6 +22,7 @@ from kvcore.types.errors import KvcoreError
 from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Refused
 from tests.conftest import need_twin
+from tests.helpers.amount import examples
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 3
 KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
@@ -126,7 +127,7 @@ class Holders:
             self.held[arrived].update(dict(value)[block] for block in args[0])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 @given(
     null_block=st.booleans(),
     num_host_blocks=st.sampled_from([0, NUM_HOST_BLOCKS, NUM_HOST_BLOCKS]),

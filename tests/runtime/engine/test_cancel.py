@@ -46,6 +46,12 @@ WORLDS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
+
+
 class Broken(RuntimeError):
     """What a forward pass raises that is told to."""
 

@@ -47,6 +47,12 @@ SPOILED = Spoiled(drafter=PromptLookup(), seed=3, share=0.4, num_tokens=260)
 OPTIONS = EngineOptions(token_budget=64, guard=True, keep_logits=True)
 
 
+@pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
+
+
 @cache
 def model(name: str = "full") -> Llama:
     return tiny_model(config=tiny_config(visibilities=MODELS[name]), invariant=True)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import attrs
+import pytest
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.cache.errors import TierFailed
@@ -38,6 +39,12 @@ CHUNKED = Visibility(kind="chunked_local", window=24)
 MODELS = ((FULL, SLIDING, FULL, SLIDING), (CHUNKED, FULL), (SLIDING, FULL, CHUNKED))
 SEEDS = range(31, 39)
 """In these happens all that the test wants to have seen; any others must give right answers too."""
+
+
+@pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
 
 
 class Unsure(Channel):

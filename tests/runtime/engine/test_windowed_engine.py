@@ -40,6 +40,12 @@ MODELS = {
 NULL_BLOCK = 0
 
 
+@pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
+
+
 @cache
 def model(name: str) -> Llama:
     return tiny_model(config=tiny_config(visibilities=MODELS[name]), invariant=True)

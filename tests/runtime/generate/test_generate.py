@@ -150,6 +150,13 @@ def test_the_tiny_model_answers_with_an_option_too(
     assert captured.err == ""
     verified = "verified: 12 answers equal to a contiguous cache's, 304 tokens, 304 rows of logits"
     assert captured.out.splitlines()[-1].startswith(verified)
+
+
+def test_what_was_not_exercised_is_an_error_where_all_is_required(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["--tiny", "--backend", "python", "--num-blocks", "99"]
+    verified = "verified: 12 answers equal to a contiguous cache's, 304 tokens, 304 rows of logits"
     assert command.main([*argv, "--require-all"]) == 3
     captured = capsys.readouterr()
     assert captured.err.startswith("kvcore generate: not exercised: there were no ")
