@@ -10,7 +10,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
+__all__ = ["Manager", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]
 
 @final
 class Manager:
@@ -357,12 +357,25 @@ class Tiers:
         Forget a block's key, if it has one. Raises UnknownBlock.
         """
 
-def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., full_keys: bool = False, judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> Any:
+def check_state(data: bytes, /) -> list[str]:
+    """
+    The names of the structural properties that do not hold in a state, from its canonical bytes.
+
+    Raises DamagedState, InvalidConfig.
+    """
+
+def check_states(world: Any, /, *, max_states: SupportsIndex | None = None) -> list[tuple[bytes, list[str]]]:
+    """
+    Every state of a small world as its canonical bytes, with the names of the structural properties
+    that do not hold there.
+    """
+
+def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., full_keys: bool = False, checks: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> Any:
     """
     Explore a world; the report as a dict.
 
     symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
-    kept, not fingerprints. judges: the properties that count, all unless given. progress: is told
+    kept, not fingerprints. checks: the properties that count, all unless given. progress: is told
     states, edges, depth, waiting states, seconds and bytes, now and then.
     """
 
@@ -379,19 +392,6 @@ def hash_blocks(request: Request, parent: bytes, block_size: SupportsIndex, /, *
 
     Raises InvalidToken, UnsupportedBuffer, InvalidKey, InvalidConfig, InvalidExtraKey,
     UnsortedMedia, CountMismatch.
-    """
-
-def judge_state(data: bytes, /) -> list[str]:
-    """
-    The names of the structural properties that do not hold in a state, from its canonical bytes.
-
-    Raises DamagedState, InvalidConfig.
-    """
-
-def judge_world(world: Any, /, *, max_states: SupportsIndex | None = None) -> list[tuple[bytes, list[str]]]:
-    """
-    Every state of a small world as its canonical bytes, with the names of the structural properties
-    that do not hold there.
     """
 
 def root_hash(seed: bytes, hashing: str = "sha256", /) -> bytes:

@@ -78,12 +78,12 @@ def check_world(world: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-def judge_state(data: bytes) -> list[str]:
+def check_state(data: bytes) -> list[str]:
     """The names of the properties that a state's bytes break, by the twin. Raises BackendMissing,
     DamagedState, InvalidConfig.
     """
     _check_there()
-    return _rust.judge_state(data)
+    return _rust.check_state(data)
 
 
 def _check_there() -> None:

@@ -34,7 +34,7 @@ class Pools(Protocol):
     def device(self) -> Keyed: ...
 
 
-BatchJudge = Callable[[Pools, Sequence[Command], Sequence[int]], Iterator[str]]
+BatchCheck = Callable[[Pools, Sequence[Command], Sequence[int]], Iterator[str]]
 ORDERS_MAX = 4
 """Up to this many copies in a segment are tried in every order; of more, each pair is swapped."""
 
@@ -164,7 +164,7 @@ def _said(place: Place) -> str:
     return f"{place[0]} block {place[1]}"
 
 
-BATCH_JUDGES: dict[str, BatchJudge] = {
+BATCH_CHECKS: dict[str, BatchCheck] = {
     "CMD-HAZARD": hazards,
     "CMD-COPYSET": copy_set,
     "CMD-EVICT-FIRST": evict_first,

@@ -16,7 +16,7 @@ use kvcore::check::world::world::{Moves, Symmetry, World};
 use kvcore::mutants::{Mutant, seed};
 use kvcore::types::config::{Config, Duplicates, Publish};
 use kvcore::types::groups::{Group, Kind};
-use kvcore::types::violation::Judges;
+use kvcore::types::violation::Checks;
 
 /// Calls of a story, at most.
 const LONGEST_RUN: usize = 8;
@@ -171,12 +171,12 @@ fn windowed(mut world: World) -> World {
     world
 }
 
-fn hunt(mutant: Mutant, world: &World, judges: Judges, max_states: Option<u64>) -> (Report, f64) {
+fn hunt(mutant: Mutant, world: &World, checks: Checks, max_states: Option<u64>) -> (Report, f64) {
     seed(Some(mutant));
     let begun = Instant::now();
     let limits = Limits { max_states, max_seconds: Some(120.0), ..Limits::default() };
     let found =
-        check_world(world.clone(), Symmetry::default(), false, judges, &limits, 1, &mut |_| true);
+        check_world(world.clone(), Symmetry::default(), false, checks, &limits, 1, &mut |_| true);
     let seconds = begun.elapsed().as_secs_f64();
     seed(None);
     (found.expect("the worlds are right"), seconds)
@@ -198,9 +198,9 @@ fn main() -> ExitCode {
     );
     let mut lived = 0;
     for Seeded(mutant, world, row, unseen) in &bugs {
-        let (report, seconds) = hunt(*mutant, world, Judges::default(), Some(STATES_MAX));
+        let (report, seconds) = hunt(*mutant, world, Checks::default(), Some(STATES_MAX));
         let names = OBSERVABLE.iter().map(|&name| name.to_owned());
-        let (seen, _) = hunt(*mutant, world, Judges::only(names), Some(STATES_MAX));
+        let (seen, _) = hunt(*mutant, world, Checks::only(names), Some(STATES_MAX));
         let (by, length) = found(&report).unwrap_or(("-", 0));
         let observed = found(&seen).map(|(name, _)| name);
         let scope = [world.config.num_blocks, world.num_requests, world.num_tokens];

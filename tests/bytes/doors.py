@@ -116,7 +116,7 @@ def read_state(data: bytes) -> bool:
     ]
     if _twin.available():
         assert twin.encode() == data
-        assert _twin.judge_state(data) == judged
+        assert _twin.check_state(data) == judged
     return bool(judged) or go_on(data)
 
 

@@ -56,7 +56,7 @@ IN_FLIGHT = {
         4, 3, 4, "swap_out", "swap_in", "load", num_host_blocks=4, max_in_flight=2
     ),
 }
-NUM_STATES, NUM_DAMAGED = 300, 1000
+NUM_STATES, NUM_DAMAGED = 150, 500
 NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE"}
 """What bytes cannot break: the free queue and the index are made anew from them."""
 
@@ -108,7 +108,7 @@ def judged(data: bytes) -> tuple[str, ...]:
 def judged_by_twin(data: bytes) -> tuple[str, ...]:
     """The same in the twin."""
     try:
-        return tuple(_twin.judge_state(data))
+        return tuple(_twin.check_state(data))
     except KvcoreError as error:
         return (type(error).__name__,)
 

@@ -14,9 +14,9 @@ from kvcore.check.properties.closure import evict_order, prefix_closed
 from kvcore.check.properties.facts import FACTS, SENTENCES, SPECIFIED
 from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.properties.registry import PROPERTIES, BrokenProperty, Property, judge, select
-from kvcore.check.properties.transitions import TRANSITION_JUDGES
+from kvcore.check.properties.transitions import TRANSITION_CHECKS
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.hazards import BATCH_JUDGES
+from kvcore.oracle.hazards import BATCH_CHECKS
 from kvcore.oracle.prefixes import PREFIX_PROPERTIES, Prefixes
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
@@ -57,7 +57,7 @@ def prompt(name: str, *tokens: int) -> tuple[Call, Call, Call]:
 
 def test_each_judge_has_a_sentence_and_a_severity() -> None:
     named = {*pool_and_state.PROPERTIES, *OUTCOME_PROPERTIES, *PREFIX_PROPERTIES, *SENTENCES}
-    assert named | set(TRANSITION_JUDGES) | set(BATCH_JUDGES) <= set(PROPERTIES)
+    assert named | set(TRANSITION_CHECKS) | set(BATCH_CHECKS) <= set(PROPERTIES)
     assert set(FACTS) == set(PROPERTIES)
     for name, each in PROPERTIES.items():
         assert each.name == name
@@ -100,8 +100,8 @@ def test_a_world_is_judged_by_what_it_can_express() -> None:
 def test_a_wrong_batch_is_named(
     name: str, commands: Sequence[Command], numbers: Sequence[int]
 ) -> None:
-    assert list(BATCH_JUDGES[name](run(), commands, numbers))
-    right = list(BATCH_JUDGES[name](run(), commands, segments(commands)))
+    assert list(BATCH_CHECKS[name](run(), commands, numbers))
+    right = list(BATCH_CHECKS[name](run(), commands, segments(commands)))
     assert not right or name == "CMD-COW-SRC"
 
 
@@ -109,7 +109,7 @@ def test_a_key_must_go_before_its_block_is_written() -> None:
     state = run(*prompt("a", 0, 1), Call("free", ("a",)))
     key = state.device.keys[0]
     assert key is not None
-    first = BATCH_JUDGES["CMD-EVICT-FIRST"]
+    first = BATCH_CHECKS["CMD-EVICT-FIRST"]
     assert list(first(state, [Allocate(0)], [0]))
     assert list(first(state, [Load(0, KEY, 0)], [0]))
     assert not list(first(state, [Evict(0, key), Allocate(0)], [0, 0]))
@@ -124,23 +124,23 @@ def changed(call: Call, *before: Call, **fields: Any) -> tuple[State, Call, Outc
 def test_the_order_of_the_free_queue_is_followed() -> None:
     add, allocate, _ = prompt("a", 0, 1)
     right = changed(allocate, add)
-    assert not list(TRANSITION_JUDGES["LRU"](*right))
-    assert list(TRANSITION_JUDGES["LRU"](*changed(allocate, add, commands=(Allocate(1),))))
-    assert list(TRANSITION_JUDGES["LRU"](*changed(allocate, add, commands=())))
+    assert not list(TRANSITION_CHECKS["LRU"](*right))
+    assert list(TRANSITION_CHECKS["LRU"](*changed(allocate, add, commands=(Allocate(1),))))
+    assert list(TRANSITION_CHECKS["LRU"](*changed(allocate, add, commands=())))
 
 
 def test_a_key_changes_only_behind_its_eviction() -> None:
     story = (*prompt("a", 0, 1), Call("free", ("a",)))
     call = Call("evict_blocks", ([0],))
-    assert not list(TRANSITION_JUDGES["HASH-MONO"](*changed(call, *story)))
-    assert list(TRANSITION_JUDGES["HASH-MONO"](*changed(call, *story, commands=())))
+    assert not list(TRANSITION_CHECKS["HASH-MONO"](*changed(call, *story)))
+    assert list(TRANSITION_CHECKS["HASH-MONO"](*changed(call, *story, commands=())))
 
 
 def test_an_outcome_that_is_not_found_again_is_not_deterministic() -> None:
     add, allocate, _ = prompt("a", 0, 1)
-    assert not list(TRANSITION_JUDGES["DETERMINISM"](*changed(allocate, add)))
-    assert list(TRANSITION_JUDGES["DETERMINISM"](*changed(allocate, add, value=None)))
-    assert list(TRANSITION_JUDGES["DETERMINISM"](*changed(allocate, add, state=run(add))))
+    assert not list(TRANSITION_CHECKS["DETERMINISM"](*changed(allocate, add)))
+    assert list(TRANSITION_CHECKS["DETERMINISM"](*changed(allocate, add, value=None)))
+    assert list(TRANSITION_CHECKS["DETERMINISM"](*changed(allocate, add, state=run(add))))
 
 
 def test_a_hit_keeps_its_blocks_and_leaves_a_token() -> None:
@@ -151,17 +151,17 @@ def test_a_hit_keeps_its_blocks_and_leaves_a_token() -> None:
     call = Call("allocate_slots", ("b", 1, hit))
     right = perform(state, call)
     for name in ("HIT-PRESERVE", "HIT-PINNED", "HIT-FRESH", "FULLHIT"):
-        assert not list(TRANSITION_JUDGES[name](state, call, right))
+        assert not list(TRANSITION_CHECKS[name](state, call, right))
     lost = perform(right.state, Call("evict_blocks", ([0],))).state
-    assert list(TRANSITION_JUDGES["HIT-PRESERVE"](state, call, replace(right, state=lost)))
+    assert list(TRANSITION_CHECKS["HIT-PRESERVE"](state, call, replace(right, state=lost)))
     evicted = replace(right, commands=(Evict(0, KEY),))
-    assert list(TRANSITION_JUDGES["HIT-PINNED"](state, call, evicted))
+    assert list(TRANSITION_CHECKS["HIT-PINNED"](state, call, evicted))
     stale = perform(state, Call("evict_blocks", ([0],))).state
-    assert list(TRANSITION_JUDGES["HIT-FRESH"](stale, call, right))
+    assert list(TRANSITION_CHECKS["HIT-FRESH"](stale, call, right))
     b = right.state.requests["b"]
     short = right.state.requests.set("b", replace(b, tokens=b.tokens[:2]))
     full = replace(right, state=replace(right.state, requests=short))
-    assert list(TRANSITION_JUDGES["FULLHIT"](state, call, full))
+    assert list(TRANSITION_CHECKS["FULLHIT"](state, call, full))
 
 
 def test_a_child_that_outlives_its_parent_is_named() -> None:

@@ -21,7 +21,7 @@ from pyrsistent import pvector
 from kvcore.check.stories.scenes import Row, Scene
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.oracle.contents import Content, Place, SlotStore, run_of
-from kvcore.oracle.hazards import BATCH_JUDGES
+from kvcore.oracle.hazards import BATCH_CHECKS
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
 from kvcore.types.commands import Allocate, Command, segments
@@ -211,8 +211,8 @@ class FacadeEngine(ABC):
     def _judge_batch(self, before: Tiers) -> None:
         commands = self.emitted
         numbers = segments(commands)
-        for name, judge in BATCH_JUDGES.items():
-            for detail in judge(before, commands, numbers):
+        for name, holds in BATCH_CHECKS.items():
+            for detail in holds(before, commands, numbers):
                 raise InvariantViolation(name, detail)
 
     @property

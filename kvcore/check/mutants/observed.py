@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.properties.liveness import RUN_JUDGES
+from kvcore.check.properties.liveness import RUN_CHECKS
 from kvcore.check.properties.outcomes import check_outcome
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.core_model import Steps, failures, follow
@@ -61,7 +61,7 @@ class ObservedModel:
         self._ghost = Ghost(world.config)
         self._prefixes = self._ghost.prefixes
         self._nodes: list[Seen] = []
-        self._run_judges = {} if world.config.max_num_batched_tokens else RUN_JUDGES
+        self._run_checks = {} if world.config.max_num_batched_tokens else RUN_CHECKS
 
     def start(self) -> Seen:
         """The empty state; nothing was written yet."""
@@ -95,7 +95,7 @@ class ObservedModel:
         """Raise InvariantViolation where blocks or requests have no way on."""
         for detail in pool_and_state.leak(node.state):
             raise InvariantViolation("LEAK", detail)
-        for name, holds in self._run_judges.items():
+        for name, holds in self._run_checks.items():
             for detail in holds(self.world, node.state):
                 raise InvariantViolation(name, detail)
 

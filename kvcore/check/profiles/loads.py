@@ -162,9 +162,7 @@ LOADS_FAIL: dict[str, Profile] = {
     ),
     "flight-loads-leave-completed": Profile(
         "the same, published when a batch is completed",
-        world(
-            *LEAVING, num_host_blocks=2, without=SHARING[-1:], publish="completed", **IN_FLIGHT
-        ),
+        world(*LEAVING, num_host_blocks=2, without=SHARING[-1:], publish="completed", **IN_FLIGHT),
         287214,
         1115060,
         slow=True,

@@ -35,7 +35,7 @@ from kvcore.types.values import Appended, Hit, Outcome, Refused
 
 T = TypeVar("T")
 Notes = Counter[tuple[str, str]]
-Judges = tuple[tuple[str, Callable[..., Iterable[str]]], ...]
+Checks = tuple[tuple[str, Callable[..., Iterable[str]]], ...]
 Watch = Callable[[State, Call, Outcome[State, Any]], None]
 
 READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
@@ -198,9 +198,9 @@ class Checker:
             self._hit = (state, request_id)
 
 
-def hear(judges: Judges, *args: Any) -> None:
-    """Hear properties by their judges. Raises InvariantViolation, BrokenProperty."""
-    for name, holds in judges:
+def hear(checks: Checks, *args: Any) -> None:
+    """Hear properties by their checks. Raises InvariantViolation, BrokenProperty."""
+    for name, holds in checks:
         try:
             for _ in holds(*args):
                 break
@@ -264,8 +264,8 @@ def note_state(notes: Notes, state: State) -> None:
     notes["goal", "duplicates"] += len(device.index.following) > 0
 
 
-def _of_scope(known: dict[str, Property], scope: str) -> Judges:
-    """The judges of a scope, by name."""
+def _of_scope(known: dict[str, Property], scope: str) -> Checks:
+    """The checks of a scope, by name."""
     return tuple(
         (name, each.holds)
         for name, each in known.items()
@@ -273,12 +273,12 @@ def _of_scope(known: dict[str, Property], scope: str) -> Judges:
     )
 
 
-def _without_known(judges: Judges) -> dict[tuple[bool, bool], Judges]:
+def _without_known(checks: Checks) -> dict[tuple[bool, bool], Checks]:
     """Those that are left to hear, by whether the pools, and all requests, are known already."""
     return {
         (pools, requests): tuple(
             (name, holds)
-            for name, holds in judges
+            for name, holds in checks
             if not (pools and holds in OF_POOLS) and not (requests and holds in OF_REQUESTS)
         )
         for pools in (False, True)

@@ -16,7 +16,7 @@ from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.state.state import State
 
-ClosureJudge = Callable[[State, Prefixes], Iterator[str]]
+ClosureCheck = Callable[[State, Prefixes], Iterator[str]]
 Found = dict[tuple[Letter, ...], list[int]]
 
 BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load", "cancel"})
@@ -56,7 +56,7 @@ def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]
         yield state.config.groups[group_id].block_size, found
 
 
-CLOSURE_JUDGES: dict[str, ClosureJudge] = {
+CLOSURE_CHECKS: dict[str, ClosureCheck] = {
     "PREFIX-CLOSED": prefix_closed,
     "EVICT-ORDER": evict_order,
 }

@@ -22,7 +22,7 @@ from kvcore.transitions.queries import get_computed_blocks
 from kvcore.types.config import Config
 from kvcore.types.values import Appended, Hit, Outcome, Reason, Refused, Status
 
-RunJudge = Callable[[World, State], Iterator[str]]
+RunCheck = Callable[[World, State], Iterator[str]]
 
 LEAVING = frozenset({"free", "remove_request"})
 
@@ -274,7 +274,7 @@ def _call(state: State, name: str, *args: Any) -> Outcome[State, Any]:
     return outcome
 
 
-RUN_JUDGES: dict[str, RunJudge] = {
+RUN_CHECKS: dict[str, RunCheck] = {
     "DRAIN": drain,
     "DEADLOCK-FREE": deadlock_free,
     "PREEMPT-GAIN": preempt_gain,

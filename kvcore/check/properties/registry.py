@@ -114,7 +114,7 @@ def select(
             said = f"there is no property {', '.join(unknown)}"
             raise ValueError(f"{said}; `kvcore check --properties list` names them all")
         return {name: PROPERTIES[name] for name in PROPERTIES if name in names}
-    lifted = set(closure.CLOSURE_JUDGES) if calls & closure.BREAKS_CLOSURE else set()
+    lifted = set(closure.CLOSURE_CHECKS) if calls & closure.BREAKS_CLOSURE else set()
     return {
         name: each
         for name, each in PROPERTIES.items()
@@ -153,7 +153,7 @@ def _make(name: str, scope: Scope, holds: Callable[..., Iterator[str]] | None) -
         observable=fact.observable,
         rows=fact.rows,
         holds=holds,
-        reads_prefixes=name in closure.CLOSURE_JUDGES,
+        reads_prefixes=name in closure.CLOSURE_CHECKS,
         on_request=name in ON_REQUEST,
     )
 
@@ -163,10 +163,10 @@ ON_REQUEST = ("DETERMINISM", "REFINE", "NO-THRASH")
 
 JUDGES: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
     ("state", pool_and_state.PROPERTIES),
-    ("state", closure.CLOSURE_JUDGES),
-    ("transition", transitions.TRANSITION_JUDGES),
-    ("batch", hazards.BATCH_JUDGES),
-    ("run", {**liveness.RUN_JUDGES, "DEADLOCK-FREE": schedulers.deadlock_free}),
+    ("state", closure.CLOSURE_CHECKS),
+    ("transition", transitions.TRANSITION_CHECKS),
+    ("batch", hazards.BATCH_CHECKS),
+    ("run", {**liveness.RUN_CHECKS, "DEADLOCK-FREE": schedulers.deadlock_free}),
     ("run", {"NO-THRASH": fair_scheduler.no_thrash}),
 )
 

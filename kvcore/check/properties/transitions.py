@@ -3,7 +3,7 @@
 
 No transition calls anything here. A judge gets the state before a call, the call and its outcome;
 it yields what is wrong. The queue is followed by the commands of the call, a second time and by
-itself. Judges of refusals, resets and writes are in outcomes.py. Source: rows 6, 18 to 20, 39, 44,
+itself. Checks of refusals, resets and writes are in outcomes.py. Source: rows 6, 18 to 20, 39, 44,
 53 of kvcore/check/mutants/catalogue.py.
 """
 
@@ -20,7 +20,7 @@ from kvcore.trace.calls import Call, Misuse, perform
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.types.values import Hit, Outcome, Refused
 
-TransitionJudge = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
+TransitionCheck = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
 
 
 def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -170,9 +170,9 @@ def _join(queue: list[int], pool: BlockPool, block: int, *, cached: bool) -> Non
 
 
 OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
-"""Judges of calls that are made with a hit: of others they have nothing to say."""
+"""Checks of calls that are made with a hit: of others they have nothing to say."""
 
-TRANSITION_JUDGES: dict[str, TransitionJudge] = {
+TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "LRU": lru,
     "HIT-PRESERVE": hit_preserve,
     "HIT-PINNED": hit_pinned,

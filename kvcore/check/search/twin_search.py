@@ -51,7 +51,7 @@ def explore_twin(
         world,
         symmetry=(symmetry.requests, symmetry.blocks, symmetry.tokens),
         full_keys=full_keys,
-        judges=names,
+        checks=names,
         workers=workers,
         progress=None if progress is None else tell,
         **limits,

@@ -15,7 +15,7 @@ from typing import Literal
 
 import attrs
 
-from kvcore.check.simulate import judge
+from kvcore.check.simulate import run_checks
 from kvcore.check.simulate.engine import Engine
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import MakeManager, Move, Play
@@ -106,9 +106,9 @@ def simulate(
             engine.step()
             run.num_steps = step + 1
             if run.num_steps % looks == 0:
-                judge.check_all(play)
+                run_checks.check_all(play)
         step = None
-        judge.finish(play)
+        run_checks.finish(play)
     except Exception as error:
         run.failure = _failure(error, setting.config, moves, step)
     run.num_calls, run.goals = len(play.calls), play.goals
@@ -134,9 +134,9 @@ def again(
         for move in moves:
             make(play, move)
             done += 1
-        judge.check_all(play)
+        run_checks.check_all(play)
         if ends:
-            judge.finish(play)
+            run_checks.finish(play)
     except Exception as error:
         return play, _failure(error, config, moves[: done + 1], done)
     return play, None

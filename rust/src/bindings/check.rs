@@ -17,16 +17,16 @@ use crate::check;
 use crate::check::search::report::Report;
 use crate::check::search::search::{Limits, Progress};
 use crate::check::world::world::{Moves, Symmetry, World};
-use crate::types::violation::Judges;
+use crate::types::violation::Checks;
 
 /// Explore a world; the report as a dict.
 ///
 /// symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
-/// kept, not fingerprints. judges: the properties that count, all unless given. progress: is told
+/// kept, not fingerprints. checks: the properties that count, all unless given. progress: is told
 /// states, edges, depth, waiting states, seconds and bytes, now and then.
 #[pyfunction]
 #[pyo3(signature = (
-    world, /, *, symmetry = (true, true, true), full_keys = false, judges = None, max_depth = None,
+    world, /, *, symmetry = (true, true, true), full_keys = false, checks = None, max_depth = None,
     max_states = None, max_seconds = None, workers = 1, progress = None
 ))]
 #[allow(clippy::too_many_arguments)] // they are the options of `kvcore.check.check`
@@ -34,7 +34,7 @@ pub(crate) fn check_world<'py>(
     world: &Bound<'py, PyAny>,
     symmetry: (bool, bool, bool),
     full_keys: bool,
-    judges: Option<Vec<String>>,
+    checks: Option<Vec<String>>,
     max_depth: Option<u32>,
     max_states: Option<u64>,
     max_seconds: Option<f64>,
@@ -45,7 +45,7 @@ pub(crate) fn check_world<'py>(
     let read = read_world(world)?;
     let (requests, blocks, tokens) = symmetry;
     let symmetry = Symmetry { requests, blocks, tokens };
-    let judges = judges.map_or_else(Judges::default, Judges::only);
+    let checks = checks.map_or_else(Checks::default, Checks::only);
     let limits = Limits { max_depth, max_states, max_seconds };
     let mut raised = None;
     let mut watch = |come: &Progress| {
@@ -53,7 +53,7 @@ pub(crate) fn check_world<'py>(
         told.map_err(|error| raised = Some(error)).is_ok()
     };
     let report = py.detach(|| {
-        check::check_world(read, symmetry, full_keys, judges, &limits, workers, &mut watch)
+        check::check_world(read, symmetry, full_keys, checks, &limits, workers, &mut watch)
     });
     let report = report.map_err(|error| raise(py, error))?;
     match raised {
@@ -66,15 +66,15 @@ pub(crate) fn check_world<'py>(
 /// that do not hold there.
 #[pyfunction]
 #[pyo3(signature = (world, /, *, max_states = None))]
-pub(crate) fn judge_world<'py>(
+pub(crate) fn check_states<'py>(
     world: &Bound<'py, PyAny>,
     max_states: Option<u64>,
 ) -> PyResult<Vec<(Bound<'py, PyBytes>, Vec<&'static str>)>> {
     let py = world.py();
     let read = read_world(world)?;
-    let judged = py.detach(|| check::judge_world(read, max_states));
-    let judged = judged.map_err(|error| raise(py, error))?;
-    Ok(judged.into_iter().map(|(state, names)| (PyBytes::new(py, &state), names)).collect())
+    let found = py.detach(|| check::check_states(read, max_states));
+    let found = found.map_err(|error| raise(py, error))?;
+    Ok(found.into_iter().map(|(state, names)| (PyBytes::new(py, &state), names)).collect())
 }
 
 /// Ask Python whether to go on.

@@ -7,13 +7,13 @@
 mod arguments;
 mod check;
 mod check_calls;
+mod check_state;
 mod classes;
 mod errors;
 mod extra_keys;
 mod hashing;
 #[cfg(feature = "stubs")]
 mod hints;
-mod judge;
 mod lists;
 mod manager;
 mod methods;
@@ -29,11 +29,11 @@ mod values;
 #[pyo3::pymodule(gil_used = false)]
 mod _rust {
     #[pymodule_export]
-    use super::check::{check_world, judge_world};
+    use super::check::{check_states, check_world};
+    #[pymodule_export]
+    use super::check_state::check_state;
     #[pymodule_export]
     use super::hashing::{hash_block, hash_blocks, root_hash};
-    #[pymodule_export]
-    use super::judge::judge_state;
     #[pymodule_export]
     use super::manager::Manager;
     #[pymodule_export]

@@ -19,7 +19,7 @@ use crate::trace::trace_file::{outcomes, parse_trace, read_trace};
 use crate::types::commands::{Batch, close};
 use crate::types::errors::Error;
 use crate::types::event_log::read_event;
-use crate::types::violation::Judges;
+use crate::types::violation::Checks;
 use crate::types::wire::Reader;
 
 const INPUTS: usize = 2000;
@@ -116,7 +116,7 @@ fn damaged_states_are_refused_or_have_the_same_bytes_again() {
         Ok(state) => {
             assert_eq!(encode(&state), data);
             // A state that is well formed and untrue is named, and nothing panics.
-            _ = pool_and_state::check(&state, &Judges::default(), &mut Scratch::default());
+            _ = pool_and_state::check(&state, &Checks::default(), &mut Scratch::default());
         }
     });
 }

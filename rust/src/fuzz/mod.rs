@@ -20,7 +20,7 @@ use crate::invariants::pool_and_state;
 use crate::invariants::requests::Scratch;
 use crate::trace::runner::Runner;
 use crate::trace::trace_file::parse_trace;
-use crate::types::violation::Judges;
+use crate::types::violation::Checks;
 
 const MAX_CALLS: usize = 80;
 const MAX_BYTES: usize = 400;
@@ -41,14 +41,15 @@ struct Run {
 }
 
 impl Run {
-    fn call(&mut self, verb: &str, words: &[&str]) -> Result<(), Broken> {
+    fn call(&mut self, verb: &str, words: &[String]) -> Result<(), Broken> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.trace += &format!("\n{verb} {}", words.join(" "));
-        let called = catch_unwind(AssertUnwindSafe(|| self.runner.call(verb, words)));
+        let called = catch_unwind(AssertUnwindSafe(|| self.runner.call(verb, &words)));
         let what = match called {
             Ok(Ok(lines)) => {
                 self.trace.extend(lines.iter().map(|line| format!("\n  {line}")));
                 let state = &self.runner.state;
-                match pool_and_state::check(state, &Judges::default(), &mut self.scratch) {
+                match pool_and_state::check(state, &Checks::default(), &mut self.scratch) {
                     Ok(()) => return Ok(()),
                     Err(found) => found.to_string(),
                 }
@@ -67,13 +68,11 @@ fn run(text: &str, mut bytes: Bytes<'_>) -> Result<usize, Broken> {
     let config = text.lines().find(|line| line.starts_with("config")).unwrap_or_default();
     let mut run = Run { runner, scratch: Scratch::default(), trace: config.to_owned() };
     for call in &trace.calls {
-        let words: Vec<&str> = call.words.iter().map(String::as_str).collect();
-        run.call(&call.verb, &words)?;
+        run.call(&call.verb, &call.words)?;
     }
     let mut count = 0;
     while count < MAX_CALLS && !bytes.is_empty() {
         for (verb, words) in next_call(&mut bytes, &run.runner.state) {
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
             run.call(verb, &words)?;
         }
         count += 1;

@@ -13,7 +13,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::Status;
-use crate::types::violation::{Finding, Judges, Violation};
+use crate::types::violation::{Checks, Finding, Violation};
 
 /// One property of a state.
 pub type Property = fn(&State, &mut Scratch) -> Finding;
@@ -49,14 +49,14 @@ pub const PROPERTIES: [(&str, Property); 24] = [
 /// The names of all properties that do not hold.
 #[must_use]
 pub fn failing(state: &State, scratch: &mut Scratch) -> Vec<&'static str> {
-    let judged = PROPERTIES.into_iter().map(|(name, holds)| (name, holds(state, scratch)));
-    judged.filter(|(_, finding)| finding.is_err()).map(|(name, _)| name).collect()
+    let found = PROPERTIES.into_iter().map(|(name, holds)| (name, holds(state, scratch)));
+    found.filter(|(_, finding)| finding.is_err()).map(|(name, _)| name).collect()
 }
 
 /// Fails with the first property that counts and does not hold.
-pub fn check(state: &State, judges: &Judges, scratch: &mut Scratch) -> Result<(), Violation> {
+pub fn check(state: &State, checks: &Checks, scratch: &mut Scratch) -> Result<(), Violation> {
     for (name, holds) in PROPERTIES {
-        if judges.count(name) {
+        if checks.count(name) {
             holds(state, scratch).map_err(|detail| Violation::new(name, detail))?;
         }
     }

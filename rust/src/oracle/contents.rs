@@ -19,10 +19,10 @@ use crate::types::config::Config;
 use crate::types::groups::{Group, skipped_tokens};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::Key;
-use crate::types::violation::{Judges, Violation};
+use crate::types::violation::{Checks, Violation};
 
 /// Result of a check.
-pub type Judged = Result<(), Violation>;
+pub type Checked = Result<(), Violation>;
 
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,7 +49,7 @@ pub type Place = (Tier, BlockId);
 #[derive(Debug)]
 pub struct Ghost {
     pub(crate) groups: Vec<Group>,
-    pub(crate) judges: Judges,
+    pub(crate) checks: Checks,
     /// Blocks of the device pool, of all tiers and none, and slots that there are for each.
     num_blocks: usize,
     num_places: usize,
@@ -81,7 +81,7 @@ impl Clone for Ghost {
     fn clone(&self) -> Self {
         Ghost {
             groups: self.groups.clone(),
-            judges: self.judges.clone(),
+            checks: self.checks.clone(),
             contents: self.contents.clone(),
             tables: self.tables.clone(),
             marks: self.marks.clone(),
@@ -104,17 +104,17 @@ impl Ghost {
     /// A ghost that holds nothing and tells of everything.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        Ghost::judging(config, &Judges::default())
+        Ghost::checking(config, &Checks::default())
     }
 
     /// A ghost that holds nothing; it tells of what counts, and goes on past what is wrong besides.
     #[must_use]
-    pub fn judging(config: &Config, judges: &Judges) -> Self {
+    pub fn checking(config: &Config, checks: &Checks) -> Self {
         let size = config.groups.iter().map(|group| group.block_size).max().unwrap_or(1) as usize;
         let num_places = config.num_blocks as usize + config.num_host_blocks as usize + 1;
         Ghost {
             groups: config.groups.clone(),
-            judges: judges.clone(),
+            checks: checks.clone(),
             num_blocks: config.num_blocks as usize,
             num_places,
             size,
@@ -133,14 +133,14 @@ impl Ghost {
         state: &State,
         schedule: &Schedule,
         prefixes: &mut Prefixes,
-    ) -> Judged {
+    ) -> Checked {
         self.number(state, prefixes);
         self.contents.fill(Content::Unknown);
         self.loads.clear();
         let mut contents = std::mem::take(&mut self.contents);
-        let judged = self.expected(state, schedule, prefixes, |name, slot, content| {
+        let found = self.expected(state, schedule, prefixes, |name, slot, content| {
             let held = std::mem::replace(&mut contents[slot], content);
-            if held == Content::Unknown || held == content || !self.judges.count(name) {
+            if held == Content::Unknown || held == content || !self.checks.count(name) {
                 return Ok(());
             }
             Err(Violation::new(name, format!("slot {slot} is to hold {held:?} and {content:?}")))
@@ -155,7 +155,7 @@ impl Ghost {
             mirrored.extend_from_slice(table);
         }
         self.assume_owners(state);
-        judged
+        found
     }
 
     /// Hold that a state's owners are what follows from the commands.
@@ -166,7 +166,12 @@ impl Ghost {
     }
 
     /// Fails unless a state finds what it counts on, its batch executed.
-    pub fn check(&mut self, state: &State, schedule: &Schedule, prefixes: &mut Prefixes) -> Judged {
+    pub fn check(
+        &mut self,
+        state: &State,
+        schedule: &Schedule,
+        prefixes: &mut Prefixes,
+    ) -> Checked {
         self.number(state, prefixes);
         self.expected(state, schedule, prefixes, |name, slot, content| {
             self.find(name, slot, content, content)
@@ -176,7 +181,7 @@ impl Ghost {
             let request = state.requests.get(at / num_groups).and_then(Option::as_ref);
             let table = request.map_or(&[][..], |request| &request.tables[at % num_groups]);
             let mirrored = self.table(at / num_groups, at % num_groups);
-            if mirrored != table && self.judges.count("TABLE-MIRROR") {
+            if mirrored != table && self.checks.count("TABLE-MIRROR") {
                 let place = format!("row {} of group {}", at / num_groups, at % num_groups);
                 let detail = format!("{place}: {mirrored:?} after the deltas, not {table:?}");
                 return Err(Violation::new("TABLE-MIRROR", detail));
@@ -184,7 +189,7 @@ impl Ghost {
         }
         for (block, marks) in (0..).map(BlockId).zip(&self.marks) {
             let (found, marks) = (owner(state, block), Marks { empty: false, ..*marks });
-            if found != marks && self.judges.count("OWNER-MIRROR") {
+            if found != marks && self.checks.count("OWNER-MIRROR") {
                 let detail = format!("{block:?}: {marks:?} by the commands, not {found:?}");
                 return Err(Violation::new("OWNER-MIRROR", detail));
             }
@@ -220,8 +225,8 @@ impl Ghost {
         state: &State,
         schedule: &Schedule,
         prefixes: &mut Prefixes,
-        mut see: impl FnMut(&'static str, usize, Content) -> Judged,
-    ) -> Judged {
+        mut see: impl FnMut(&'static str, usize, Content) -> Checked,
+    ) -> Checked {
         for (row, request) in (0..).map(Row).zip(&state.requests) {
             let Some(request) = request else { continue };
             for (tier, tables) in
@@ -273,13 +278,13 @@ impl Ghost {
         slot: usize,
         content: Content,
         also: Content,
-    ) -> Judged {
+    ) -> Checked {
         let held = self.contents[slot];
         if held != Content::Unknown && (held == content || held == also) {
             return Ok(());
         }
-        let spoilt = held == Content::Spoilt && self.judges.count("LOAD-FAILED");
-        if !spoilt && !self.judges.count(name) {
+        let spoilt = held == Content::Spoilt && self.checks.count("LOAD-FAILED");
+        if !spoilt && !self.checks.count(name) {
             return Ok(());
         }
         let name = if spoilt { "LOAD-FAILED" } else { name };

@@ -4,7 +4,7 @@
 //! A part of contents.rs. All requests of a batch write, and then all read: what one computes
 //! another may hit in the same step. Twin: kvcore/oracle/contents.py.
 
-use crate::oracle::contents::{Content, Ghost, Judged, encoded};
+use crate::oracle::contents::{Checked, Content, Ghost, encoded};
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::{Schedule, Write};
 use crate::state::state::State;
@@ -21,7 +21,7 @@ impl Ghost {
         writes: &[Write],
         schedule: &Schedule,
         prefixes: &mut Prefixes,
-    ) -> Judged {
+    ) -> Checked {
         for write in writes {
             self.set_nodes(write.row, &state[write.row], prefixes);
         }
@@ -29,7 +29,7 @@ impl Ghost {
     }
 
     /// The same, if the positions of the requests have their numbers.
-    pub(crate) fn forward_numbered(&mut self, writes: &[Write], schedule: &Schedule) -> Judged {
+    pub(crate) fn forward_numbered(&mut self, writes: &[Write], schedule: &Schedule) -> Checked {
         writes.iter().try_for_each(|write| self.check_zeroed(write.row))?;
         self.marks.iter_mut().for_each(|marks| marks.empty = false);
         for write in writes {
@@ -41,8 +41,8 @@ impl Ghost {
         writes.iter().try_for_each(|write| self.read(write, schedule))
     }
 
-    fn check_zeroed(&self, row: Row) -> Judged {
-        if !self.judges.count("ZEROED") {
+    fn check_zeroed(&self, row: Row) -> Checked {
+        if !self.checks.count("ZEROED") {
             return Ok(());
         }
         let zeroed = |each: &(usize, &Group)| each.1.zero_new_blocks;
@@ -57,7 +57,7 @@ impl Ghost {
         Ok(())
     }
 
-    fn write(&mut self, write: &Write) -> Judged {
+    fn write(&mut self, write: &Write) -> Checked {
         for index in 0..self.groups.len() {
             let group = self.groups[index];
             if group.is_cross() {
@@ -81,7 +81,7 @@ impl Ghost {
         Ok(())
     }
 
-    fn put(&mut self, row: Row, group_id: usize, position: u32, content: Content) -> Judged {
+    fn put(&mut self, row: Row, group_id: usize, position: u32, content: Content) -> Checked {
         let place = self.place(row, group_id, position)?;
         if !self.is_null(place) {
             let slot = self.slot(place, group_id, position);
@@ -91,7 +91,7 @@ impl Ghost {
     }
 
     /// Spoil what is computed from spoilt slots, in the order of the calls.
-    fn spread(&mut self, writes: &[Write]) -> Judged {
+    fn spread(&mut self, writes: &[Write]) -> Checked {
         for write in writes {
             for query in write.loaded..write.end {
                 if !self.sees_spoilt(write.row, query)? {
@@ -120,7 +120,7 @@ impl Ghost {
     }
 
     /// What the queries of a step see, each group of its own, must be there.
-    fn read(&self, write: &Write, schedule: &Schedule) -> Judged {
+    fn read(&self, write: &Write, schedule: &Schedule) -> Checked {
         if write.loaded == write.end {
             return Ok(());
         }

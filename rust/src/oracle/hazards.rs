@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether a batch is free of hazards, judged by what its commands read and write.
+//! Whether a batch is free of hazards, checked by what its commands read and write.
 //!
-//! No transition calls anything here. A judge gets the state in which the batch was empty, its
+//! No transition calls anything here. A checker gets the state in which the batch was empty, its
 //! commands in order and the segment of each. The sets are the first opinion (CMD-HAZARD,
 //! CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place begins with a
 //! content of its own, so that two orders agree only if every copy copies the same. A batch with
@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::state::state::State;
 use crate::types::commands::{Command, Commands, Tier, segments};
 use crate::types::ids::BlockId;
-use crate::types::violation::{Finding, Judges, Violation};
+use crate::types::violation::{Checks, Finding, Violation};
 
 /// A block of a tier.
 type Place = (Tier, BlockId);
@@ -37,8 +37,8 @@ pub const BATCH_PROPERTIES: [&str; 5] =
 
 /// Fails with the first property that counts and that the open batch of a state breaks; start: the
 /// state in which it was empty.
-pub fn check(start: &State, opened: &State, judges: &Judges) -> Result<(), Violation> {
-    check_commands(start, &opened.effects.commands, None, judges)
+pub fn check(start: &State, opened: &State, checks: &Checks) -> Result<(), Violation> {
+    check_commands(start, &opened.effects.commands, None, checks)
 }
 
 /// The same for any commands, in these segments if they are given.
@@ -46,7 +46,7 @@ pub fn check_commands(
     start: &State,
     commands: &Commands,
     given: Option<&[i32]>,
-    judges: &Judges,
+    checks: &Checks,
 ) -> Result<(), Violation> {
     let is_copy = |command: &Command| command.reads().is_some() || command.writes().is_some();
     let mut copies: Vec<Copied> = Vec::new();
@@ -54,17 +54,17 @@ pub fn check_commands(
         let numbers = given.map_or_else(|| segments(commands), <[i32]>::to_vec);
         if numbers.len() != commands.len() || !numbers.is_sorted() {
             let detail = format!("segments {numbers:?} of {} commands", commands.len());
-            return judges.hear_finding("CMD-HAZARD", Err(detail));
+            return checks.hear_finding("CMD-HAZARD", Err(detail));
         }
         let numbered = numbers.into_iter().zip(commands.iter());
         copies.extend(numbered.filter(|(_, command)| is_copy(command)));
     }
     let by_segment = || copies.chunk_by(|one, other| one.0 == other.0);
-    judges.hear_finding("CMD-HAZARD", by_segment().try_for_each(hazards))?;
-    judges.hear_finding("CMD-COPYSET", by_segment().try_for_each(copy_set))?;
-    judges.hear_finding("CMD-EVICT-FIRST", evict_first(start, commands))?;
-    judges.hear_finding("CMD-COW-SRC", copy_source(commands))?;
-    judges.hear_finding("CMD-ORDER", orders(by_segment()))
+    checks.hear_finding("CMD-HAZARD", by_segment().try_for_each(hazards))?;
+    checks.hear_finding("CMD-COPYSET", by_segment().try_for_each(copy_set))?;
+    checks.hear_finding("CMD-EVICT-FIRST", evict_first(start, commands))?;
+    checks.hear_finding("CMD-COW-SRC", copy_source(commands))?;
+    checks.hear_finding("CMD-ORDER", orders(by_segment()))
 }
 
 /// CMD-HAZARD: in a segment no place is written twice, or read and written.
@@ -230,13 +230,13 @@ mod tests {
     fn found(commands: &[Command], numbers: Option<&[i32]>, only: &str) -> Option<&'static str> {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
         state.device.publish(A, Key([1; 36]));
-        let judges = Judges::only([only.to_owned()]);
+        let checks = Checks::only([only.to_owned()]);
         let commands = commands.iter().copied().collect();
-        check_commands(&state, &commands, numbers, &judges).err().map(|found| found.property)
+        check_commands(&state, &commands, numbers, &checks).err().map(|found| found.property)
     }
 
     #[test]
-    fn each_judge_finds_its_own_wrong_batch() {
+    fn each_check_finds_its_own_wrong_batch() {
         let cases: [(&str, &[Command], &[i32]); 6] = [
             ("CMD-HAZARD", &[copy(A, B), copy(B, C)], &[0, 0]),
             ("CMD-HAZARD", &[copy(A, B), copy(C, B)], &[1, 0]),
@@ -262,9 +262,9 @@ mod tests {
             Command::Zero { block: A },
             Command::SwapOut { block: B, host_block: A },
         ];
-        let judged = |name: &str| found(&commands[..2], None, name);
-        assert!(BATCH_PROPERTIES.iter().all(|name| judged(name).is_none()));
-        let judged = |name: &str| found(&commands[3..], None, name);
-        assert!(BATCH_PROPERTIES.iter().all(|name| judged(name).is_none()));
+        let broken = |name: &str| found(&commands[..2], None, name);
+        assert!(BATCH_PROPERTIES.iter().all(|name| broken(name).is_none()));
+        let broken = |name: &str| found(&commands[3..], None, name);
+        assert!(BATCH_PROPERTIES.iter().all(|name| broken(name).is_none()));
     }
 }

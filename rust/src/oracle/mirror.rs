@@ -3,7 +3,7 @@
 //!
 //! A part of contents.rs. Commands run one after the other. Twin: kvcore/oracle/contents.py.
 
-use crate::oracle::contents::{Content, Ghost, Judged, Marks};
+use crate::oracle::contents::{Checked, Content, Ghost, Marks};
 use crate::oracle::prefixes::Prefixes;
 use crate::types::commands::{Command, Tier};
 use crate::types::ids::{BlockId, Row, Table};
@@ -14,7 +14,7 @@ impl Ghost {
         &mut self,
         commands: impl IntoIterator<Item = Command>,
         prefixes: &mut Prefixes,
-    ) -> Judged {
+    ) -> Checked {
         for command in commands {
             self.mirror(&command, prefixes)?;
             self.copy(&command);
@@ -26,7 +26,7 @@ impl Ghost {
     }
 
     /// Bring what an unfinished load fills, or spoil it; a store changes no content.
-    pub fn complete(&mut self, operation: u32, done: bool, prefixes: &mut Prefixes) -> Judged {
+    pub fn complete(&mut self, operation: u32, done: bool, prefixes: &mut Prefixes) -> Checked {
         let place = self.loads.iter().position(|load| load.0 == operation);
         let Some(place) = place else { return Ok(()) };
         let (_, key, block) = self.loads.swap_remove(place);
@@ -57,7 +57,7 @@ impl Ghost {
     }
 
     /// Follow owners and tables, and forget what loses its content.
-    fn mirror(&mut self, command: &Command, prefixes: &mut Prefixes) -> Judged {
+    fn mirror(&mut self, command: &Command, prefixes: &mut Prefixes) -> Checked {
         match *command {
             Command::Allocate { block } => {
                 self.marks[block.index()] = Marks { owned: true, cached: false, empty: true };

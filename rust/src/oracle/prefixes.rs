@@ -19,7 +19,7 @@ use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
 use crate::types::keys::{BlockHash, Key};
 use crate::types::violation::Violation;
 
-/// The properties that this file judges.
+/// The properties that this file checks.
 pub const PREFIX_PROPERTIES: [&str; 3] = ["HASH-INJ", "KEY-SEP", "KEY-GRAN"];
 
 /// What one position adds to a prefix: its token, or a number for it and what stands in its place.

@@ -170,10 +170,8 @@ mod tests {
         let mut config = Config::new(12, 2, b"seed");
         config.groups.push(Group::windowed(4, Kind::SlidingWindow, 3));
         let mut state = make_state(config).unwrap();
-        for id in ["a", "b"] {
-            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5, 6, 7, 8, 9])).unwrap();
-        }
-        allocate_slots(&mut state, "a", &SlotRequest::new(8)).unwrap().unwrap();
+        admit(&mut state, "a", &[1, 2, 3, 4, 5, 6, 7, 8, 9], 8);
+        add_request(&mut state, Request::new("b", &[1, 2, 3, 4, 5, 6, 7, 8, 9])).unwrap();
         state
     }
 

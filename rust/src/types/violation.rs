@@ -30,15 +30,15 @@ impl fmt::Display for Violation {
 
 /// The properties that count; all unless some are named.
 #[derive(Debug, Clone, Default)]
-pub struct Judges {
+pub struct Checks {
     named: Option<Arc<BTreeSet<String>>>,
 }
 
-impl Judges {
+impl Checks {
     /// These properties alone.
     #[must_use]
     pub fn only(names: impl IntoIterator<Item = String>) -> Self {
-        Judges { named: Some(Arc::new(names.into_iter().collect())) }
+        Checks { named: Some(Arc::new(names.into_iter().collect())) }
     }
 
     /// Whether a property counts.
@@ -53,9 +53,9 @@ impl Judges {
         self.named.as_ref().is_some_and(|names| names.contains(property))
     }
 
-    /// A judgement, with what does not count left out.
-    pub fn hear(&self, judged: Result<(), Violation>) -> Result<(), Violation> {
-        judged.or_else(|found| if self.count(found.property) { Err(found) } else { Ok(()) })
+    /// A finding, with what does not count left out.
+    pub fn hear(&self, found: Result<(), Violation>) -> Result<(), Violation> {
+        found.or_else(|found| if self.count(found.property) { Err(found) } else { Ok(()) })
     }
 
     /// A finding as the violation of a property, with what does not count left out.

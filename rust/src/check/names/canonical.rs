@@ -136,7 +136,7 @@ impl Namer {
         }
         let Namer { name, device, host, tree, .. } = self;
         let mut renaming =
-            Renaming { state, rows, name, device, host, tree, prefixes, judged: Ok(()) };
+            Renaming { state, rows, name, device, host, tree, prefixes, found: Ok(()) };
         if !(state.in_flight.is_empty()
             && state.operations.is_empty()
             && state.batch.published_keys.is_empty()
@@ -145,7 +145,7 @@ impl Namer {
             renaming.in_flight();
         }
         more(&mut renaming);
-        renaming.judged
+        renaming.found
     }
 
     /// Begin a name: nothing was met yet.

@@ -205,14 +205,14 @@ mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, config, scheduled};
     use crate::oracle::calls::Call;
-    use crate::types::violation::Judges;
+    use crate::types::violation::Checks;
 
     #[test]
     fn a_block_that_a_batch_uses_is_neither_free_nor_waits_for_nobody() {
         let config = crate::types::config::Config { max_in_flight: 1, ..config() };
         let mut run = scheduled(config);
         run.call(&Call::TakeBatch);
-        let memory = Ghost::judging(&run.state.config, &Judges::default());
+        let memory = Ghost::checking(&run.state.config, &Checks::default());
         let used: Vec<Place> =
             run.state[Row(0)].tables[0].iter().map(|&block| (Tier::Device, block)).collect();
         run.call(&Call::Free { name: A });

@@ -26,7 +26,7 @@ pub struct Renaming<'a> {
     pub(crate) tree: &'a mut Tree,
     pub(crate) prefixes: &'a mut Prefixes,
     /// What went wrong while the name was written.
-    pub(crate) judged: Result<(), Violation>,
+    pub(crate) found: Result<(), Violation>,
 }
 
 impl Renaming<'_> {
@@ -124,7 +124,7 @@ impl Renaming<'_> {
                 self.put(end as usize);
                 self.node(last);
             }
-            Err(violation) => self.judged = Err(violation),
+            Err(violation) => self.found = Err(violation),
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making calls under judgement: what each must be, and what is noted of it.
+//! Making calls with checks: what each must be, and what is noted of it.
 //!
 //! A property that does not hold ends the edge. Where only some properties count, an edge that
 //! breaks another one is left out. Twin: kvcore/check/properties/checker.py.
@@ -21,28 +21,28 @@ use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::commands::Command;
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Reason};
-use crate::types::violation::{Judges, Violation};
+use crate::types::violation::{Checks, Violation};
 
 /// Hears all properties that count, and keeps the notes.
 #[derive(Debug, Default)]
-pub struct Judge {
+pub struct Checker {
     /// Those that count.
-    pub judges: Judges,
+    pub checks: Checks,
     /// How often each thing happened.
     pub notes: Notes,
     scratch: Scratch,
 }
 
-impl Judge {
-    /// A judge of these properties.
+impl Checker {
+    /// A checker of these properties.
     #[must_use]
-    pub fn new(judges: Judges) -> Self {
-        Judge { judges, ..Judge::default() }
+    pub fn new(checks: Checks) -> Self {
+        Checker { checks, ..Checker::default() }
     }
 
     /// Hear the structural properties of a state.
     pub fn check(&mut self, state: &State) -> Result<(), Violation> {
-        pool_and_state::check(state, &self.judges, &mut self.scratch)
+        pool_and_state::check(state, &self.checks, &mut self.scratch)
     }
 
     /// The names of all structural properties that do not hold.
@@ -53,9 +53,9 @@ impl Judge {
     /// Hear what a batch must be, from the state in which it was empty to that before it is taken.
     pub fn check_batch(&mut self, start: &State, opened: &State) -> Result<(), Violation> {
         if opened.config.enable_events {
-            self.judges.hear(check_events(start, opened))?;
+            self.checks.hear(check_events(start, opened))?;
         }
-        hazards::check(start, opened, &self.judges)
+        hazards::check(start, opened, &self.checks)
     }
 
     /// Hear what a state must be that is new, and what must still be possible from it.
@@ -66,18 +66,18 @@ impl Judge {
         prefixes: &mut Prefixes,
     ) -> Result<(), Violation> {
         self.check(state)?;
-        let named = |property: &&str| self.judges.named(property);
+        let named = |property: &&str| self.checks.named(property);
         if closure::holds_in(world) || CLOSURE_PROPERTIES.iter().any(named) {
-            closure::check(state, prefixes, &self.judges)?;
+            closure::check(state, prefixes, &self.checks)?;
         }
-        liveness::check(world, state, &self.judges)?;
-        if self.judges.named("NO-THRASH") {
-            self.judges.hear_finding("NO-THRASH", fair_scheduler::no_thrash(world, state))?;
+        liveness::check(world, state, &self.checks)?;
+        if self.checks.named("NO-THRASH") {
+            self.checks.hear_finding("NO-THRASH", fair_scheduler::no_thrash(world, state))?;
         }
         Ok(())
     }
 
-    /// Make a call, judge its outcome and note it. state: like before.
+    /// Make a call, check its outcome and note it. state: like before.
     pub fn perform(
         &mut self,
         before: &State,
@@ -90,19 +90,19 @@ impl Judge {
             && let Some(row) = slots.name.row(before)
         {
             let hit = longest_hit(before, &before[row]);
-            self.judges.hear(check_hit(before, row, &hit))?;
+            self.checks.hear(check_hit(before, row, &hit))?;
         }
         let outcome = perform(state, call, world);
-        self.judges.hear(check_outcome(before, call, &outcome, state))?;
+        self.checks.hear(check_outcome(before, call, &outcome, state))?;
         if !outcome.is_misuse() {
             let made = Made { before, call, outcome: &outcome, after: state };
-            transitions::check(&made, &self.judges)?;
-            if self.judges.named("DETERMINISM") {
-                self.judges.hear_finding("DETERMINISM", transitions::determinism(&made, world))?;
+            transitions::check(&made, &self.checks)?;
+            if self.checks.named("DETERMINISM") {
+                self.checks.hear_finding("DETERMINISM", transitions::determinism(&made, world))?;
             }
         }
         if *call != Call::TakeBatch && changes(&outcome, state) {
-            self.judges.hear(prefixes.learn(state))?;
+            self.checks.hear(prefixes.learn(state))?;
             self.check(state)?;
         }
         note(&mut self.notes, call, &outcome, state);

@@ -12,7 +12,7 @@ use crate::check::world::world::World;
 use crate::oracle::prefixes::Prefixes;
 use crate::state::state::State;
 use crate::types::ids::BlockId;
-use crate::types::violation::{Finding, Judges, Violation};
+use crate::types::violation::{Checks, Finding, Violation};
 
 /// The properties of this file, by name.
 pub const CLOSURE_PROPERTIES: [&str; 2] = ["PREFIX-CLOSED", "EVICT-ORDER"];
@@ -37,10 +37,10 @@ pub fn holds_in(world: &World) -> bool {
 }
 
 /// Fails with the first property that counts and does not hold.
-pub fn check(state: &State, prefixes: &mut Prefixes, judges: &Judges) -> Result<(), Violation> {
+pub fn check(state: &State, prefixes: &mut Prefixes, checks: &Checks) -> Result<(), Violation> {
     let cached = cached_blocks(state, prefixes)?;
-    judges.hear_finding("PREFIX-CLOSED", prefix_closed(&cached))?;
-    judges.hear_finding("EVICT-ORDER", evict_order(&cached))
+    checks.hear_finding("PREFIX-CLOSED", prefix_closed(&cached))?;
+    checks.hear_finding("EVICT-ORDER", evict_order(&cached))
 }
 
 /// PREFIX-CLOSED: a cached block's parent is cached, too.
@@ -109,8 +109,8 @@ mod tests {
         run.call(&Call::Free { name: A });
         run.close();
         damage(&mut run.state);
-        let judged = check(&run.state, &mut run.prefixes, &Judges::default());
-        judged.err().map(|found| found.property)
+        let found = check(&run.state, &mut run.prefixes, &Checks::default());
+        found.err().map(|found| found.property)
     }
 
     #[test]

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What must still be possible: properties of the runs that start in a state.
 //!
-//! No transition calls anything here. A judge makes calls of the core on a copy of a state, as an
+//! No transition calls anything here. A checker makes calls of the core on a copy of a state, as an
 //! engine could, and throws the copy away. What an exploration shows by itself is not run again: a
 //! world that tries `free` and `remove_request` in every state proves DRAIN step by step, so only
-//! its states without requests are judged. Most states show progress with their first call; only
+//! its states without requests are checked. Most states show progress with their first call; only
 //! where none does are requests preempted, one of them kept at a time. Twin:
 //! kvcore/check/properties/liveness.py.
 
@@ -31,13 +31,13 @@ use crate::types::errors::Error;
 use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::{Admitted, KVCacheBlocks, Reason, Status};
-use crate::types::violation::{Finding, Judges, Violation};
+use crate::types::violation::{Checks, Finding, Violation};
 
 /// One property of the runs that start in a state.
-pub type RunJudge = fn(&World, &State) -> Finding;
+pub type RunChecker = fn(&World, &State) -> Finding;
 
 /// The properties of this file, by name.
-pub const RUN_PROPERTIES: [(&str, RunJudge); 6] = [
+pub const RUN_PROPERTIES: [(&str, RunChecker); 6] = [
     ("DRAIN", drain),
     ("DEADLOCK-FREE", deadlock_free),
     ("PREEMPT-GAIN", preempt_gain),
@@ -47,9 +47,9 @@ pub const RUN_PROPERTIES: [(&str, RunJudge); 6] = [
 ];
 
 /// Fails with the first property that counts and does not hold of the runs that start in a state.
-pub fn check(world: &World, state: &State, judges: &Judges) -> Result<(), Violation> {
+pub fn check(world: &World, state: &State, checks: &Checks) -> Result<(), Violation> {
     for (name, holds) in RUN_PROPERTIES {
-        if judges.count(name) {
+        if checks.count(name) {
             holds(world, state).map_err(|detail| Violation::new(name, detail))?;
         }
     }

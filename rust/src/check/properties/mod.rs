@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is judged on the edges of a search.
+//! What is checked on the edges of a search.
 
 pub mod checker;
 pub mod closure;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the outcome of one call must be, judged from the states before and after it.
+//! What the outcome of one call must be, checked from the states before and after it.
 //!
 //! No transition calls anything here. A misused call changes nothing; a refused one keeps the trim
 //! of its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a call
@@ -19,14 +19,14 @@ use crate::types::keys::{Key, make_key};
 use crate::types::values::Hit;
 use crate::types::violation::Violation;
 
-type Judged = Result<(), Violation>;
+type Checked = Result<(), Violation>;
 
-/// The properties that this file judges.
+/// The properties that this file checks.
 pub const OUTCOME_PROPERTIES: [&str; 6] =
     ["ATOMIC-FAIL", "ADMIT-EXACT", "RESET", "WRITE-EXCL", "HIT-LONGEST", "EVT-COPY"];
 
 /// Fails for what a call must not give: ATOMIC-FAIL, ADMIT-EXACT, RESET, WRITE-EXCL.
-pub fn check_outcome(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
+pub fn check_outcome(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Checked {
     check_admission(before, call, outcome, after)?;
     match (&outcome.value, call) {
         (Value::Misuse(error), _) if !same_state(before, after) => {
@@ -60,7 +60,7 @@ pub fn check_outcome(before: &State, call: &Call, outcome: &Outcome, after: &Sta
 
 /// Fails with EVT-COPY unless the keys of a state whose events were taken, and the events of a
 /// later one, give its index.
-pub fn check_events(start: &State, after: &State) -> Judged {
+pub fn check_events(start: &State, after: &State) -> Checked {
     let wrong = |detail: String| Err(Violation::new("EVT-COPY", detail));
     let mut keys: Vec<Key> = keys_of(start);
     for event in after.effects.events.iter() {
@@ -89,7 +89,7 @@ pub fn check_events(start: &State, after: &State) -> Judged {
 }
 
 /// Fails with HIT-LONGEST unless a hit is the longest, in every group.
-pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Judged {
+pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
     let request = &state[row];
     let wrong = |detail: String| Err(Violation::new("HIT-LONGEST", detail));
     let longest = longest_hit(state, request);
@@ -163,7 +163,7 @@ fn scheduled(before: &State, row: Row, slots: &Slots) -> (u32, u32) {
 }
 
 /// What must stay free, in the tier that a call takes blocks of, is left or is missing.
-fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
+fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Checked {
     let watermark = before.config.watermark_blocks;
     let admission = |name: Name| {
         let runs = name.row(before).is_some_and(|row| before[row].holds_blocks());
@@ -202,7 +202,7 @@ fn takes(before: &State, command: Command) -> bool {
     }
 }
 
-fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
+fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Checked {
     if same_state(before, after) {
         return Ok(());
     }
@@ -224,7 +224,7 @@ fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) 
 }
 
 /// Fails with WRITE-EXCL unless the blocks of these slots have one owner and no key but their own.
-fn check_exclusive(state: &State, row: Row, first: u32, last: u32) -> Judged {
+fn check_exclusive(state: &State, row: Row, first: u32, last: u32) -> Checked {
     let request = &state[row];
     for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
         if group.is_cross() {

@@ -3,7 +3,7 @@
 //!
 //! No transition calls anything here. Judged are the calls that publish: those that schedule tokens
 //! where that publishes, else the completion of a batch; from the first block on that still needs
-//! it. A call that delays publication is not judged. Twin: kvcore/check/properties/published.py.
+//! it. A call that delays publication is not checked. Twin: kvcore/check/properties/published.py.
 
 use smallvec::SmallVec;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What one call may do to the free queue, to keys and to the blocks that it hits.
 //!
-//! No transition calls anything here. A judge gets the state before a call, the call, its outcome
+//! No transition calls anything here. A checker gets the state before a call, the call, its outcome
 //! and the state after it. The queue is followed by the commands of the call, a second time and by
 //! itself. Judges of refusals, resets and writes are in outcomes.rs. Twin:
 //! kvcore/check/properties/transitions.py.
@@ -18,12 +18,12 @@ use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::Hit;
-use crate::types::violation::{Finding, Judges, Violation};
+use crate::types::violation::{Checks, Finding, Violation};
 
 /// One property of a call: on which state, with which outcome, and the state after it.
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
 
-/// The properties of this file, by name; DETERMINISM is judged only if it is named.
+/// The properties of this file, by name; DETERMINISM is checked only if it is named.
 pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
     ("LRU", lru),
     ("HIT-PRESERVE", hit_preserve),
@@ -34,13 +34,13 @@ pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
     ("PUBLISHED", published),
 ];
 
-/// Fails with the first property that counts and that a call breaks; misuse is judged elsewhere.
-pub fn check(made: &Made<'_>, judges: &Judges) -> Result<(), Violation> {
+/// Fails with the first property that counts and that a call breaks; misuse is checked elsewhere.
+pub fn check(made: &Made<'_>, checks: &Checks) -> Result<(), Violation> {
     if made.outcome.is_misuse() {
         return Ok(());
     }
     for (name, holds) in TRANSITION_PROPERTIES {
-        if judges.count(name) {
+        if checks.count(name) {
             holds(made).map_err(|detail| Violation::new(name, detail))?;
         }
     }
@@ -273,7 +273,7 @@ mod tests {
         let mut outcome = perform(&mut after, &call, &run.world);
         change(&mut before, &mut after, &mut outcome);
         let made = Made { before: &before, call: &call, outcome: &outcome, after: &after };
-        check(&made, &Judges::default()).err().map(|found| found.property)
+        check(&made, &Checks::default()).err().map(|found| found.property)
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn each_judge_finds_its_own_wrong_call() {
+    fn each_check_finds_its_own_wrong_call() {
         let row = Row(1);
         let unpublished = |_: &mut State, after: &mut State, _: &mut Outcome| {
             after.device.unpublish(BlockId(1), &mut Effects::silent());
@@ -319,7 +319,7 @@ mod tests {
         let (call, num_commands) = (Call::TakeBatch, after.effects.commands.len());
         let outcome = Outcome { value: Value::Nothing, first_command: num_commands };
         let made = Made { before: &run.state, call: &call, outcome: &outcome, after: &after };
-        let found = check(&made, &Judges::default()).unwrap_err();
+        let found = check(&made, &Checks::default()).unwrap_err();
         assert_eq!(found.property, "HASH-MONO");
     }
 }

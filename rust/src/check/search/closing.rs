@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The end of an edge: a batch is judged and taken, and what it leaves is settled.
+//! The end of an edge: a batch is checked and taken, and what it leaves is settled.
 //!
 //! A part of core_model.rs. Twin: kvcore/check/search/core_model.py.
 
@@ -9,7 +9,7 @@ use crate::check::search::core_model::CoreModel;
 use crate::check::search::path::{Ending, Failing, Path, Stop};
 use crate::check::world::calls::{Outcome, perform};
 use crate::oracle::calls::{Call, Name, Value};
-use crate::oracle::contents::Judged;
+use crate::oracle::contents::Checked;
 use crate::oracle::schedule::Schedule;
 use crate::state::open_batch::OpenBatch;
 use crate::state::state::State;
@@ -39,20 +39,20 @@ impl CoreModel {
         Ok(std::iter::once(None).chain(late.map(Some)).collect())
     }
 
-    /// Take the batch that the calls filled, judge it, and settle what it leaves.
+    /// Take the batch that the calls filled, check it, and settle what it leaves.
     pub(crate) fn close(
         &mut self,
         start: &State,
         state: &mut State,
         schedule: &mut Schedule,
         (failing, late): Ending<'_>,
-    ) -> Judged {
+    ) -> Checked {
         self.assumed.clone()?;
         let loads = failing.is_none_or(|(row, _)| schedule.loading(row).is_some());
-        self.judge_batch(start, state, schedule, failing, loads)?;
+        self.check_open_batch(start, state, schedule, failing, loads)?;
         let merges = !state.batch.merges.is_empty();
         self.take(state);
-        self.judge.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
+        self.checker.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
         match failing {
             Some(failing) if !loads => {
                 self.make_late(late, state, schedule)?;
@@ -68,8 +68,8 @@ impl CoreModel {
 
     /// Take batches until nothing is left to run and no load is unconfirmed.
     ///
-    /// failed: a load failed, so what the state counts on is judged at least once.
-    fn drain(&mut self, state: &mut State, schedule: &mut Schedule, mut failed: bool) -> Judged {
+    /// failed: a load failed, so what the state counts on is checked at least once.
+    fn drain(&mut self, state: &mut State, schedule: &mut Schedule, mut failed: bool) -> Checked {
         while failed
             || !state.effects.commands.is_empty()
             || state.batch.records.keys().next().is_some()
@@ -79,7 +79,7 @@ impl CoreModel {
             self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
             self.take_writes(schedule);
             let read = self.ghost.forward(state, &self.writes, schedule, &mut self.prefixes);
-            self.judge.judges.hear(read)?;
+            self.checker.checks.hear(read)?;
             self.ghost.check(state, schedule, &mut self.prefixes)?;
             self.take(state);
         }
@@ -90,7 +90,7 @@ impl CoreModel {
     }
 
     /// Judge a batch that is about to be taken, and its forward pass.
-    fn judge_batch(
+    fn check_open_batch(
         &mut self,
         start: &State,
         opened: &State,
@@ -98,8 +98,8 @@ impl CoreModel {
         failing: Failing,
         loads: bool,
     ) -> Result<(), Violation> {
-        self.judge.judges.hear(schedule.check(opened))?;
-        self.judge.judges.hear(schedule.check_caps(opened))?;
+        self.checker.checks.hear(schedule.check(opened))?;
+        self.checker.checks.hear(schedule.check_caps(opened))?;
         self.ghost.clone_from(&self.base);
         self.ghost.execute(opened.effects.commands.iter(), &mut self.prefixes)?;
         self.take_writes(schedule);
@@ -109,8 +109,8 @@ impl CoreModel {
             }
         }
         let read = self.ghost.forward(opened, &self.writes, schedule, &mut self.prefixes);
-        self.judge.judges.hear(read)?;
-        self.judge.check_batch(start, opened)?;
+        self.checker.checks.hear(read)?;
+        self.checker.check_batch(start, opened)?;
         if loads { self.ghost.check(opened, schedule, &mut self.prefixes) } else { Ok(()) }
     }
 
@@ -121,13 +121,13 @@ impl CoreModel {
         schedule.take();
     }
 
-    /// Take the batch: nothing is judged that needs the state before.
+    /// Take the batch: nothing is checked that needs the state before.
     fn take(&mut self, state: &mut State) {
         if self.recording {
             self.calls.push(Call::TakeBatch);
         }
         let outcome = perform(state, &Call::TakeBatch, &self.world);
-        note(&mut self.judge.notes, &Call::TakeBatch, &outcome, state);
+        note(&mut self.checker.notes, &Call::TakeBatch, &outcome, state);
     }
 
     /// Make a call that closes an edge.
@@ -154,7 +154,7 @@ impl CoreModel {
             let done = failing.is_none_or(|(_, first)| first_token < first);
             self.settle(state, schedule, &Call::CompleteOperation { operation, done })?;
             self.ghost.complete(operation, done, &mut self.prefixes)?;
-            self.judge.judges.hear(schedule.check(state))?;
+            self.checker.checks.hear(schedule.check(state))?;
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl CoreModel {
         late: Option<&Move>,
         state: &mut State,
         schedule: &mut Schedule,
-    ) -> Judged {
+    ) -> Checked {
         let Some(late) = late else { return Ok(()) };
         let mut last: Option<Outcome> = None;
         let mut num_made = 0;
@@ -183,7 +183,7 @@ impl CoreModel {
         state: &mut State,
         schedule: &mut Schedule,
         (row, num_tokens): (Row, u32),
-    ) -> Judged {
+    ) -> Checked {
         let asked = state.requests[row.index()].as_ref().map(|_| row);
         let mut others = state.loads.iter().flat_map(|load| &load.reporters);
         let other = others.find(|each| each.most > num_tokens).map(|each| each.row);
@@ -194,8 +194,8 @@ impl CoreModel {
                 Err(Violation::new("LOAD-FAILED", format!("the report is refused: {error}")))
             }
             value => {
-                self.judge.notes.note_goal("reached", value.fell().len() > 1);
-                self.judge.judges.hear(schedule.check(state))
+                self.checker.notes.note_goal("reached", value.fell().len() > 1);
+                self.checker.checks.hear(schedule.check(state))
             }
         }
     }

@@ -17,13 +17,13 @@ use std::sync::Arc;
 use crate::check::names::canonical::Namer;
 use crate::check::names::fingerprints::Keys;
 use crate::check::names::packed::{pack, unpack};
-use crate::check::properties::checker::Judge;
+use crate::check::properties::checker::Checker;
 use crate::check::search::actions::{Children, Move, known_children};
 use crate::check::search::moves::moves;
 use crate::check::search::path::{Ending, Path, Stop, Visit, Walk, failures};
 use crate::check::search::report::Notes;
 use crate::check::world::calls::Outcome;
-use crate::check::world::model::{Fingerprint, Judgement};
+use crate::check::world::model::{Findings, Fingerprint};
 use crate::check::world::world::{Symmetry, World};
 use crate::codec::encode::encode;
 use crate::oracle::calls::{Call, Value};
@@ -32,7 +32,7 @@ use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::{Schedule, Write};
 use crate::state::state::{State, make_state};
 use crate::types::errors::Error;
-use crate::types::violation::{Judges, Violation};
+use crate::types::violation::{Checks, Violation};
 
 /// The states of a world without batches in flight, for one worker.
 pub struct CoreModel {
@@ -40,7 +40,7 @@ pub struct CoreModel {
     pub(crate) empty: State,
     symmetry: Symmetry,
     pub(crate) keys: Keys,
-    pub(crate) judge: Judge,
+    pub(crate) checker: Checker,
     pub(crate) prefixes: Prefixes,
     pub(crate) namer: Namer,
     /// What the expanded state counts on, and what an edge makes of it.
@@ -66,7 +66,7 @@ impl CoreModel {
         world: Arc<World>,
         symmetry: Symmetry,
         keys: Keys,
-        judges: Judges,
+        checks: Checks,
         prefixes: Prefixes,
     ) -> Result<Self, Error> {
         Ok(CoreModel {
@@ -75,9 +75,9 @@ impl CoreModel {
             keys,
             prefixes,
             namer: Namer::new(symmetry),
-            base: Ghost::judging(&world.config, &judges),
-            ghost: Ghost::judging(&world.config, &judges),
-            judge: Judge::new(judges),
+            base: Ghost::checking(&world.config, &checks),
+            ghost: Ghost::checking(&world.config, &checks),
+            checker: Checker::new(checks),
             base_schedule: Schedule::default(),
             assumed: Ok(()),
             moves: Vec::new(),
@@ -131,11 +131,11 @@ impl CoreModel {
         path
     }
 
-    /// What was judged; None where it breaks a property that does not count.
-    pub(crate) fn heard<T>(&self, judged: Result<T, Violation>) -> Result<Option<T>, Stop> {
-        match judged {
+    /// What was checked; None where it breaks a property that does not count.
+    pub(crate) fn heard<T>(&self, found: Result<T, Violation>) -> Result<Option<T>, Stop> {
+        match found {
             Ok(value) => Ok(Some(value)),
-            Err(found) if self.judge.judges.count(found.property) => Err(Stop::Broken(found)),
+            Err(found) if self.checker.checks.count(found.property) => Err(Stop::Broken(found)),
             Err(_) => Ok(None),
         }
     }
@@ -179,7 +179,7 @@ impl CoreModel {
                     outcome
                 }
             };
-            // A refusal may change more than its commands tell: the batch after it is judged, too.
+            // A refusal may change more than its commands tell: the batch after it is checked, too.
             made.changed |= !matches!(outcome.value, Value::Misuse(_) | Value::Flag(false));
             last = Some(outcome);
             num_made += 1;
@@ -201,7 +201,7 @@ impl CoreModel {
         if self.recording {
             self.calls.push(call.clone());
         }
-        let outcome = self.judge.perform(before, state, call, &self.world, &mut self.prefixes)?;
+        let outcome = self.checker.perform(before, state, call, &self.world, &mut self.prefixes)?;
         schedule.follow(before, call, &outcome.value);
         Ok(outcome)
     }
@@ -241,7 +241,7 @@ impl CoreModel {
             false => Ok(()),
         };
         if self.heard(closed)?.is_some() {
-            self.judge.notes.note_moves(&path.names);
+            self.checker.notes.note_moves(&path.names);
             let edge = self.num_edges;
             self.num_edges += 1;
             visit(self, edge, &path.state)?;
@@ -253,11 +253,11 @@ impl CoreModel {
 
 impl CoreModel {
     /// A packed node as bytes that other programs read, with the names of what does not hold there.
-    pub(crate) fn judgement(&mut self, node: &[u8]) -> Judgement {
+    pub(crate) fn findings(&mut self, node: &[u8]) -> Findings {
         let Ok(state) = unpack(node, &self.empty, &mut self.prefixes) else {
             return (Vec::new(), vec!["NOCRASH"]);
         };
-        (encode(&state), self.judge.failing(&state))
+        (encode(&state), self.checker.failing(&state))
     }
 }
 
@@ -265,7 +265,7 @@ impl Walk for CoreModel {
     type Node<'n> = &'n State;
 
     fn record(&mut self) -> (&mut Notes, &mut bool, &mut Vec<Call>) {
-        (&mut self.judge.notes, &mut self.recording, &mut self.calls)
+        (&mut self.checker.notes, &mut self.recording, &mut self.calls)
     }
 
     fn empty(&self) -> State {
@@ -292,7 +292,7 @@ impl Walk for CoreModel {
     }
 
     fn check(&mut self, state: &&State) -> Result<(), Violation> {
-        self.judge.check_new(state, &self.world, &mut self.prefixes)
+        self.checker.check_new(state, &self.world, &mut self.prefixes)
     }
 
     fn pack(&mut self, state: &State) -> Vec<u8> {

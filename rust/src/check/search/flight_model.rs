@@ -4,7 +4,7 @@
 //! An edge is a batch that is filled by some moves and taken, or moves that schedule nothing; the
 //! execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
 //! of any unfinished one, executed or not; the end of an operation, done or failed, once its batch
-//! is executed or cancelled. What a forward pass reads is judged when it is executed. In every
+//! is executed or cancelled. What a forward pass reads is checked when it is executed. In every
 //! node, when all that was taken is executed on a copy, all that the state counts on must be there;
 //! and what a batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that
 //! were not executed, so nothing is concluded from those that say who owns what. Nodes wait as they
@@ -28,7 +28,7 @@ use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::Row;
 use crate::types::values::PrefixCacheStats;
-use crate::types::violation::{Judges, Violation};
+use crate::types::violation::{Checks, Violation};
 
 /// The nodes of a world with batches in flight, for one worker.
 pub struct FlightModel {
@@ -43,8 +43,8 @@ pub struct FlightModel {
 impl FlightModel {
     /// The model of the world of a core model; arena: one for all workers.
     #[must_use]
-    pub fn new(core: CoreModel, judges: &Judges, arena: Arena) -> Self {
-        let ghost = Ghost::judging(&core.world.config, judges);
+    pub fn new(core: CoreModel, checks: &Checks, arena: Arena) -> Self {
+        let ghost = Ghost::checking(&core.world.config, checks);
         FlightModel { core, arena, wanted: ghost.clone(), ghost, num_edges: 0 }
     }
 
@@ -138,7 +138,7 @@ impl FlightModel {
     ) -> Result<(), Stop> {
         let made = make(self);
         let Some(reached) = self.core.heard(made)? else { return Ok(()) };
-        self.core.judge.notes.note_moves(names);
+        self.core.checker.notes.note_moves(names);
         let number = self.num_edges;
         self.num_edges += 1;
         visit(self, number, reached)
@@ -157,11 +157,11 @@ impl FlightModel {
         }
         self.note_left(&mut after);
         keep_reportable(&mut after);
-        let judges = &self.core.judge.judges;
-        judges.hear(after.schedule.check(&after.state))?;
-        judges.hear(after.schedule.check_caps(&after.state))?;
+        let checks = &self.core.checker.checks;
+        checks.hear(after.schedule.check(&after.state))?;
+        checks.hear(after.schedule.check_caps(&after.state))?;
         if path.is_some() {
-            self.core.judge.check_batch(start, &after.state)?;
+            self.core.checker.check_batch(start, &after.state)?;
         }
         after.filled = path.is_none() || fills(start, &after.state);
         if full || !after.filled {
@@ -170,7 +170,7 @@ impl FlightModel {
         let batch = taken(&after.state, &after.schedule, &mut self.core.prefixes);
         self.call(&mut after, &Call::TakeBatch)?;
         let merges = !after.state.effects.commands.is_empty();
-        self.core.judge.notes.note_goal("merge", merges);
+        self.core.checker.notes.note_goal("merge", merges);
         after.pending.push(batch);
         after.schedule.take();
         after.filled = false;
@@ -206,8 +206,8 @@ impl FlightModel {
             let fails = failing.filter(|failure| failure.name == write.name);
             write.failed = fails.map(|failure| failure.first).or(write.failed);
         }
-        let judged = after.memory.forward_numbered(&writes, &after.schedule);
-        self.core.judge.judges.hear(judged)?;
+        let found = after.memory.forward_numbered(&writes, &after.schedule);
+        self.core.checker.checks.hear(found)?;
         for command in batch.commands.iter() {
             if let Command::Load { operation, .. } | Command::Store { operation, .. } = command {
                 after.started.push(operation);
@@ -237,8 +237,8 @@ impl FlightModel {
         if let Value::Misuse(error) = outcome.value {
             return Err(Violation::new("LOAD-FAILED", format!("the report is refused: {error}")));
         }
-        self.core.judge.notes.note_goal("reached", outcome.value.fell().len() > 1);
-        self.core.judge.judges.hear(after.schedule.check(&after.state))?;
+        self.core.checker.notes.note_goal("reached", outcome.value.fell().len() > 1);
+        self.core.checker.checks.hear(after.schedule.check(&after.state))?;
         after.filled |= fills(&node.state, &after.state);
         after.unreported.retain(|&each| each != failure);
         self.closed(after, Some(&node.state))
@@ -250,10 +250,10 @@ impl FlightModel {
         let batch = node.pending[0].number;
         self.call(&mut after, &Call::Complete { batch })?;
         let merges = after.state.effects.commands.len() > node.state.effects.commands.len();
-        self.core.judge.notes.note_goal("merge", merges);
+        self.core.checker.notes.note_goal("merge", merges);
         let mut schedule = node.resumed();
         schedule.resume(&node.state);
-        self.core.judge.judges.hear(schedule.check(&after.state))?;
+        self.core.checker.checks.hear(schedule.check(&after.state))?;
         after.pending.remove(0);
         self.closed(after, Some(&node.state))
     }
@@ -270,10 +270,10 @@ impl FlightModel {
                 let (name, count) = (request.name(), request.num_computed);
                 let detail = format!("{name} counts {count}, cancelled from {before} on");
                 let found = Err(Violation::new("COMPUTED-RULE", detail));
-                self.core.judge.judges.hear(found)?;
+                self.core.checker.checks.hear(found)?;
             }
         }
-        self.core.judge.notes.note_goal("cancel", true);
+        self.core.checker.notes.note_goal("cancel", true);
         after.pending.retain(|batch| batch.number < number);
         after.unreported.retain(|each| each.batch < number);
         after.schedule.resume(&after.state);
@@ -290,7 +290,7 @@ impl FlightModel {
         let call = Call::CompleteOperation { operation: number, done };
         self.call(&mut after, &call)?;
         schedule.follow(&node.state, &call, &Value::Nothing);
-        self.core.judge.judges.hear(schedule.check(&after.state))?;
+        self.core.checker.checks.hear(schedule.check(&after.state))?;
         after.memory.complete(number, done, &mut self.core.prefixes)?;
         after.schedule.take_loads(&schedule);
         self.closed(after, Some(&node.state))
@@ -307,7 +307,7 @@ impl FlightModel {
         for &(row, removed) in node.schedule.left() {
             let known = |before: &[(Row, u32)]| before.iter().any(|each| each.0 == row);
             let is_known = node.pending.iter().any(|batch| known(&batch.before));
-            self.core.judge.notes.note_goal("abort in flight", is_known);
+            self.core.checker.notes.note_goal("abort in flight", is_known);
             if removed {
                 for batch in &mut node.pending {
                     batch.before.retain(|each| each.0 != row);
@@ -321,7 +321,7 @@ impl FlightModel {
         if let Some(start) = start
             && node.state.config.enable_events
         {
-            self.core.judge.judges.hear(check_events(start, &node.state))?;
+            self.core.checker.checks.hear(check_events(start, &node.state))?;
         }
         node.state.effects.events.take();
         node.state.stats = PrefixCacheStats::default();
@@ -366,23 +366,23 @@ impl Walk for FlightModel {
     /// Judge a node that is new: its state, what is free, and memory when all is executed.
     fn check(&mut self, node: &Node) -> Result<(), Violation> {
         let state = &node.state;
-        let CoreModel { judge, prefixes, world, .. } = &mut self.core;
-        judge.check_new(state, world, prefixes)?;
-        judge.notes.note_goal("quarantine", state.device.num_quarantined() > 0);
-        judge.judges.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
+        let CoreModel { checker, prefixes, world, .. } = &mut self.core;
+        checker.check_new(state, world, prefixes)?;
+        checker.notes.note_goal("quarantine", state.device.num_quarantined() > 0);
+        checker.checks.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
         self.ghost.clone_from(&node.memory);
         for batch in node.waiting() {
             self.ghost.execute(in_flight(&batch.commands), prefixes)?;
             for (row, nodes) in &batch.nodes {
                 self.ghost.set_numbers(*row, nodes.clone());
             }
-            let judged = self.ghost.forward_numbered(&batch.writes, &node.schedule);
-            judge.judges.hear(judged)?;
+            let found = self.ghost.forward_numbered(&batch.writes, &node.schedule);
+            checker.checks.hear(found)?;
         }
         self.ghost.execute(in_flight(&state.effects.commands), prefixes)?;
         let writes = node.schedule.writes();
-        let judged = self.ghost.forward(state, writes, &node.schedule, prefixes);
-        judge.judges.hear(judged)?;
+        let found = self.ghost.forward(state, writes, &node.schedule, prefixes);
+        checker.checks.hear(found)?;
         self.ghost.assume_owners(state);
         if !node.unreported.is_empty() {
             return Ok(());

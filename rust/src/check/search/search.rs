@@ -17,7 +17,7 @@ use rustc_hash::FxBuildHasher;
 use crate::check::names::fingerprints::Visited;
 use crate::check::search::core_model::CoreModel;
 use crate::check::search::report::{End, Notes, Report, Shown, Story};
-use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
+use crate::check::world::model::{Broken, Edge, Findings, Fingerprint, Model, Sink};
 
 /// Nodes that are explored before what they lead to is added.
 const ROUND: usize = 2048;
@@ -65,9 +65,9 @@ pub fn explore<M: Model>(
 }
 
 /// The states of a model up to this many, each with what does not hold there.
-pub fn judge(model: &mut CoreModel, max_states: Option<u64>) -> Vec<Judgement> {
-    let (visited, mut judged) = (Visited::default(), Vec::new());
-    let Ok((name, first)) = model.start() else { return judged };
+pub fn checker(model: &mut CoreModel, max_states: Option<u64>) -> Vec<Findings> {
+    let (visited, mut found) = (Visited::default(), Vec::new());
+    let Ok((name, first)) = model.start() else { return found };
     let mut met = HashSet::default();
     met.insert(name);
     let mut waiting = VecDeque::from([first]);
@@ -77,13 +77,13 @@ pub fn judge(model: &mut CoreModel, max_states: Option<u64>) -> Vec<Judgement> {
         if model.edges(&node, &mut notes, &mut sink).is_err() {
             break;
         }
-        judged.push(model.judgement(&node));
-        let room = max_states.is_none_or(|most| (judged.len() + waiting.len()) as u64 <= most);
+        found.push(model.findings(&node));
+        let room = max_states.is_none_or(|most| (found.len() + waiting.len()) as u64 <= most);
         if room {
             waiting.extend((0..piece.nodes.len()).map(|at| piece.nodes.node(at).to_vec()));
         }
     }
-    judged
+    found
 }
 
 /// Packed nodes, one after the other.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the judges of calls and of states find where something is wrong.
+//! What the checks of calls and of states find where something is wrong.
 //!
 //! The stories begin with the runs of checked_states.rs.
 
@@ -77,14 +77,14 @@ fn a_hit_that_is_not_the_longest_is_found() {
     run.add(B, &[1, 2, 3, 4, 5, 6]);
     let hit = get_computed_blocks(&run.state, B.id()).unwrap();
     assert_eq!((hit.num_tokens, check_hit(&run.state, Row(1), &hit)), (4, Ok(())));
-    let judged = |change: &dyn Fn(&mut Hit)| {
+    let found = |change: &dyn Fn(&mut Hit)| {
         let mut other = hit.clone();
         change(&mut other);
         check_hit(&run.state, Row(1), &other).unwrap_err().property
     };
-    assert_eq!(judged(&|hit| hit.num_tokens = 2), "HIT-LONGEST");
-    assert_eq!(judged(&|hit| hit.blocks.blocks[0][1] = BlockId(1)), "HIT-LONGEST");
-    assert_eq!(judged(&|hit| hit.blocks.blocks[1].truncate(1)), "HIT-LONGEST");
+    assert_eq!(found(&|hit| hit.num_tokens = 2), "HIT-LONGEST");
+    assert_eq!(found(&|hit| hit.blocks.blocks[0][1] = BlockId(1)), "HIT-LONGEST");
+    assert_eq!(found(&|hit| hit.blocks.blocks[1].truncate(1)), "HIT-LONGEST");
 }
 
 /// What is found in a state that was damaged; added to what was found before.

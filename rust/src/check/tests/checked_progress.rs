@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the judges of runs find where nothing can go on any more.
+//! What the checks of runs find where nothing can go on any more.
 //!
 //! The stories begin with the runs of checked_states.rs.
 
-use crate::check::properties::liveness::{RUN_PROPERTIES, RunJudge, admit_never};
+use crate::check::properties::liveness::{RUN_PROPERTIES, RunChecker, admit_never};
 use crate::check::tests::checked_states::{A, B, Run, config};
 use crate::oracle::calls::{Call, Slots};
 use crate::state::state::State;
@@ -30,8 +30,9 @@ fn run() -> Run {
 fn found(damage: impl FnOnce(&mut State)) -> Vec<&'static str> {
     let Run { mut state, world, .. } = run();
     damage(&mut state);
-    let broken =
-        |(name, holds): &(&'static str, RunJudge)| holds(&world, &state).is_err().then_some(*name);
+    let broken = |(name, holds): &(&'static str, RunChecker)| {
+        holds(&world, &state).is_err().then_some(*name)
+    };
     RUN_PROPERTIES.iter().filter_map(broken).collect()
 }
 
@@ -71,7 +72,7 @@ fn a_request_that_cannot_be_preempted_is_found() {
 }
 
 #[test]
-fn what_is_told_to_who_waits_is_judged() {
+fn what_is_told_to_who_waits_is_checked() {
     let names = found(|state| {
         free(state, "0").unwrap();
         take_batch(state).unwrap();

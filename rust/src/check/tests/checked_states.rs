@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stories that every judge hears, and what each of them finds where something was done wrong.
+//! Stories that every check sees, and what each of them finds where something was done wrong.
 //!
-//! A run makes calls on a state and judges each batch as a search does. A judge is shown to fail by
+//! A run makes calls on a state and checks each batch as a search does. A check is shown to fail by
 //! one change of what it looks at, behind a run in which it found nothing.
 
 use std::collections::BTreeSet;
@@ -24,12 +24,12 @@ use crate::types::commands::Command;
 use crate::types::config::{Config, Duplicates};
 use crate::types::groups::{Group, Kind};
 use crate::types::ids::{BlockId, Row};
-use crate::types::violation::{Judges, Violation};
+use crate::types::violation::{Checks, Violation};
 
 pub(crate) const A: Name = Name(0);
 pub(crate) const B: Name = Name(1);
 
-/// A state that is judged on its way.
+/// A state that is checked on its way.
 pub(crate) struct Run {
     pub(crate) world: World,
     pub(crate) state: State,
@@ -62,15 +62,15 @@ impl Run {
         self.ghost.assume(&self.start, &self.schedule, &mut self.prefixes).unwrap();
     }
 
-    /// Make a call and judge it.
+    /// Make a call and check it.
     fn try_call(&mut self, call: &Call) -> Result<Value, Violation> {
         let before = self.state.clone();
         let outcome = perform(&mut self.state, call, &self.world);
         check_outcome(&before, call, &outcome, &self.state)?;
         let made = Made { before: &before, call, outcome: &outcome, after: &self.state };
-        let judges = &Judges::default();
-        transitions::check(&made, judges)?;
-        check(&self.state, judges, &mut self.scratch)?;
+        let checks = &Checks::default();
+        transitions::check(&made, checks)?;
+        check(&self.state, checks, &mut self.scratch)?;
         self.prefixes.learn(&self.state)?;
         self.schedule.follow(&before, call, &outcome.value);
         Ok(outcome.value)
@@ -97,7 +97,7 @@ impl Run {
         let Run { state, schedule, ghost, prefixes, .. } = self;
         schedule.check(state)?;
         schedule.check_caps(state)?;
-        hazards::check(&self.start, state, &Judges::default())?;
+        hazards::check(&self.start, state, &Checks::default())?;
         ghost.execute(state.effects.commands.iter(), prefixes)?;
         ghost.forward(state, schedule.writes(), schedule, prefixes)?;
         schedule.take();
@@ -111,7 +111,7 @@ impl Run {
         ghost.check(state, schedule, prefixes)?;
         self.call(&Call::TakeBatch);
         self.state.effects.events.take();
-        liveness::check(&self.world, &self.state, &Judges::default())?;
+        liveness::check(&self.world, &self.state, &Checks::default())?;
         self.start = self.state.clone();
         self.assume();
         Ok(())
@@ -121,7 +121,7 @@ impl Run {
         self.try_close().unwrap();
     }
 
-    /// What the judges of the batch find first.
+    /// What the checks of the batch find first.
     fn found(&mut self) -> &'static str {
         self.try_close().expect_err("something was done wrong").property
     }

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Small worlds, explored to their end: as many states and edges as in Python.
 
-use std::time::Instant;
-
 use crate::check::check_world;
 use crate::check::search::report::{End, Report};
 use crate::check::search::search::Limits;
-use crate::check::world::world::{Moves, Symmetry, World};
+use crate::check::world::world::{Symmetry, World};
 use crate::types::config::Config;
-use crate::types::violation::Judges;
+use crate::types::violation::Checks;
 
 /// A world of this many usable blocks of two tokens, requests, tokens and prompt tokens.
 fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -> World {
@@ -19,8 +17,8 @@ fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -
 
 fn run(world: World, workers: usize) -> Report {
     let limits = Limits::default();
-    let judges = Judges::default();
-    check_world(world, Symmetry::default(), false, judges, &limits, workers, &mut |_| true).unwrap()
+    let checks = Checks::default();
+    check_world(world, Symmetry::default(), false, checks, &limits, workers, &mut |_| true).unwrap()
 }
 
 fn counts(report: &Report) -> (u64, u64) {
@@ -38,23 +36,4 @@ fn several_workers_find_what_one_finds() {
     let (one, two) = (run(world(2, 2, 3, 3), 1), run(world(2, 2, 3, 3), 2));
     assert_eq!(counts(&one), counts(&two));
     assert_eq!((one.depths, one.notes.sorted()), (two.depths, two.notes.sorted()));
-}
-
-/// `cargo test --release -- --ignored --nocapture` with WORLD=3,2,4,4,engine and WORKERS=2.
-#[test]
-#[ignore = "a measurement"]
-fn measure() {
-    let given = std::env::var("WORLD").unwrap_or_else(|_| "3,2,4,4,calls".to_owned());
-    let workers = std::env::var("WORKERS").map_or(1, |count| count.parse().unwrap());
-    let words: Vec<&str> = given.split(',').collect();
-    let number = |place: usize| words[place].parse::<u32>().unwrap();
-    let mut chosen = world(number(0), number(1), number(2), number(3));
-    chosen.moves = if words[4] == "engine" { Moves::Engine } else { Moves::Calls };
-    let start = Instant::now();
-    let report = run(chosen, workers);
-    let seconds = start.elapsed().as_secs_f64();
-    println!("{:?} {:?} depth {}", report.end, counts(&report), report.depths.len() - 1);
-    println!("{seconds:.2} s, {:.0} edges/s", report.num_edges as f64 / seconds);
-    println!("{} bytes a state", report.num_bytes / report.num_states);
-    println!("{:?}", report.notes.sorted());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be explored: a start, the edges of a node, a name for each class of nodes, a judge.
+//! What can be explored: a start, the edges of a node, a name for each class of nodes, a check.
 //!
 //! A search (`search.rs`) knows nothing else of what it explores. Edges come in a fixed order that
 //! depends on the node alone, so that a run can be found again by the numbers of its edges. Each
@@ -31,7 +31,7 @@ pub struct Broken {
 }
 
 /// A node as bytes that other programs read, with the names of what does not hold there.
-pub type Judgement = (Vec<u8>, Vec<&'static str>);
+pub type Findings = (Vec<u8>, Vec<&'static str>);
 
 /// Where a model's edges go.
 pub trait Sink {

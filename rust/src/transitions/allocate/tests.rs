@@ -21,9 +21,8 @@ fn table(state: &State, request_id: &str) -> Vec<u32> {
 #[test]
 fn a_second_request_shares_the_cached_prefix() {
     let mut state = story();
-    add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
+    admit(&mut state, "a", &[1, 2, 3], 3);
     add_request(&mut state, Request::new("b", &[1, 2, 9])).unwrap();
-    allocate_slots(&mut state, "a", &SlotRequest::new(3)).unwrap().unwrap();
     let hit = get_computed_blocks(&state, "b").unwrap();
     assert_eq!(hit.num_tokens, 2);
     let slot_request = SlotRequest { hit: Some(RequestedHit::from(&hit)), ..SlotRequest::new(1) };

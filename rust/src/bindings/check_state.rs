@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.judge_state`: which of the twin's properties the bytes of a state break.
+//! `kvcore._rust.check_state`: which of the twin's properties the bytes of a state break.
 //!
 //! It is there so that both languages can check one state.
 
@@ -15,7 +15,7 @@ use crate::invariants::requests::Scratch;
 /// Raises DamagedState, InvalidConfig.
 #[pyfunction]
 #[pyo3(signature = (data, /))]
-pub(crate) fn judge_state(py: Python<'_>, data: &[u8]) -> PyResult<Vec<&'static str>> {
+pub(crate) fn check_state(py: Python<'_>, data: &[u8]) -> PyResult<Vec<&'static str>> {
     let state = decode(data).map_err(|error| raise(py, error))?;
     Ok(failing(&state, &mut Scratch::default()))
 }
