@@ -11,7 +11,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kvcore import Config, Hit, KvcoreError, Reason, Refused, Status
+from kvcore import Config, KvcoreError, Reason, Refused, Status
 from kvcore.types.errors import (
     BeyondComputed,
     HeldByOthers,
@@ -264,15 +264,14 @@ class Engine:
             if load.name != request.name or load.batch is not None
         }
 
-    def note_hit(self, request: Known, hit: Hit) -> None:
-        """Note who counts the tokens of failing loads now, by blocks that their requests hold."""
+    def note_hit(self, request: Known) -> None:
+        """Note on which failing loads a request rests now, by the blocks that both hold."""
+        mine = self.manager.ask("get_block_ids", request.name)
         for load in self.failing.values():
             if load.name not in load.holding or self.config.duplicates == "merge":
                 continue
             tables = self.manager.ask("get_block_ids", load.name)
-            for group, table, ids in zip(
-                self.config.groups, tables, hit.blocks.blocks, strict=True
-            ):
+            for group, table, ids in zip(self.config.groups, tables, mine, strict=True):
                 for at, (one, other) in enumerate(zip(table, ids, strict=False)):
                     held = one == other and not (self.config.null_block and one == 0)
                     if held and at * group.block_size < load.end:

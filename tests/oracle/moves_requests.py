@@ -143,7 +143,7 @@ def note_scheduled(
     chain = request.chain(e.contents)
     request.base = request.count if request.base is None else request.base
     if hit is not None:
-        e.note_hit(request, hit)
+        e.note_hit(request)
     first = request.count + (0 if hit is None else hit.num_tokens)
     end = first + external
     request.count = end + new
