@@ -241,7 +241,7 @@ class StaleHits(KvcoreError):
 
 
 class CachingDisabled(KvcoreError):
-    """Hits make no sense if prefix caching is off."""
+    """Hits are given although prefix caching is off."""
 
     message = "request {request} brings {num_blocks} hit blocks, prefix caching is off"
 

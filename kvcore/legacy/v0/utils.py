@@ -16,8 +16,8 @@ from kvcore.legacy.v0.sequences import GroupLike, SequenceLike
 def encoder_of(seq_group: GroupLike) -> SequenceLike | None:
     """A group's encoder sequence; None if it has no encoder. Raises WrongCall."""
     group: Any = seq_group
-    asked = getattr(group, "is_encoder_decoder", None)
-    if asked is None or not asked():
+    has_encoder = getattr(group, "is_encoder_decoder", None)
+    if has_encoder is None or not has_encoder():
         return None
     encoder: SequenceLike | None = group.get_encoder_seq()
     if encoder is None:
@@ -30,8 +30,8 @@ def check_no_caching_or_swa_for_blockmgr_encdec(block_mgr: Any, seq_group: Group
     if block_mgr.max_block_sliding_window is None and not block_mgr.enable_caching:
         return
     group: Any = seq_group
-    asked = getattr(group, "is_encoder_decoder", None)
-    if asked is None or not asked():
+    has_encoder = getattr(group, "is_encoder_decoder", None)
+    if has_encoder is None or not has_encoder():
         return
     window, name = block_mgr.sliding_window, group.request_id
     what = f"sliding window ({window})" if window is not None else "prefix cache"

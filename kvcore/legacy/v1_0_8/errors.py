@@ -98,7 +98,7 @@ class TokensMissing(errors.TooManyTokens, AssertionError):
 
 
 class HitsWithoutCaching(errors.CachingDisabled, AssertionError):
-    """Hits make no sense where prefix caching is off."""
+    """Hits are given although prefix caching is off."""
 
 
 class HitsWhileRunning(errors.HitsOnRunningRequest, AssertionError):

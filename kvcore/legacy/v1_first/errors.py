@@ -40,7 +40,7 @@ class NoTokensLeft(KvcoreError, RuntimeError):
 class TooFewTokens(KvcoreError, AssertionError):
     """Slots are appended for tokens that the request does not have."""
 
-    message = "request {request} has {num_tokens} tokens, slots are asked up to token {asked}"
+    message = "request {request} has {num_tokens} tokens, slots are wanted up to token {requested}"
 
 
 class HitsWithoutCaching(KvcoreError, AssertionError):

@@ -204,7 +204,7 @@ class KVCacheManager:
             text = content and content[0]
             if end > len(tokens):
                 name = repr(request.request_id)
-                raise TooFewTokens(request=name, num_tokens=len(tokens), asked=end)
+                raise TooFewTokens(request=name, num_tokens=len(tokens), requested=end)
             if end // size > start // size and (text is None or text.reaches(start)):
                 first, keys = self._keys_of_filled(tokens, blocks, end // size)
         if needed > 0 and needed > num_free:
@@ -305,7 +305,7 @@ class KVCacheManager:
         return number if known and hit in (number, self.block_pool[number]) else -1
 
     def _count(self, needed: int, num_free: int, num_held: int) -> int:
-        """So many blocks and room ahead, of those that are free."""
+        """How many blocks to take: those that are needed and room ahead, of those that are free."""
         ahead = self.num_preallocate_blocks
         if self.max_model_len is not None:
             most = -(-self.max_model_len // self.block_size) - num_held - needed

@@ -250,7 +250,7 @@ errors! {
     /// A hit block does not, or no longer, hold the request's key.
     StaleHits { request: String, block: i64, position: i64 }
         "request {request}: block {block} at position {position} does not hold its key any more";
-    /// Hits make no sense if prefix caching is off.
+    /// Hits are given although prefix caching is off.
     CachingDisabled { request: String, num_blocks: i64 }
         "request {request} brings {num_blocks} hit blocks, prefix caching is off";
     /// The request's blocks are in the host tier.
