@@ -46,10 +46,11 @@ test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
 	$(BIN)/pytest $(ARGS)
 
 test-core: setup-core ## the tests that need no torch
+	@echo "make test-core takes about nine minutes on 2 quiet cores"
 	cargo test --locked
 	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 
-conformance: setup ## the facts of the specification, which tests show each, and whether they pass
+conformance: setup ## the facts of docs/facts.md, which tests show each, and whether they pass
 	$(BIN)/python -m tools.conformance $(ARGS)
 	$(BIN)/python -m tools.facts_page
 
@@ -113,7 +114,7 @@ gpu-check: setup ## test and measure on a CUDA device; says so where there is no
 	$(BIN)/python -m benches.gpu
 
 docs: setup ## build the documentation site into target/site and check its links
-	python3 -m venv target/docs-venv
+	$(PYTHON) -m venv target/docs-venv
 	target/docs-venv/bin/pip install --quiet --require-hashes --requirement locks/docs.txt
 	target/docs-venv/bin/mkdocs build --quiet --config-file tools/site/mkdocs.yml
 

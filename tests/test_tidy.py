@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the house style asks of every file of this repository, as tests over what git tracks."""
+"""What the style of this project demands of every file, as tests over what git tracks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 400
 COLUMNS_MAX = 100
+FILES_MAX, TOP_MAX = 28, 8
 FUNCTION_LINES_MAX = 60
 MODULES_MAX = 180
 TABLE_ROOMS = re.compile(r"(kvcore|rust/src)/(pool|state|transitions)/")
@@ -93,6 +95,12 @@ def test_no_file_is_longer_or_wider_than_a_reader_likes() -> None:
             if len(line) > COLUMNS_MAX:
                 found.append(f"{name_of(path)}:{number} has {len(line)} columns")
     assert not found, "\n".join(found)
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
+    counts = Counter(name_of(path.parent) for path in sources(".py", ".rs"))
+    assert counts["kvcore"] <= TOP_MAX
+    assert {name: count for name, count in counts.items() if count > FILES_MAX} == {}
 
 
 def test_each_file_opens_with_its_licence_and_says_what_it_is() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of facts: which tests show each fact of the specification, and with what verdict.
+"""The table of facts: which tests show each fact of docs/facts.md, and with what verdict.
 
 A test names the facts that it shows (`@pytest.mark.seed("S000-15")`), and may name the
 decision; their words are in `tests/conformance/facts.toml`. A fact is shown if all its tests pass,

@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_pool(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--blocks", type=count, metavar="N", required=True, help="blocks of the pool")
-    _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens a block")
+    _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens per block")
     add(
         "--policy",
         choices=("lru", "uncached_first"),
@@ -96,7 +96,7 @@ def _add_loop(group: argparse._ArgumentGroup) -> None:
         "--preempt",
         choices=("recompute", "swap"),
         default=DEFAULTS.preempt,
-        help=f"what becomes of who gives way ({DEFAULTS.preempt})",
+        help=f"what happens to a preempted request ({DEFAULTS.preempt})",
     )
     add("--host-blocks", type=count, metavar="N", help="to swap to (as many as --blocks)")
     add("--requests", type=count, metavar="N", help="read at most this many")

@@ -81,7 +81,7 @@ class LookUps:
 
 
 def _next_uses(items: array[int], counted: bytearray) -> array[int]:
-    """For each reference the next one of the same item, _NEVER if there is none or it counts not.
+    """For each reference the next one of its item, _NEVER if there is none or it does not count.
 
     A block that is filled again before it counts need not be kept till then.
     """

@@ -92,7 +92,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("config", metavar="CONFIG", help="the model's Hugging Face config.json")
     add("--memory", required=True, help="for the cache alone, on each device: 80GiB, 512MiB, 24GB")
     add("--max-model-len", type=count, metavar="TOKENS", help="longest request (the model's own)")
-    add("--block-size", type=count, default=16, metavar="TOKENS", help="tokens a block (16)")
+    add("--block-size", type=count, default=16, metavar="TOKENS", help="tokens per block (16)")
     add("--dtype", default="auto", help="of the cache: bfloat16, fp8, ... (the weights')")
     add("--tp", dest="tensor_parallel", type=count, default=1, metavar="DEVICES", help=_TP)
     add(

@@ -100,26 +100,28 @@ class TableEdit:
                 continue
             held = (*known.held[:group_id], length, *known.held[group_id + 1 :])
             replaced = frozenset(at for at in known.replaced if at[0] != group_id or at[1] < length)
-            self._mark(index, replace(known, held=held, replaced=replaced))
+            self._set_entry(index, replace(known, held=held, replaced=replaced))
 
     def _note_replaced(self, group_id: int, position: int) -> None:
         """Note that a place of a table has another block by now."""
         for index, batch in enumerate(self.tx.in_flight):
             known = batch.entries.get(self.request_id)
             if known is not None and position < known.held[group_id]:
-                self._mark(index, replace(known, replaced=known.replaced | {(group_id, position)}))
+                self._set_entry(
+                    index, replace(known, replaced=known.replaced | {(group_id, position)})
+                )
 
-    def _mark(self, index: int, made: RequestEntry) -> None:
+    def _set_entry(self, index: int, made: RequestEntry) -> None:
         batch = self.tx.in_flight[index]
         entries = batch.entries.set(self.request_id, made)
         self.tx.in_flight[index] = replace(batch, entries=entries)
 
     def _note_new(self, group_id: int, block: int) -> None:
         """Zero a block that nothing fills if its group needs zeroing, and record it as new."""
-        tx, rule = self.tx, self.tx.config.groups[group_id]
-        if rule.zero_new_blocks:
+        tx, group = self.tx, self.tx.config.groups[group_id]
+        if group.zero_new_blocks:
             tx.effects.commands.append(Zero(block))
-        if tx.config.record_new_blocks and rule.kind in ("full_attention", "mla"):
+        if tx.config.record_new_blocks and group.kind in ("full_attention", "mla"):
             new = tx.new_blocks
             tx.new_blocks = (*new[:group_id], new[group_id].append(block), *new[group_id + 1 :])
 

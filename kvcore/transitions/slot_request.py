@@ -142,7 +142,7 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
         raise CachingDisabled(request=name, num_blocks=num_blocks)
     if any(request.tables):
         raise HitsOnRunningRequest(request=name, num_blocks=num_blocks)
-    sizes = [group_id.block_size for group_id in tx.config.groups]
+    sizes = [group.block_size for group in tx.config.groups]
     fits = len(groups) == len(sizes) and isinstance(hit.num_tokens, int)
     fits = fits and 0 < hit.num_tokens < len(request.tokens)
     fits = fits and all(

@@ -80,7 +80,7 @@ def _add_world(group: Any) -> None:
 
 def _add_options(group: Any) -> None:
     add = group.add_argument
-    add("--block-size", type=natural, metavar="TOKENS", help="tokens a block (2)")
+    add("--block-size", type=natural, metavar="TOKENS", help="tokens per block (2)")
     add("--groups", type=names, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size")
     add("--host-blocks", type=natural, metavar="N", help="blocks of the host tier (0)")
     add("--max-in-flight", type=natural, metavar="N", help="batches in flight (0)")
@@ -102,7 +102,7 @@ def _add_search(group: Any) -> None:
         "--properties",
         type=names,
         metavar="NAME,...",
-        help="judge these alone; list: say which there are",
+        help="check only these properties; list: print all",
     )
     add("--no-symmetry", nargs="?", type=names, const=SYMMETRIES, metavar="WHAT,...", help=_RENAME)
     add("--full-keys", action="store_true", help="keep whole names, not 128 bits of them")

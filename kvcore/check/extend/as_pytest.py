@@ -48,7 +48,7 @@ CONFIG = {config}
 
 @pytest.mark.parametrize("backend", [{backends}])
 def test_{function}_holds(backend):
-    with {around}CheckedManager(CONFIG, backend, properties=[{asked}], {options}) as manager:
+    with {around}CheckedManager(CONFIG, backend, properties=[{selection}], {options}) as manager:
 {calls}
 """
 OF_A_MANAGER = """
@@ -95,7 +95,7 @@ def pytest_text(violation: Violation, world: Any) -> str:
         lines="".join(f"{line}\n" for line in parts.lines),
         backends=", ".join(f'"{each}"' for each in parts.backends),
         around=parts.around,
-        asked=parts.asked,
+        selection=parts.selection,
         options=parts.options,
         calls=calls,
     )

@@ -4,8 +4,8 @@
 It takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch counts
 as executed when it is taken; with batches in flight, when `execute` names it, or when it is
 completed. A `rewind` right behind a batch says that the batch's load failed. Leaving the `with`
-block judges what can only be judged at the end of a run; misuse ends the block without a word: a
-run that is not possible any more breaks nothing.
+block checks what can only be checked at the end of a run; misuse ends the block silently: a run
+that is not possible any more breaks nothing.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ class NotWritable(ValueError):
 
 @attrs.frozen
 class Parts:
-    """What a test of a user's own needs: imports, lines before the test, the property that is asked
-    for, options of the judged manager, what is installed around it, the backends.
+    """What a test of a user's own needs: imports, lines before the test, the selected property,
+    options of the checked manager, what is installed around it, the backends.
     """
 
     imports: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    asked: str = ""
+    selection: str = ""
     options: str = ""
     around: str = ""
     backends: tuple[str, ...] = ("python", "rust")
@@ -41,7 +41,7 @@ class Parts:
 def parts_of(violation: Violation, world: Any) -> Parts:
     """What a test of a violation needs. Raises NotWritable."""
     options = f"num_tokens={getattr(world, 'num_tokens', 0)}"
-    parts = Parts(asked=f'"{violation.name}"', options=options)
+    parts = Parts(selection=f'"{violation.name}"', options=options)
     own = violation.own
     if own is not None:
         parts = _with_property(parts, own)
@@ -107,7 +107,7 @@ def _with_property(parts: Parts, own: Property) -> Parts:
         ")",
     ]
     imports = (*parts.imports, "from kvcore.check.properties.registry import Property", line)
-    return attrs.evolve(parts, imports=imports, lines=(*parts.lines, *made), asked="OWN")
+    return attrs.evolve(parts, imports=imports, lines=(*parts.lines, *made), selection="OWN")
 
 
 def _with_moves(parts: Parts, world: World) -> Parts:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is explored of each facade: its worlds, what judges it, and which fact lifts the rest.
+"""What is explored of each facade: its worlds, what checks it, and which fact lifts the rest.
 
-Every property that the checker knows is either judged or lifted with a reason; a fact of the
-specification stands behind a reason that is the facade's own. Counts of states are pinned by
+Every property that the checker knows is either checked or lifted with a reason; a reason that is
+specific to a facade cites a fact (docs/facts.md). Counts of states are pinned by
 tests/check/test_facades.py.
 """
 

@@ -204,4 +204,4 @@ def m_lost_places_stay(patcher: Patcher) -> None:
         for index, known in enumerate(marked):
             if known is not None:
                 made = self.tx.in_flight[index].entries[name]
-                self._mark(index, replace(made, replaced=known.replaced))
+                self._set_entry(index, replace(made, replaced=known.replaced))

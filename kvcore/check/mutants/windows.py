@@ -95,7 +95,7 @@ def m_chunk_ends_one_token_early(patcher: Patcher) -> None:
 @mutant("window", "KV-READ")
 def m_open_batch_loses_its_window(patcher: Patcher) -> None:
     """A call that gives back skipped blocks forgets which ones the open batch still reads."""
-    patcher.replace(window, "visible_from", lambda _draft, _request, num_computed: num_computed)
+    patcher.replace(window, "visible_from", lambda _tx, _request, num_computed: num_computed)
 
 
 @mutant("chunks", "NULL-PREFIX", costs="blocks behind the window are held longer")

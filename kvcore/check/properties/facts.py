@@ -123,7 +123,7 @@ OF_OUR_NAME = (
     *("CMD-COPYSET", "CMD-INFLIGHT", "TABLE-MIRROR", "ADMIT-NEVER", "L-ADMIT", "DEADLOCK-FREE"),
     *("PREEMPT-GAIN", "NO-THRASH", "SWAP-RETURN", "DRAIN"),
 )
-"""The names of the specification's list that are properties here."""
+"""The names of facts that are properties here."""
 
 SPECIFIED: dict[str, tuple[str, ...] | str] = {
     **{name: (name,) for name in OF_OUR_NAME},

@@ -2,7 +2,7 @@
 """Packed nodes squeezed, since many of a search's nodes wait at a time.
 
 Nodes of one world look alike, so each is written as what it has in common with some that came
-before, which everybody who opens it must know (a dictionary of zlib's). Before there are such
+before, which every reader needs (a dictionary of zlib's). Before there are such
 nodes, and where a model's packed nodes are no bytes, they stay as they are.
 """
 

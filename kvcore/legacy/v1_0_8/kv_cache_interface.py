@@ -40,7 +40,7 @@ def read_fields(name: str, value: Any, *fields: str) -> dict[str, Any]:
 
 @dataclass
 class KVCacheSpec:
-    """How a layer keeps its cache. block_size: tokens a block."""
+    """How a layer keeps its cache. block_size: tokens per block."""
 
     block_size: int
 

@@ -3,7 +3,7 @@
 
 A device block has an owner from Allocate, Touch or SetTable to Free, and a key after
 Free(cached) to Evict or EvictAll; what has neither is filled with NaN at the command that brings it
-there (design, section 7, item 9), and so is a newly allocated block, whose content is undefined.
+there, and so is a newly allocated block, whose content is undefined.
 Such fills are writes: commands come one at a time, in program order. A forward pass may read owned
 blocks only; a copy may also read cached ones. A host block may be read once a SwapOut wrote it.
 What lies behind a group's window is not read: there the table may name any block, and names the

@@ -2,7 +2,7 @@
 """A digest of all that decides the keys and values which a model writes into its blocks.
 
 What keeps blocks for others names them by tokens, and tokens say nothing of the model. So
-this digest belongs into the hash seed of its keys, where another model then finds nothing, and into
+this digest belongs in the hash seed of its keys, where another model then finds nothing, and in
 the description of its files, where another one is told apart. It covers the model's shape (RoPE,
 the visibility of each layer), its mode, element type and kind of device, every weight, and where in
 the groups' blocks its layers lie.

@@ -34,21 +34,21 @@ def test_admission_heeds_the_watermark_and_growth_does_not(backend: Backend, cac
     tokens = {12: AllocStatus.OK, 13: AllocStatus.NEVER}
     assert {num: held.can_allocate(waiting(1, num)) for num in tokens} == tokens
     assert held.can_allocate(waiting(1, 11), num_lookahead_slots=2) is AllocStatus.NEVER
-    group_id = admit(held, Sequence(1, range(8)))
+    group = admit(held, Sequence(1, range(8)))
     assert held.can_allocate(waiting(2, 4)) is AllocStatus.OK
     assert held.can_allocate(waiting(2, 5)) is AllocStatus.LATER
-    seq = group_id.seqs[0]
+    seq = group.seqs[0]
     other = seq.fork(3)
     held.fork(seq, other)
-    group_id.seqs.append(other)
+    group.seqs.append(other)
     for each in (seq, other):
         each.append_token_id(9)
     # Each of the two touches one block, with four slots ahead three.
-    assert held.can_append_slots(group_id, 3)
-    assert not held.can_append_slots(group_id, 5)
+    assert held.can_append_slots(group, 3)
+    assert not held.can_append_slots(group, 5)
     other.status = SequenceStatus.FINISHED_STOPPED
-    assert held.can_append_slots(group_id, 7)
-    assert not held.can_append_slots(group_id, 8)
+    assert held.can_append_slots(group, 7)
+    assert not held.can_append_slots(group, 8)
     held.append_slots(seq, 7)
     assert held.get_num_free_gpu_blocks() == 0
     with pytest.raises(AssertionError, match=r"watermark -0\.1 is below 0"):
@@ -96,13 +96,13 @@ def test_a_window_keeps_its_blocks_and_two_more(
 def test_admission_counts_a_window_s_blocks_alone(backend: Backend) -> None:
     held = manager(backend, 4, 0, sliding_window=4)
     assert held.max_block_sliding_window == 4
-    group_id = waiting(1, 12)
-    assert held.can_allocate(group_id) is AllocStatus.OK
+    group = waiting(1, 12)
+    assert held.can_allocate(group) is AllocStatus.OK
     # The prompt takes all its blocks nevertheless, and finds that they are not there.
-    error = unchanged(lambda: held.allocate(group_id), held)
+    error = unchanged(lambda: held.allocate(group), held)
     assert isinstance(error, NoFreeBlocksError)
     assert "sequence 1: 6 blocks are needed, 4 of 4 are free" in str(error)
-    assert manager(backend, 4, 0).can_allocate(group_id) is AllocStatus.NEVER
+    assert manager(backend, 4, 0).can_allocate(group) is AllocStatus.NEVER
 
 
 @pytest.mark.seed("S002-63", "S002-72")
@@ -112,7 +112,7 @@ def test_a_group_shares_its_prompt_and_is_freed_sequence_by_sequence(
 ) -> None:
     held = manager(backend, enable_caching=caching)
     first, second = Sequence(1, range(3)), Sequence(2, range(3))
-    group_id = admit(held, first, second)
+    group = admit(held, first, second)
     assert held.get_block_table(first) == held.get_block_table(second) == [0, 1]
     second.append_token_id(9)
     assert held.append_slots(second, 0) == [(1, 2)]
@@ -120,13 +120,13 @@ def test_a_group_shares_its_prompt_and_is_freed_sequence_by_sequence(
     held.access_all_blocks_in_seq(first, 4.0)
     calls: list[tuple[Callable[[], object], type[Exception]]] = [
         (lambda: held.allocate(SequenceGroup("r", [Sequence(1, [1])])), AssertionError),
-        (lambda: held.allocate(group_id), AssertionError),
+        (lambda: held.allocate(group), AssertionError),
         (lambda: held.fork(first, second), AssertionError),
         (lambda: held.append_slots(Sequence(7, [1]), 0), KeyError),
         (lambda: held.get_block_table(Sequence(7, [1])), KeyError),
     ]
     for call, kind in calls:
-        assert isinstance(unchanged(call, held, group_id), kind)
+        assert isinstance(unchanged(call, held, group), kind)
     held.free(Sequence(7, [1]))
     held.fork(Sequence(7, [1]), Sequence(8, [1]))
     held.free(first)
@@ -141,30 +141,30 @@ def test_a_group_shares_its_prompt_and_is_freed_sequence_by_sequence(
 @pytest.mark.parametrize("caching", CACHING)
 def test_a_group_is_swapped_as_a_whole(backend: Backend, caching: bool) -> None:
     held = manager(backend, 4, 3, watermark=0.25, enable_caching=caching)
-    group_id = admit(held, Sequence(1, range(3)))
-    seq = group_id.seqs[0]
-    assert held.can_swap_out(group_id)
-    assert held.swap_out(group_id) == [(0, 0), (1, 1)]
+    group = admit(held, Sequence(1, range(3)))
+    seq = group.seqs[0]
+    assert held.can_swap_out(group)
+    assert held.swap_out(group) == [(0, 0), (1, 1)]
     assert held.get_block_table(seq) == [4, 5]
-    move(group_id, SequenceStatus.SWAPPED)
-    assert held.can_swap_in(group_id, 0) is AllocStatus.OK
+    move(group, SequenceStatus.SWAPPED)
+    assert held.can_swap_in(group, 0) is AllocStatus.OK
     big = admit(held, Sequence(2, range(50, 53)))
-    assert held.can_swap_in(group_id, 0) is AllocStatus.LATER
-    assert held.can_swap_in(group_id, 5) is AllocStatus.LATER
+    assert held.can_swap_in(group, 0) is AllocStatus.LATER
+    assert held.can_swap_in(group, 5) is AllocStatus.LATER
     # Four blocks with tokens and slots ahead, and one full block: more than there are.
-    assert held.can_swap_in(group_id, 6) is AllocStatus.NEVER
+    assert held.can_swap_in(group, 6) is AllocStatus.NEVER
     assert not held.can_swap_out(big)
     error = unchanged(lambda: held.swap_out(big), held, big)
     assert isinstance(error, NoFreeBlocksError)
     assert "sequence 2: 2 blocks are needed, 1 of 3 are free" in str(error)
     held.free(big.seqs[0])
-    mapping = held.swap_in(group_id)
+    mapping = held.swap_in(group)
     assert [cpu for cpu, _ in mapping] == [0, 1]
     assert [gpu for _, gpu in mapping] == held.get_block_table(seq)
     # A swapped sequence is freed where it is.
-    move(group_id, SequenceStatus.RUNNING)
+    move(group, SequenceStatus.RUNNING)
     held.access_all_blocks_in_seq(seq, 3.0)
-    held.swap_out(group_id)
+    held.swap_out(group)
     held.free(seq)
     assert (held.get_num_free_gpu_blocks(), held.get_num_free_cpu_blocks()) == (4, 3)
 
@@ -172,19 +172,19 @@ def test_a_group_is_swapped_as_a_whole(backend: Backend, caching: bool) -> None:
 @pytest.mark.seed("S002-72")
 def test_a_swap_counts_the_empty_blocks_that_it_moves(backend: Backend) -> None:
     held = manager(backend, 8, 3)
-    group_id = admit(held, Sequence(1, range(3)))
-    held.append_slots(group_id.seqs[0], 5)
-    assert len(held.get_block_table(group_id.seqs[0])) == 4
-    assert not held.can_swap_out(group_id)
-    assert isinstance(unchanged(lambda: held.swap_out(group_id), held), NoFreeBlocksError)
+    group = admit(held, Sequence(1, range(3)))
+    held.append_slots(group.seqs[0], 5)
+    assert len(held.get_block_table(group.seqs[0])) == 4
+    assert not held.can_swap_out(group)
+    assert isinstance(unchanged(lambda: held.swap_out(group), held), NoFreeBlocksError)
 
 
 @pytest.mark.seed("S002-39", "S002-41", "S002-59")
 def test_common_computed_blocks_are_the_cached_part_of_all_tables(backend: Backend) -> None:
     held = manager(backend, enable_caching=True)
     first, second = Sequence(1, range(5)), Sequence(2, [0, 1, 2, 3, 9])
-    group_id = admit(held, first)
-    held.mark_blocks_as_computed(group_id, 5)
+    group = admit(held, first)
+    held.mark_blocks_as_computed(group, 5)
     admit(held, second)
     assert held.get_block_table(second) == [0, 1, 3]
     assert held.get_common_computed_block_ids([first, second]) == [0, 1]

@@ -134,9 +134,9 @@ class Engine:
 def test_forks_write_apart_and_keep_what_they_share(backend: Backend, caching: bool) -> None:
     engine = Engine(backend, caching=caching)
     parent = engine.new_seq([1, 2, 3])
-    group_id = engine.admit(parent)
-    child = engine.fork(group_id, parent)
-    engine.append(group_id, [4, 5], ahead=3)
+    group = engine.admit(parent)
+    child = engine.fork(group, parent)
+    engine.append(group, [4, 5], ahead=3)
     engine.check([parent, child])
     tables = [engine.manager.get_block_table(seq) for seq in (parent, child)]
     assert tables[0][0] == tables[1][0]
@@ -149,15 +149,15 @@ def test_forks_write_apart_and_keep_what_they_share(backend: Backend, caching: b
 def test_a_swapped_fork_finds_its_content_on_both_sides(backend: Backend, caching: bool) -> None:
     engine = Engine(backend, caching=caching)
     parent = engine.new_seq([1, 2, 3])
-    group_id = engine.admit(parent)
-    child = engine.fork(group_id, parent)
-    engine.append(group_id, [4, 5])
-    engine.swap(group_id, SWAPPED)
+    group = engine.admit(parent)
+    child = engine.fork(group, parent)
+    engine.append(group, [4, 5])
+    engine.swap(group, SWAPPED)
     engine.check([parent, child])
     other = engine.admit(engine.new_seq(range(20, 32)))
-    engine.swap(group_id, RUNNING)
+    engine.swap(group, RUNNING)
     engine.check([parent, child, *other.seqs])
-    engine.append(group_id, [6, 7])
+    engine.append(group, [6, 7])
     engine.check([parent, child, *other.seqs])
 
 
@@ -201,11 +201,11 @@ def live(engine: Engine, chance: random.Random) -> set[str]:
                 groups.append(engine.admit(seq))
                 done.add(action)
         elif groups and action != "admit":
-            group_id = chance.choice(groups)
-            done |= _act(engine, chance, action, group_id)
-            if not group_id.seqs:
-                groups.remove(group_id)
-        engine.check(seq for group_id in groups for seq in group_id.seqs)
+            group = chance.choice(groups)
+            done |= _act(engine, chance, action, group)
+            if not group.seqs:
+                groups.remove(group)
+        engine.check(seq for group in groups for seq in group.seqs)
     return done
 
 

@@ -147,9 +147,9 @@ def make_group(
 
 def test_forks_write_apart_and_keep_what_they_share(backend: Backend) -> None:
     engine = Engine(backend)
-    group_id = make_group(1, 1, 3)
-    (parent,) = engine.admit(group_id, 3)
-    child = engine.fork(group_id, parent, 2)
+    group = make_group(1, 1, 3)
+    (parent,) = engine.admit(group, 3)
+    child = engine.fork(group, parent, 2)
     engine.check([parent, child])
     assert engine.append([child, parent]) == [(10, 9), None]
     engine.check([parent, child])
@@ -159,11 +159,11 @@ def test_forks_write_apart_and_keep_what_they_share(backend: Backend) -> None:
 
 def test_swaps_bring_back_what_was_there(backend: Backend) -> None:
     engine = Engine(backend)
-    group_id = make_group(1, 1, 5)
-    (parent,) = engine.admit(group_id, 5)
-    child = engine.fork(group_id, parent, 2)
+    group = make_group(1, 1, 5)
+    (parent,) = engine.admit(group, 5)
+    child = engine.fork(group, parent, 2)
     engine.append([child, parent])
-    assert len(engine.swap(group_id, SWAPPED)) == 4
+    assert len(engine.swap(group, SWAPPED)) == 4
     engine.check([parent, child])
     # Others write over what was theirs on the device.
     other = make_group(5, 1, 24)
@@ -171,7 +171,7 @@ def test_swaps_bring_back_what_was_there(backend: Backend) -> None:
     engine.check(other.get_seqs())
     engine.manager.free(other.find(5))
     engine.apply()
-    engine.swap(group_id, RUNNING)
+    engine.swap(group, RUNNING)
     engine.check([parent, child])
     engine.append([parent, child])
     engine.check([parent, child])
@@ -179,16 +179,16 @@ def test_swaps_bring_back_what_was_there(backend: Backend) -> None:
 
 def test_a_window_keeps_its_last_tokens_through_forks_and_swaps(backend: Backend) -> None:
     engine = Engine(backend, window=4, copy_reused=True)
-    group_id = make_group(1, 1, 7)
-    (parent,) = engine.admit(group_id, 7)
+    group = make_group(1, 1, 7)
+    (parent,) = engine.admit(group, 7)
     engine.check([parent])
-    child = engine.fork(group_id, parent, 2)
+    child = engine.fork(group, parent, 2)
     for _ in range(6):
         engine.append([child, parent])
         engine.check([parent, child])
-    engine.swap(group_id, SWAPPED)
+    engine.swap(group, SWAPPED)
     engine.check([parent, child])
-    engine.swap(group_id, RUNNING)
+    engine.swap(group, RUNNING)
     for _ in range(3):
         engine.append([parent, child])
         engine.check([parent, child])
@@ -217,9 +217,9 @@ def test_rings_that_nobody_shares_keep_their_tokens_by_default(backend: Backend)
 
 def test_siblings_of_a_window_write_into_one_ring_by_default(backend: Backend) -> None:
     engine = Engine(backend, window=4)
-    group_id = make_group(1, 1, 7)
-    (parent,) = engine.admit(group_id, 7)
-    child = engine.fork(group_id, parent, 2)
+    group = make_group(1, 1, 7)
+    (parent,) = engine.admit(group, 7)
+    child = engine.fork(group, parent, 2)
     engine.append([parent, child])  # the last slot of a block: copied as without a window
     engine.check([parent, child])
     engine.append([parent, child])  # the ring's next block, where the child's token replaces
@@ -257,7 +257,7 @@ def test_a_random_engine_reads_what_it_wrote(backend: Backend, seed: int) -> Non
     next_id, done = 0, 0
     for _ in range(NUM_STEPS):
         kind = rng.choice(("admit", "append", "append", "append", "fork", "swap", "swap", "free"))
-        group_id = rng.choice(groups) if groups else None
+        group = rng.choice(groups) if groups else None
         if kind == "admit":
             num_tokens = rng.randint(1, 9)
             new = make_group(next_id, rng.randint(1, 2), num_tokens)
@@ -265,23 +265,23 @@ def test_a_random_engine_reads_what_it_wrote(backend: Backend, seed: int) -> Non
             if engine.manager.can_allocate(new) is AllocStatus.OK:
                 engine.admit(new, num_tokens)
                 groups.append(new)
-        elif group_id is None:
+        elif group is None:
             continue
-        elif kind == "append" and engine.manager.can_append_slot(group_id):
-            running = group_id.get_seqs(RUNNING)
+        elif kind == "append" and engine.manager.can_append_slot(group):
+            running = group.get_seqs(RUNNING)
             done += sum(pair is not None for pair in engine.append(running))
-        elif kind == "fork" and group_id.num_seqs() < 4:
-            engine.fork(group_id, rng.choice(group_id.get_seqs()), 1000 + next_id)
+        elif kind == "fork" and group.num_seqs() < 4:
+            engine.fork(group, rng.choice(group.get_seqs()), 1000 + next_id)
             next_id += 2
         elif kind == "swap":
-            swapped = group_id.num_seqs(SWAPPED) > 0
+            swapped = group.num_seqs(SWAPPED) > 0
             allowed = engine.manager.can_swap_in if swapped else engine.manager.can_swap_out
-            if allowed(group_id):
-                engine.swap(group_id, RUNNING if swapped else SWAPPED)
+            if allowed(group):
+                engine.swap(group, RUNNING if swapped else SWAPPED)
         elif kind == "free" and rng.random() < 0.4:
-            for seq in group_id.get_seqs():
+            for seq in group.get_seqs():
                 engine.manager.free(seq)
             engine.apply()
-            groups.remove(group_id)
+            groups.remove(group)
         engine.check(seq for each in groups for seq in each.get_seqs())
     assert done > 0
