@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a batch is free of hazards, judged by what its commands read and write.
 
-No transition calls anything here. A judge gets the state in which the batch was empty, its commands
+No transition calls anything here. A check gets the state in which the batch was empty, its commands
 in order and the segment of each; it yields what is wrong. The sets are the first opinion
 (CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place begins
 with a content of its own, so that two orders agree only if every copy copies the same. Source: rows

@@ -113,7 +113,7 @@ def _add_loop(group: argparse._ArgumentGroup) -> None:
     add(
         "--apply",
         metavar="DEVICE",
-        help="give each batch to real memory and judge every read: torch",
+        help="give each batch to real memory and check every read: torch",
     )
 
 

@@ -13,7 +13,7 @@ from kvcore import Config
 from kvcore.check.properties.closure import evict_order, prefix_closed
 from kvcore.check.properties.facts import FACTS, SENTENCES, SPECIFIED
 from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
-from kvcore.check.properties.registry import PROPERTIES, BrokenProperty, Property, judge, select
+from kvcore.check.properties.registry import PROPERTIES, BrokenProperty, Property, broken, select
 from kvcore.check.properties.transitions import TRANSITION_CHECKS
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.hazards import BATCH_CHECKS
@@ -180,13 +180,13 @@ def test_a_property_that_raises_is_a_finding_of_its_own() -> None:
 
     mine = Property(name="MINE", sentence="mine", scope="state", severity="quality", holds=holds)
     with pytest.raises(BrokenProperty, match="MINE raised ZeroDivisionError: no blocks"):
-        list(judge({"MINE": mine}, "state", run(), None))
+        list(broken({"MINE": mine}, "state", run(), None))
 
 
 def test_properties_of_a_scope_are_judged_together() -> None:
     state = run(*prompt("a", 0, 1))
     prefixes = Prefixes(state.config)
     prefixes.learn(state)
-    assert not list(judge(PROPERTIES, "state", state, prefixes))
-    broken = replace(state, rows=state.rows.append("b"))
-    assert [name for name, _ in judge(PROPERTIES, "state", broken, prefixes)] == ["ROWS"]
+    assert not list(broken(PROPERTIES, "state", state, prefixes))
+    wrong = replace(state, rows=state.rows.append("b"))
+    assert [name for name, _ in broken(PROPERTIES, "state", wrong, prefixes)] == ["ROWS"]

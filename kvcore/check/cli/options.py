@@ -88,7 +88,7 @@ def _add_options(group: Any) -> None:
     add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
     add("--eviction", choices=("lru", "uncached_first"), help="which free block leaves first")
     add("--watermark", type=natural, metavar="N", help="blocks that an admission leaves free (0)")
-    add("--events", action="store_true", default=None, help="make events, and judge them")
+    add("--events", action="store_true", default=None, help="make events, and check them")
 
 
 def _add_search(group: Any) -> None:

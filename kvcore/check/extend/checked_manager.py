@@ -19,7 +19,7 @@ import attrs
 from msgspec.structs import replace
 
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
-from kvcore.check.properties.registry import Property, chosen, judge
+from kvcore.check.properties.registry import Property, broken, chosen
 from kvcore.check.properties.schedulers import guarded
 from kvcore.check.stories.scenes import Follower, SceneNames
 from kvcore.check.world.model import Step
@@ -83,7 +83,7 @@ class CheckedManager:
         self._follow(step)
 
     def done(self) -> None:
-        """Judge what is left at the end of a run."""
+        """Check what is left at the end of a run."""
         self._follow(None)
         for request_id in list(self._state.requests):
             self.get_computed_blocks(request_id)
@@ -154,7 +154,7 @@ class CheckedManager:
         self._hear("state", state, self._follower.ghost.prefixes)
 
     def _hear(self, scope: Any, *args: Any) -> None:
-        for name, detail in judge(self._properties, scope, *args):
+        for name, detail in broken(self._properties, scope, *args):
             raise InvariantViolation(name, detail)
 
     def _ask(self, check: Callable[..., None], *args: Any) -> None:

@@ -46,7 +46,7 @@ class Managed:
 class ManagerModel:
     """All runs of a manager over a small pool, to be given to `check`.
 
-    make: gives a new manager. config: its pool as the judge must know it: blocks, groups, their
+    make: gives a new manager. config: its pool as the checks must know it: blocks, groups, their
     block sizes. num_requests, num_tokens, num_prompt, num_letters: as of `World`. name: bytes that
     are equal for managers that will answer alike; its pickle unless given. copied: a deep copy.
     States are folded only where all bytes are equal, so give `check` a depth as well. Raises
@@ -117,7 +117,7 @@ class ManagerModel:
         return self.named(node.manager) + node.view.key()
 
     def check(self, node: Managed) -> None:
-        """Judge a new node: what is left at rest, and whether anyone can go on."""
+        """Check a new node: what is left at rest, and whether anyone can go on."""
         requests = node.view.requests.values()
         free = num_free(node.manager)
         if not len(requests) and free != self._num_free:

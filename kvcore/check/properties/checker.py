@@ -109,10 +109,10 @@ class Checker:
         if isinstance(error, BrokenProperty) or self.counts(found.name):
             raise found from error
 
-    def run_check(self, judge: Callable[..., None], *args: Any) -> None:
+    def run_check(self, check: Callable[..., None], *args: Any) -> None:
         """Hear a judge; what counts is raised."""
         try:
-            judge(*args)
+            check(*args)
         except InvariantViolation as error:
             if self.counts(error.name):
                 raise
@@ -191,7 +191,7 @@ class Checker:
         return step
 
     def _check_hit(self, state: State, request_id: str) -> None:
-        """Judge the longest hit of a request, once in a state."""
+        """Check the longest hit of a request, once in a state."""
         if self._hit[0] is not state or self._hit[1] != request_id:
             hit = get_computed_blocks(state, request_id)
             self.run_check(check_hit, state, state.requests[request_id], hit)

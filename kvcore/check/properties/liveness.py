@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must still be possible: properties of the runs that start in a state.
 
-No transition calls anything here. A judge makes calls of the core on a state, as an engine could,
+No transition calls anything here. A check makes calls of the core on a state, as an engine could,
 and throws the result away. What an exploration shows by itself is not run again: a world that tries
 `free` and `remove_request` in every state proves DRAIN step by step, so only its states without
 requests are judged. Most states show progress with their first call; only where none does are

@@ -5,7 +5,7 @@ A property has one name and one sentence, in code, messages and docs/invariants.
 says what it is judged on: a state, one call (transition), the commands of a batch, or a run that
 starts in a state. Its severity says what its break costs: wrong KV, a crash, a leak, progress, or
 only hits and work (quality). Observable ones need no look inside: a user sees them break. Where
-`holds` is None the search judges the property by contents that it follows along an edge.
+`holds` is None the search checks the property by contents that it follows along an edge.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def first_found(name: str, holds: Callable[..., Any], args: Sequence[Any]) -> st
     return found
 
 
-def judge(
+def broken(
     properties: Mapping[str, Property], scope: Scope, *args: Any
 ) -> Iterator[tuple[str, str]]:
-    """Name and detail of whatever does not hold, of the properties of a scope that judge by
+    """Name and detail of whatever does not hold, of the properties of a scope that are checked by
     themselves. Raises BrokenProperty. For states, args are the state and the prefixes.
     """
     for name, each in properties.items():
@@ -104,7 +104,7 @@ def judge(
 def select(
     names: frozenset[str] | None, calls: frozenset[str], *, observable: bool = False
 ) -> dict[str, Property]:
-    """The properties to judge a world of such calls by: those named, or all that it can express.
+    """The properties to check a world of such calls by: those named, or all that it can express.
 
     observable: only those that a user sees break.
     """
@@ -181,7 +181,7 @@ FOLLOWED: dict[str, Scope] = {
     ),
     **dict.fromkeys(PREFIX_PROPERTIES, "state"),
 }
-"""Properties that the search judges by what it follows along an edge."""
+"""Properties that the search checks by what it follows along an edge."""
 
 PROPERTIES: dict[str, Property] = {
     **{name: _make(name, scope, holds) for name, (scope, holds) in JUDGED.items()},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one call may do to the free queue, to keys and to the blocks that it hits.
 
-No transition calls anything here. A judge gets the state before a call, the call and its outcome;
+No transition calls anything here. A check gets the state before a call, the call and its outcome;
 it yields what is wrong. The queue is followed by the commands of the call, a second time and by
 itself. Checks of refusals, resets and writes are in outcomes.py. Source: rows 6, 18 to 20, 39, 44,
 53 of kvcore/check/mutants/catalogue.py.

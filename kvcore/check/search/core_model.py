@@ -86,7 +86,7 @@ class CoreModel:
         return self.checker.name(node)
 
     def check(self, node: State) -> None:
-        """Judge a state that is new, and note what it shows."""
+        """Check a state that is new, and note what it shows."""
         self.checker.check(node)
         self.checker.check_runs(node)
         note_state(self.notes, node)

@@ -93,7 +93,7 @@ class FlightModel(CoreModel):
         return name if self._full_keys else fingerprint(name)
 
     def check(self, node: Any) -> None:
-        """Judge a node that is new: its state, what is free, and memory when all is executed."""
+        """Check a node that is new: its state, what is free, and memory when all is executed."""
         state = node.state
         self.checker.check(state)
         self.checker.check_runs(state)

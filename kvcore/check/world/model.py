@@ -55,7 +55,7 @@ class Model(Protocol[Node]):
         """The same bytes for all nodes of a class, and for no other."""
 
     def check(self, node: Node) -> None:
-        """Judge a node that is new. Raises InvariantViolation."""
+        """Check a node that is new. Raises InvariantViolation."""
 
     def pack(self, node: Node) -> bytes:
         """The node as bytes, to wait in memory and to travel between processes."""
