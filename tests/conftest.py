@@ -16,7 +16,7 @@ from tests.helpers.amount import examples
 
 Backend = Literal["python", "rust"]
 MaxStates = Callable[[int, int], int | None]
-FEW_EDGES = 600
+FEW_EDGES = 400
 """How many edges of a world either language explores in some seconds."""
 
 SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
