@@ -75,9 +75,9 @@ def need_twin() -> None:
     ]
 )
 def max_states(request: pytest.FixtureRequest) -> MaxStates:
-    """How many states are explored of a world of so many states and edges.
+    """Gives the number of states to explore, from the states and edges that a world has.
 
-    All of them if there are few edges, and in `make explore`.
+    None, for all of them, if the edges are few, and in `make explore`.
     """
 
     def most(num_states: int, num_edges: int) -> int | None:

@@ -44,7 +44,7 @@ Explore = Callable[..., Report]
 def explore(max_states: MaxStates) -> Explore:
     """Explores a world on both backends: whole, or the first states of one that takes long.
 
-    If it is whole it has so many states and edges, and every goal is reached somewhere.
+    A whole world has the given states and edges, and every goal is reached somewhere.
     """
 
     def explore(where: World, num_states: int, num_edges: int, *goals: str) -> Report:
@@ -53,6 +53,7 @@ def explore(max_states: MaxStates) -> Explore:
         report = check(where, backend="both", max_states=most)
         assert report.violation is None, report.violation
         if most is None:
+            assert report.verdict == "complete"
             assert (report.num_states, report.num_edges) == (num_states, num_edges)
             missing = [goal for goal in goals if not report.goals[goal]]
             assert not missing, f"never reached: {missing}"

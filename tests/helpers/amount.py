@@ -9,5 +9,5 @@ TIMES = int(os.environ.get("KVCORE_EXAMPLES", "1"))
 
 
 def examples(number: int) -> int:
-    """So many in `make test`."""
+    """The examples to try, of which `make test` tries this number."""
     return number * TIMES
