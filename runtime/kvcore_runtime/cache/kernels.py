@@ -13,24 +13,30 @@ import triton  # type: ignore[import-untyped]  # ships no types
 import triton.language as tl  # type: ignore[import-untyped]  # ships no types
 from torch import Tensor
 
-# Words a program copies: 8 KiB of int64, 64 bytes a thread of 4 warps.
+# Words a program copies at a time: 8 KiB of int64, 64 bytes a thread of 4 warps.
 CHUNK_WORDS = 1024
 # Table entries a program writes: one a thread of 4 warps.
 CHUNK_ENTRIES = 128
 
 
-def copy_pages(source: Tensor, target: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy page sources[i] of source to page targets[i] of target, for every i at once.
+def copy_pages(
+    source: Tensor, target: Tensor, pairs: Tensor, max_programs: int | None = None
+) -> None:
+    """Copy page pairs[0, i] of source to page pairs[1, i] of target, for every i at once.
 
-    source, target: [num_pieces, num_blocks, words], contiguous, one dtype. sources, targets: [n]
-    int64. The caller has checked ids and hazards (copies.check_copies).
+    source, target: [num_pieces, num_blocks, words], contiguous, one dtype. pairs: [2, n] int64.
+    max_programs: programs that share the work, one for each chunk if not said. The caller has
+    checked ids and hazards (copies.check_copies).
     """
     num_pieces, _, words = source.shape
-    if sources.numel() == 0:
+    num_pairs = pairs.shape[1]
+    if num_pairs == 0:
         return
-    grid = (sources.numel(), num_pieces, triton.cdiv(words, CHUNK_WORDS))
-    _copy_pages[grid](
-        *(source, target, sources, targets, source.shape[1], target.shape[1], words),
+    num_chunks = triton.cdiv(words, CHUNK_WORDS)
+    jobs = num_chunks * num_pairs * num_pieces
+    _copy_pages[(min(jobs, max_programs or jobs),)](
+        *(source, target, pairs, num_pairs, source.shape[1], target.shape[1], words),
+        *(num_chunks, jobs),
         chunk=CHUNK_WORDS,
     )
 
@@ -58,16 +64,26 @@ def write_entries(target: Tensor, entries: Tensor) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]  # ships no types
 def _copy_pages(  # type: ignore[no-untyped-def]  # Triton values
-    source, target, sources, targets, source_blocks, target_blocks, words, chunk: tl.constexpr
+    source,
+    target,
+    pairs,
+    num_pairs,
+    source_blocks,
+    target_blocks,
+    words,
+    num_chunks,
+    jobs,
+    chunk: tl.constexpr,
 ):
-    pair = tl.program_id(0)
-    piece = tl.program_id(1).to(tl.int64)
-    words_here = tl.program_id(2) * chunk + tl.arange(0, chunk)
-    inside = words_here < words
-    page_from = piece * source_blocks + tl.load(sources + pair)
-    page_to = piece * target_blocks + tl.load(targets + pair)
-    content = tl.load(source + page_from * words + words_here, mask=inside)
-    tl.store(target + page_to * words + words_here, content, mask=inside)
+    for job in range(tl.program_id(0), jobs, tl.num_programs(0)):
+        words_here = job % num_chunks * chunk + tl.arange(0, chunk)
+        pair = job // num_chunks % num_pairs
+        piece = (job // num_chunks // num_pairs).to(tl.int64)
+        inside = words_here < words
+        page_from = piece * source_blocks + tl.load(pairs + pair)
+        page_to = piece * target_blocks + tl.load(pairs + num_pairs + pair)
+        content = tl.load(source + page_from * words + words_here, mask=inside)
+        tl.store(target + page_to * words + words_here, content, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # ships no types

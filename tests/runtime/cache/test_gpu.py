@@ -38,6 +38,7 @@ pytestmark = [
 ]
 
 NUM_BLOCKS = 8
+HEAD_DIMS = (1, 64, 4096, 16384)
 BATCHES: list[list[Command]] = [
     [Allocate(block) for block in range(1, NUM_BLOCKS)],
     [SwapOut(1, 0), SwapOut(2, 1), CopyOnWrite(3, 4), Zero(5), SetTable(0, 0, 0, 3)],
@@ -61,7 +62,7 @@ def write(runtime: Runtime) -> None:
 @pytest.mark.parametrize("guard", [False, True])
 @pytest.mark.parametrize("order", ["block_major", "layer_major"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [1, 64, 4096])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_batches_give_on_the_gpu_what_they_give_on_the_cpu(
     head_dim: int, dtype: torch.dtype, order: Any, guard: bool
 ) -> None:
@@ -88,7 +89,7 @@ def test_batches_give_on_the_gpu_what_they_give_on_the_cpu(
 
 def test_both_ways_of_swapping_are_covered() -> None:
     """The head sizes above lie on both sides of the limit between kernel and copy engine."""
-    sizes = [2 * 2 * 5 * head_dim * 2 for head_dim in (1, 64, 4096)]
+    sizes = [2 * 2 * 5 * head_dim * 2 for head_dim in HEAD_DIMS]
     assert min(sizes) <= KERNEL_SWAP_BYTES_MAX < max(sizes)
 
 

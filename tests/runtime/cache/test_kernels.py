@@ -34,15 +34,15 @@ for order in ("block_major", "layer_major"):
         cache = Cache(layout, 7, 4)
         for tier in (cache.blocks, cache.host_blocks):
             tier.data.copy_(torch.randn(tier.data.shape).to(dtype))
-        for source, target in (
-            (cache.blocks, cache.blocks),
-            (cache.blocks, cache.host_blocks),
-            (cache.host_blocks, cache.blocks),
+        for source, target, max_programs in (
+            (cache.blocks, cache.blocks, None),
+            (cache.blocks, cache.host_blocks, 3),
+            (cache.host_blocks, cache.blocks, 1000),
         ):
-            ids = [torch.tensor([3, 0]), torch.tensor([1, 2])]
+            pairs = torch.tensor([[3, 0], [1, 2]])
             expected = target.data.clone()
-            expected[ids[1]] = source.data[ids[0]]
-            kernels.copy_pages(source.pieces, target.pieces, *ids)
+            expected[pairs[1]] = source.data[pairs[0]]
+            kernels.copy_pages(source.pieces, target.pieces, pairs, max_programs)
             assert torch.equal(target.data, expected), (order, dtype, source.name, target.name)
             checked += 1
         expected = cache.blocks.data.clone()
@@ -50,7 +50,7 @@ for order in ("block_major", "layer_major"):
         kernels.zero_pages(cache.blocks.pieces, torch.tensor([6, 2]))
         assert torch.equal(cache.blocks.data, expected), (order, dtype)
         none = torch.zeros(0, dtype=torch.int64)
-        kernels.copy_pages(cache.blocks.pieces, cache.blocks.pieces, none, none)
+        kernels.copy_pages(cache.blocks.pieces, cache.blocks.pieces, none.view(2, 0))
         kernels.zero_pages(cache.blocks.pieces, none)
         assert torch.equal(cache.blocks.data, expected), (order, dtype)
         checked += 1
