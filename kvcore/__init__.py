@@ -43,6 +43,7 @@ from kvcore.types.values import (
     Refused,
     Request,
     Status,
+    Swapped,
     Verdict,
 )
 
@@ -87,6 +88,7 @@ __all__ = [
     "Store",
     "SwapIn",
     "SwapOut",
+    "Swapped",
     "Touch",
     "Verdict",
     "Zero",

@@ -178,11 +178,11 @@ class Manager:
         """
         Copy blocks to the external store under their keys; returns one operation per block.
         """
-    def swap_in(self, request_ids: Iterable[str], /) -> Refused | None:
+    def swap_in(self, request_ids: Iterable[str], /) -> Swapped | Refused:
         """
         Move swapped requests back to the device.
         """
-    def swap_out(self, request_ids: Iterable[str], /) -> Refused | None:
+    def swap_out(self, request_ids: Iterable[str], /) -> Swapped | Refused:
         """
         Move the requests' blocks to the host tier, each distinct block once.
         """

@@ -31,6 +31,7 @@ from kvcore.types.values import (
     Refused,
     Request,
     Status,
+    Swapped,
     Verdict,
 )
 
@@ -207,15 +208,18 @@ class KVCacheManager:
         """Give back blocks that no query at this count or later sees. Raises BeyondComputed."""
         self._core.remove_skipped_blocks(request_id, total_computed_tokens)
 
-    def swap_out(self, request_ids: Iterable[str]) -> Refused | None:
-        """Move requests' blocks to the host tier, each once; check `is None` for success.
+    def swap_out(self, request_ids: Iterable[str]) -> Swapped | Refused:
+        """Move requests' blocks to the host tier, each once; returns how many were copied.
 
         Raises NoHostTier, RepeatedRequest, NotRunning, HitInOpenBatch.
         """
         return self._core.swap_out(read_list("request_ids", request_ids))
 
-    def swap_in(self, request_ids: Iterable[str]) -> Refused | None:
-        """Undo `swap_out`; returns the same. Raises NoHostTier, RepeatedRequest, NotSwapped."""
+    def swap_in(self, request_ids: Iterable[str]) -> Swapped | Refused:
+        """Undo `swap_out`; returns how many blocks were copied, and found on the device.
+
+        Raises NoHostTier, RepeatedRequest, NotSwapped.
+        """
         return self._core.swap_in(read_list("request_ids", request_ids))
 
     def pin(self, block_ids: Iterable[int]) -> None:

@@ -30,7 +30,7 @@ from kvcore.types.errors import KvcoreError
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.types.extra_inputs import ExtraKeys
 from kvcore.types.keys import HASH_SIZE
-from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused
+from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Swapped
 
 TOKENS_MAX = 2**16
 """Most tokens of one word: the tokens of a trace are held in memory."""
@@ -140,6 +140,8 @@ def write_value(value: object) -> list[str]:
             return [f"= hit {write_blocks(value.blocks)}, {value.num_tokens} tokens"]
         case Refused():
             return [f"= {write_refused(value)}"]
+        case Swapped():
+            return [f"= swapped: copied {value.num_copied} found {value.num_found}"]
         case Appended():
             behind = f", {write_refused(value.refused)}" if value.refused is not None else ""
             return [f"= done {value.done}{behind}"]

@@ -26,18 +26,18 @@ from kvcore.transitions.in_flight import note_request
 from kvcore.transitions.unconfirmed_loads import rest
 from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
-from kvcore.types.values import Outcome, Reason, Refused, Status
+from kvcore.types.values import Outcome, Reason, Refused, Status, Swapped
 
 
-def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused | None]:
+def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped | Refused]:
     """Move what the open batch leaves of the requests' blocks to the host tier.
 
-    Refused if the host tier has too few free blocks. Raises NoHostTier, UnknownRequest,
-    RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
+    Returns what moved. Refused if the host tier has too few free blocks. Raises NoHostTier,
+    UnknownRequest, RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
     """
     ids = list(request_ids)
 
-    def change(tx: Transaction) -> Refused | None:
+    def change(tx: Transaction) -> Swapped | Refused:
         host = tx.host_tier()
         requests = tx.distinct(ids)
         for request in requests:
@@ -56,20 +56,20 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
             tx.device.use(block, tx.batch.number)
             host.use(target, tx.batch.number)
         move_out(tx, ids, targets)
-        return None
+        return Swapped(len(blocks), 0)
 
     return transition(state, change)
 
 
-def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused | None]:
+def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped | Refused]:
     """Move swapped requests back to the device.
 
-    Refused if the device has too few free blocks for it. Raises NoHostTier,
+    Returns what moved. Refused if the device has too few free blocks for it. Raises NoHostTier,
     UnknownRequest, RepeatedRequest, NotSwapped.
     """
     ids = list(request_ids)
 
-    def change(tx: Transaction) -> Refused | None:
+    def change(tx: Transaction) -> Swapped | Refused:
         tx.host_tier()
         requests = tx.distinct(ids)
         for request in requests:
@@ -83,7 +83,7 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
         if needed and needed + watermark > tx.device.num_free:
             return refuse(tx.device, needed, watermark, tx.num_pending())
         move_in(tx, requests, hits)
-        return None
+        return Swapped(num_copied, len(hits) - num_copied)
 
     return transition(state, change)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
 import attrs
 from msgspec import Struct
@@ -74,6 +74,10 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
 
     blocks: tuple[tuple[int, ...], ...]
 
+    if TYPE_CHECKING:  # true without a call; the type lets a checker narrow `if got:`
+
+        def __bool__(self) -> Literal[True]: ...
+
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
         """The blocks of both, group by group."""
         pairs = zip(self.blocks, other.blocks, strict=True)
@@ -122,8 +126,20 @@ class Refused(Struct, frozen=True, gc=False):
     available: int
     pending: int = 0
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
+
+
+@final
+class Swapped(Struct, frozen=True, gc=False):
+    """What a swap moved: distinct blocks, copied to the other tier or found in it."""
+
+    num_copied: int
+    num_found: int
+
+    if TYPE_CHECKING:  # as in KVCacheBlocks
+
+        def __bool__(self) -> Literal[True]: ...
 
 
 class Appended(Struct, frozen=True, gc=False):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kvcore.types.errors import UnusedBlock
+from kvcore.types.values import Refused
 from tests.oracle.backends import Language
 from tests.oracle.engine import Engine
 from tests.oracle.finding import demand
@@ -26,9 +27,9 @@ def swap_in(e: Engine) -> None:
     if able:
         chosen = e.rng.sample(able, e.rng.randint(1, len(able)))
         before = e.before()
-        refused = e.call("swap_in", [each.name for each in chosen])
-        if refused is not None:
-            e.refused(refused, before, None)
+        moved = e.call("swap_in", [each.name for each in chosen])
+        if isinstance(moved, Refused):
+            e.refused(moved, before, None)
             return
         for each in chosen:
             each.swapped = False

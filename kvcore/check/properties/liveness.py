@@ -199,7 +199,7 @@ def _progresses(world: World, state: State, requests: list[RequestState]) -> boo
             return True
         if request.status is Status.SWAPPED:
             value = perform(state, Call("swap_in", ([name],))).value
-            if value is None:
+            if not isinstance(value, Refused | Misuse):
                 return True
             continue
         if request.num_computed < len(request.tokens) + len(request.drafts):

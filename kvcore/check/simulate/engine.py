@@ -19,7 +19,7 @@ from kvcore.check.simulate.prefixes import KINDS
 from kvcore.check.simulate.setting import Setting
 from kvcore.trace.calls import Misuse
 from kvcore.types.errors import InvariantViolation
-from kvcore.types.values import Appended, Reason, Refused, Status
+from kvcore.types.values import Appended, Reason, Refused, Status, Swapped
 
 IDLE_LETS_GO, IDLE_STUCK = 8, 40
 MOST_WAITING_BATCHES = 4
@@ -221,7 +221,7 @@ class Engine:
         for name in list(self._play.known):
             if self._play.status(name) is Status.SWAPPED and self._random.random() < 0.3:
                 value = self._make("swap_in", [name])
-                if value is None:
+                if isinstance(value, Swapped):
                     self._note_running(name)
         for name in list(self._play.known):
             status = self._play.status(name)

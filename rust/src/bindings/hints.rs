@@ -28,7 +28,8 @@ pub(crate) const MAYBE_HIT: PyStaticExpr = type_hint_union!(HIT, NONE);
 pub(crate) const BLOCKS: PyStaticExpr =
     type_hint_identifier!("kvcore.types.values", "KVCacheBlocks");
 pub(crate) const BLOCKS_OR_REFUSED: PyStaticExpr = type_hint_union!(BLOCKS, REFUSED);
-pub(crate) const REFUSED_OR_NONE: PyStaticExpr = type_hint_union!(REFUSED, NONE);
+pub(crate) const SWAPPED_OR_REFUSED: PyStaticExpr =
+    type_hint_union!(type_hint_identifier!("kvcore.types.values", "Swapped"), REFUSED);
 pub(crate) const VERDICT: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Verdict");
 pub(crate) const STATUS: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Status");
 pub(crate) const APPENDED: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Appended");

@@ -17,7 +17,7 @@ use crate::transitions::allocate::{Requests, append};
 use crate::transitions::queries::find_request;
 use crate::types::commands::Batch;
 use crate::types::errors::Error;
-use crate::types::values::{Admitted, Appended};
+use crate::types::values::{Admitted, Appended, Swapped};
 
 /// A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 ///
@@ -93,7 +93,7 @@ impl Manager {
     pub(crate) fn change_all<'py>(
         this: &Bound<'py, Self>,
         request_ids: IdsArg<'_, 'py>,
-        transition: impl FnOnce(&mut State, &[&str]) -> Result<Admitted<()>, Error>,
+        transition: impl FnOnce(&mut State, &[&str]) -> Result<Admitted<Swapped>, Error>,
     ) -> PyResult<PyMoved<'py>> {
         let mut given = Given::default();
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();

@@ -12,7 +12,8 @@ use crate::types::event_log::EventLog;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::values::{
-    Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Status, Verdict,
+    Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Status, Swapped,
+    Verdict,
 };
 
 /// Python objects by what they are, so that the stub can say it.
@@ -41,8 +42,8 @@ results! {
     PyBlocks: BLOCKS;
     /// A `KVCacheBlocks`, or a `Refused`.
     PyAdmitted: BLOCKS_OR_REFUSED;
-    /// A `Refused`, or None.
-    PyMoved: REFUSED_OR_NONE;
+    /// A `Swapped` or a `Refused`.
+    PyMoved: SWAPPED_OR_REFUSED;
     /// A `Hit`.
     PyHit: HIT;
     /// A `Verdict`.
@@ -98,10 +99,13 @@ pub(crate) fn admitted<'py>(
     }))
 }
 
-/// Nothing or a refusal.
-pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<()>) -> PyResult<PyMoved<'py>> {
+/// What a swap moved, or a refusal.
+pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<Swapped>) -> PyResult<PyMoved<'py>> {
     Ok(PyMoved(match outcome {
-        Ok(()) => py.None().into_bound(py),
+        Ok(swapped) => {
+            let class = Classes::get(py)?.swapped_value.bind(py);
+            class.call1((swapped.num_copied, swapped.num_found))?
+        }
         Err(refusal) => refused(py, &refusal)?,
     }))
 }

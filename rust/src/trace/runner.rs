@@ -123,8 +123,8 @@ impl Runner {
                 text(format!("row {}", fork::fork(state, parent, child)?.0))
             }
             ("truncate", [id, count]) => nothing(truncate::truncate(state, id, number(count)?)),
-            ("swap_out", ids) => admitted(swap::swap_out(state, ids), |()| Value::Nothing),
-            ("swap_in", ids) => admitted(swap::swap_in(state, ids), |()| Value::Nothing),
+            ("swap_out", ids) => admitted(swap::swap_out(state, ids), Value::Swapped),
+            ("swap_in", ids) => admitted(swap::swap_in(state, ids), Value::Swapped),
             ("load", words) => {
                 let (id, mut slot_request) = read_slot_request(words, &self.hits)?;
                 slot_request.num_external_computed_tokens =

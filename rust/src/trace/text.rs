@@ -15,7 +15,9 @@ use crate::types::errors::{Error, Field};
 use crate::types::events::Event;
 use crate::types::extra_inputs::ExtraKeys;
 use crate::types::keys::{BlockHash, Key};
-use crate::types::values::{Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused};
+use crate::types::values::{
+    Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
+};
 
 /// The prefix that each block hash stands for, learnt from the requests that are seen.
 #[derive(Debug, Default)]
@@ -124,6 +126,8 @@ pub enum Value {
     Hit(Hit),
     /// A refusal.
     Refused(Refused),
+    /// What a swap moved.
+    Swapped(Swapped),
     /// How far an append came.
     Appended(Appended),
     /// Statistics.
@@ -141,6 +145,9 @@ pub fn write_value(value: &Value) -> Vec<String> {
         Value::Blocks(blocks) => format!("blocks {}", write_blocks(blocks)),
         Value::Hit(hit) => format!("hit {}, {} tokens", write_blocks(&hit.blocks), hit.num_tokens),
         Value::Refused(refused) => write_refused(refused),
+        Value::Swapped(Swapped { num_copied, num_found }) => {
+            format!("swapped: copied {num_copied} found {num_found}")
+        }
         Value::Appended(Appended { done, refused: None }) => format!("done {done}"),
         Value::Appended(Appended { done, refused: Some(refused) }) => {
             format!("done {done}, {}", write_refused(refused))

@@ -21,16 +21,16 @@ use crate::transitions::unconfirmed_loads::rest;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row, Table};
-use crate::types::values::{Admitted, Reason, Refused, Status};
+use crate::types::values::{Admitted, Reason, Refused, Status, Swapped};
 
 /// Host blocks in the order of their first use, each with the device block that has its content.
 type Hits = Vec<(BlockId, Option<BlockId>)>;
 
 /// Move what the open batch leaves of the requests' blocks to the host tier.
 ///
-/// Refused if the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
+/// Returns what moved. Refused if the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
 /// RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
-pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
+pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapped>, Error> {
     state.host_tier()?;
     let rows = state.distinct(request_ids)?;
     for &row in &rows {
@@ -59,15 +59,16 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>,
         device.note_use(block, batch.number);
         host.note_use(host_block, batch.number);
     }
+    let swapped = Swapped { num_copied: blocks.len() as u32, num_found: 0 };
     move_out(state, &rows, &blocks.into_iter().zip(taken).collect());
-    Ok(Ok(()))
+    Ok(Ok(swapped))
 }
 
 /// Move swapped requests back to the device.
 ///
-/// Refused if the device has too few free blocks for it. Fails with NoHostTier,
+/// Returns what moved. Refused if the device has too few free blocks for it. Fails with NoHostTier,
 /// UnknownRequest, RepeatedRequest, NotSwapped.
-pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
+pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapped>, Error> {
     state.host_tier()?;
     let rows = state.distinct(request_ids)?;
     for &row in &rows {
@@ -84,8 +85,9 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, 
         let refused = refuse(&state.device, needed, watermark);
         return Ok(Err(refused.while_pending(state.num_pending())));
     }
+    let num_found = (hits.len() - num_copied) as u32;
     move_in(state, &rows, hits);
-    Ok(Ok(()))
+    Ok(Ok(Swapped { num_copied: num_copied as u32, num_found }))
 }
 
 /// The refusal of `needed` blocks by a pool that keeps `watermark` blocks free.

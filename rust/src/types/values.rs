@@ -156,6 +156,15 @@ impl Refused {
     }
 }
 
+/// What a swap moved: distinct blocks, copied to the other tier or found in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Swapped {
+    /// Blocks that were copied.
+    pub num_copied: u32,
+    /// Blocks whose content was there.
+    pub num_found: u32,
+}
+
 /// The value of a call that may be refused.
 pub type Admitted<T> = Result<T, Refused>;
 

@@ -120,7 +120,7 @@ def test_swapped_blocks_wait_on_both_sides(backend: Backend) -> None:
     manager = fly(backend, num_host_blocks=2)
     serve(manager, "a", range(3))
     land(manager)
-    assert manager.swap_out(["a"]) is None
+    assert manager.swap_out(["a"])
     assert waiting(manager) == [2, 1]
     assert manager.num_free_host_blocks == 0
     land(manager)

@@ -160,7 +160,7 @@ def test_the_batch_taken_its_blocks_are_written_and_anybody_may_leave(
 def test_writer_and_reader_may_leave_together(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 2])
     serve(manager, "b", [0, 1, 3])
-    assert manager.swap_out(["a", "b"]) is None
+    assert manager.swap_out(["a", "b"])
     # Nothing of either was computed, so there is nothing to copy and both wait.
     assert [manager.status(name) for name in "ab"] == [Status.WAITING, Status.WAITING]
     assert (keyed(manager), manager.num_free_host_blocks) == ([], 4)

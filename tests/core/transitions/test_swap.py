@@ -18,6 +18,7 @@ from kvcore import (
     Status,
     SwapIn,
     SwapOut,
+    Swapped,
     Touch,
 )
 from tests.conftest import Backend
@@ -34,7 +35,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def test_swapped_out_a_request_holds_host_blocks_and_no_others(manager: KVCacheManager) -> None:
-    assert manager.swap_out(["a"]) is None
+    assert manager.swap_out(["a"]) == Swapped(num_copied=2, num_found=0)
     assert step(manager) == [
         SwapOut(1, 0),
         SwapOut(2, 1),
@@ -52,7 +53,7 @@ def test_back_on_the_device_a_cached_block_is_a_hit_and_the_rest_is_copied(
 ) -> None:
     manager.swap_out(["a"])
     step(manager)
-    assert manager.swap_in(["a"]) is None
+    assert manager.swap_in(["a"]) == Swapped(num_copied=1, num_found=1)
     # Block 1 still holds tokens 0 and 1 under their key. The partial block has no key, so host
     # block 1 is copied to the front of the queue, which is block 3.
     assert step(manager) == [
@@ -194,7 +195,7 @@ def test_what_the_open_batch_scheduled_is_not_copied(manager: KVCacheManager) ->
 def test_a_request_of_which_nothing_was_computed_waits_instead(backend: Backend) -> None:
     manager = make(backend, num_host_blocks=4)
     serve(manager, "a", [0, 1, 2])
-    assert manager.swap_out(["a"]) is None
+    assert manager.swap_out(["a"]) == Swapped(0, 0)
     assert not any(isinstance(each, SwapOut) for each in step(manager))
     assert (manager.status("a"), manager.num_computed_tokens("a")) == (Status.WAITING, 0)
     assert (manager.num_free_blocks, manager.num_free_host_blocks) == (9, 4)
@@ -234,8 +235,9 @@ def test_swapped_out_a_request_can_still_be_given_tokens(manager: KVCacheManager
 
 def test_no_request_to_swap_is_no_change(manager: KVCacheManager) -> None:
     with unchanged(manager):
-        assert manager.swap_out([]) is None
-        assert manager.swap_in([]) is None
+        for nothing in (manager.swap_out([]), manager.swap_in([])):
+            assert nothing == Swapped(0, 0)
+            assert nothing, "done, so true"
 
 
 def test_a_pinned_block_is_copied_and_stays_on_the_device(manager: KVCacheManager) -> None:

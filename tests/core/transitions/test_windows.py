@@ -72,11 +72,11 @@ def test_swap_moves_what_the_window_still_holds(manager: KVCacheManager) -> None
     step(manager)
     manager.allocate_slots("a", 1)
     step(manager)
-    assert manager.swap_out(["a"]) is None
+    assert manager.swap_out(["a"])
     assert manager.num_free_host_blocks == 20 - 5 - 2
     step(manager)
     manager.evict_blocks(range(1, 20))
-    assert manager.swap_in(["a"]) is None
+    assert manager.swap_in(["a"])
     full, kept = manager.get_block_ids("a")
     assert (len(full), kept[:3], len(set(kept[3:]))) == (5, [0, 0, 0], 2)
     step(manager)

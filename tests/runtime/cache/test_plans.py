@@ -89,7 +89,7 @@ def test_after_a_cancel_everybody_is_where_the_manager_says(backend: Backend) ->
     # As if the batches that computed these had been cancelled.
     manager.truncate("behind", 4)
     manager.add_tokens("behind", [1, 2])
-    assert manager.swap_out(["swapped"]) is None
+    assert manager.swap_out(["swapped"])
     manager.free("lost")
     scheduler.taken_back([lost_load])
     assert names(scheduler.running) == ["decoding", "behind"]
@@ -110,7 +110,7 @@ def test_a_swap_in_moves_blocks_and_the_next_plan_does_not(backend: Backend) -> 
     """Alone, a sequence comes back even if it then cannot grow; another one needs a spare block."""
     world = World(backend, num_blocks=2, num_host_blocks=2)
     world.running("a", 7, computed=7)
-    assert world.manager.swap_out(["a"]) is None
+    assert world.manager.swap_out(["a"])
     world.take_batch()
     world.manager.evict_blocks(range(2))
     world.scheduler.swapped.append(world.scheduler.running.pop())
@@ -125,7 +125,7 @@ def test_a_swapped_sequence_comes_back_if_each_can_still_grow_by_a_block(backend
     world = World(backend, num_blocks=4, num_host_blocks=1)
     world.running("old", 2, computed=2)
     world.running("young", 2, computed=2)
-    assert world.manager.swap_out(["young"]) is None
+    assert world.manager.swap_out(["young"])
     world.take_batch()
     world.scheduler.swapped.append(world.scheduler.running.pop())
     assert world.manager.num_free_blocks == 3
@@ -234,7 +234,7 @@ def test_who_waits_for_a_batch_in_flight_keeps_others_out_for_two_plans(backend:
     busy = world.running("busy", 3, computed=3)
     world.running("old", 28, computed=4)
     swapped = world.running("swapped", 3, computed=3)
-    assert manager.swap_out(["swapped"]) is None
+    assert manager.swap_out(["swapped"])
     world.take_batch()
     manager.append(["busy"], [7])
     busy.pending = False

@@ -65,9 +65,9 @@ def test_hits_copies_and_swaps_are_read_as_written(
         stamps = stamps_of([*TOKENS, token])
         steps.append(Pass(request_id=name, row=row, start=6, end=7, nodes=stamps))
     shadow.run(manager.take_batch(), steps)
-    assert manager.swap_out(["a"]) is None
+    assert manager.swap_out(["a"])
     shadow.run(manager.take_batch(), [])
-    assert manager.swap_in(["a"]) is None
+    assert manager.swap_in(["a"])
     manager.append(["a"], [4])
     stamps = stamps_of([*TOKENS, 8, 4])
     again = Pass(request_id="a", row=first.row, start=7, end=8, nodes=stamps)

@@ -151,7 +151,7 @@ class Flights:
             if chance < 0.1:
                 self._forget(name)
         elif status is Status.SWAPPED:
-            self.seen["swapped in"] += self.manager.swap_in([name]) is None
+            self.seen["swapped in"] += bool(self.manager.swap_in([name]))
         elif status is Status.WAITING:
             self._start(name)
         elif chance < 0.1:
@@ -163,7 +163,7 @@ class Flights:
             self.manager.truncate(name, keep)
             del self.tokens[name][keep:]
         elif chance < 0.25:
-            self.seen["swapped out"] += self.manager.swap_out([name]) is None
+            self.seen["swapped out"] += bool(self.manager.swap_out([name]))
         elif chance < 0.4 and len(self.tokens) < NUM_REQUESTS:
             child = f"r{self.made}"
             self.made += 1

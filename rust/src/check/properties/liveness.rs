@@ -320,7 +320,7 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
     }
     let name: &str = &request.request_id;
     if request.status() == Status::Swapped {
-        return matches!(swap_in(&mut state.clone(), &[name]), Ok(Ok(())));
+        return matches!(swap_in(&mut state.clone(), &[name]), Ok(Ok(_)));
     }
     let more = request.num_tokens() + request.num_drafts() - request.num_computed;
     if more > 0 && matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_))) {

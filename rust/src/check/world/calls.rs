@@ -92,8 +92,8 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         }
         Call::EvictBlocks { block } => nothing(evict_blocks(state, &[i64::from(*block)]))?,
         Call::ResetPrefixCache => Value::Flag(reset_prefix_cache(state)),
-        Call::SwapOut { names } => admitted(swap_out(state, &ids(names))?, |()| Value::Nothing),
-        Call::SwapIn { names } => admitted(swap_in(state, &ids(names))?, |()| Value::Nothing),
+        Call::SwapOut { names } => admitted(swap_out(state, &ids(names))?, |_| Value::Nothing),
+        Call::SwapIn { names } => admitted(swap_in(state, &ids(names))?, |_| Value::Nothing),
         Call::Pin { block } => nothing(pin(state, &[i64::from(*block)]))?,
         Call::Unpin { block } => nothing(unpin(state, &[i64::from(*block)]))?,
         Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
