@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
-from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
+from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
 __all__ = ["Manager", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]

@@ -126,7 +126,7 @@ class Schedule:
             case "rewind":
                 fell = value if isinstance(value, tuple) else ()
                 for request_id in dict.fromkeys((*args[0], *fell)):
-                    self._cut(state, request_id, args[1])
+                    self._cut(state, request_id, min(args[1], self._came(state, request_id)))
             case "swap_out":
                 for request_id in args[0]:
                     self._cut(state, request_id, self.computed[request_id])
@@ -222,6 +222,12 @@ class Schedule:
         if all(other.request_id != request_id for other in others):
             count = self.failed.get(request_id, self.computed[request_id])
             self._cut(state, request_id, count)
+
+    def _came(self, state: State, request_id: str) -> int:
+        """The tokens of a request that do not wait for a load, and of which none has failed."""
+        mine = (op for op in state.operations.values() if op.request_id == request_id)
+        counts = [self.computed[request_id], *(operation.first_token for operation in mine)]
+        return min([*counts, self.failed.get(request_id, counts[0])])
 
     def _schedule(self, write: Write) -> None:
         self._before.setdefault(write.request_id, self.computed[write.request_id])

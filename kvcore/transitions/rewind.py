@@ -6,7 +6,8 @@ are withdrawn, so no request hits them; any other request that counts tokens in 
 named in the same call. While a load is unconfirmed (`unconfirmed_loads.py`), the rewind of a
 request that started it or ever rested on it reports that the load failed. Everything that rests on
 the load is then withdrawn, wherever it is, and every request that counts it falls back to the
-count; a swapped request waits again.
+count; a swapped request waits again. A load of its own that a request has not finished is given up,
+and its count falls to what came of it.
 Twin: rust/src/transitions/rewind.rs.
 """
 
@@ -81,9 +82,18 @@ def fall(tx: Transaction, request: RequestState, num_tokens: int) -> None:
     if request.host_tables:
         drop_host(tx, request)
         return
+    num_tokens = min(num_tokens, num_loaded(tx, request))
     tx.put(abandon_loads(tx, request))
     leave_open_batch(tx, tx.request(request.request_id))
     cut_tables(tx, tx.request(request.request_id), num_tokens)
+
+
+def num_loaded(tx: Transaction, request: RequestState) -> int:
+    """The tokens that a request counts, without those that are still being loaded."""
+    if not request.num_loading:
+        return request.num_computed
+    mine = (op for op in tx.operations.values() if op.request_id == request.request_id)
+    return min(request.load_end, *(operation.first_token for operation in mine))
 
 
 def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:

@@ -228,7 +228,8 @@ class Engine:
         loads.
         """
         tables = self.manager.ask("get_block_ids", request.name)
-        want = min(request.settled_count(), count)
+        want = min(request.settled_count(), count, *request.loading.values())
+        want = min(want, request.load_end) if request.loading else want
         want = 0 if request.swapped or self.is_gone(request.settled_count(), tables) else want
         want = 0 if self.is_gone(want, tables) else want
         first = load is not None and not load.cut
@@ -299,4 +300,5 @@ class Engine:
             if each.count and not each.swapped:
                 status = Status.RUNNING
             mine = (each.count, len(each.stuff), len(each.drafts), status, each.row)
-            demand(said == mine, f"{each.name}: {facts} are {said}, must be {mine}")
+            if said != mine:
+                raise Finding(f"{each.name}: {facts} are {said}, must be {mine}")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from kvcore import Refused
 from kvcore.types.errors import UnusedBlock
-from kvcore.types.values import Refused
 from tests.oracle.backends import Language
 from tests.oracle.engine import Engine
 from tests.oracle.finding import demand

@@ -125,6 +125,12 @@ def m_load_that_nobody_can_report_stays(patcher: Patcher) -> None:
     patcher.replace(requests, "forget_reporter", drop_reporter)
 
 
+@mutant("flight-loads-again", "COMPUTED-RULE", "KV-READ")
+def m_reporter_counts_what_it_still_loads(patcher: Patcher) -> None:
+    """A request that reports a failed load counts tokens of its own load that have yet to come."""
+    patcher.replace(rewind, "num_loaded", lambda _, request: request.num_computed)
+
+
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""

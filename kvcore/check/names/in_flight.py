@@ -153,13 +153,19 @@ def still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
 
 
 def live(node: Node, wanted: Contents) -> Contents:
-    """The contents that can still be read: of wanted slots, and of what batches to come use."""
+    """The contents that can still be read: of wanted slots, of what batches to come use, and what
+    has come of loads that have not ended.
+    """
     state = node.state
     to_come = {place for each in node.waiting for place in each.used}
     to_come.update(copied(state.batch.commands))
     for name in node.before:
         tables = state.requests[name].tables if name in state.requests else ()
         to_come.update(("device", block) for table in tables for block in table)
+    awaited = {each.block for each in state.operations.values() if each.request_id is not None}
+    for name in node.loading.keys() & state.requests.keys():
+        came = {block for table in state.requests[name].tables for block in table} - awaited
+        to_come.update(("device", block) for block in came)
     kept: Contents = {}
     for place, slots in node.contents.items():
         if place in to_come:

@@ -22,6 +22,7 @@ from kvcore.check.profiles.profile import (
 
 FAILING: dict[str, Any] = {"num_external": 1, "loads_fail": True, "moves": "calls"}
 IN_FLIGHT: dict[str, Any] = {**FAILING, **FLYING_SLOTS}
+AGAIN: dict[str, Any] = {**IN_FLIGHT, "num_external": 2, "max_in_flight": 2}
 LEAVING = (2, 2, 2, 2, "truncate", *SWAPS)
 SHOWS = ("call rewind: done", "goal reached")
 
@@ -150,6 +151,15 @@ LOADS_FAIL: dict[str, Profile] = {
         4052,
         17388,
         backend="both",
+    ),
+    "flight-loads-again": Profile(
+        "an external load that fails while its request loads again; two batches in flight",
+        world(3, 1, 2, 2, "load", without=STAYING, **AGAIN),
+        239055,
+        1437398,
+        slow=True,
+        backend="rust",
+        shows=("call rewind: done", "command Load", "call complete_operation: done"),
     ),
     "flight-loads-leave": Profile(
         "external loads in flight that fail; two requests, every way to leave",

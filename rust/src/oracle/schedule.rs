@@ -193,8 +193,11 @@ impl Schedule {
             }
             Call::Truncate { name, num_tokens } => self.cut(state, *name, *num_tokens),
             Call::Rewind { names, num_tokens } => {
-                names.iter().for_each(|&name| self.cut(state, name, *num_tokens));
-                value.fell().iter().for_each(|&row| self.cut_row(state, row, *num_tokens));
+                let named = names.iter().filter_map(|name| name.row(state));
+                for row in named.chain(value.fell().iter().copied()) {
+                    let most = self.came(state, row).min(*num_tokens);
+                    self.cut_row(state, row, most);
+                }
             }
             Call::SwapOut { names } => {
                 names.iter().for_each(|&name| self.cut(state, name, u32::MAX));
@@ -328,6 +331,14 @@ impl Schedule {
             let count = self.at(row).failed.unwrap_or(u32::MAX);
             self.cut_row(state, row, count);
         }
+    }
+
+    /// The tokens of a request that do not wait for a load, and of which none has failed.
+    fn came(&mut self, state: &State, row: Row) -> u32 {
+        let computed = self.computed(row);
+        let mine = state.operations.values().filter(|each| each.request == Some(row));
+        let least = mine.map(|each| each.first_token).fold(computed, u32::min);
+        self.failed(row).map_or(least, |failed| failed.min(least))
     }
 
     fn schedule(&mut self, write: Write) {

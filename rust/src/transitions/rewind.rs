@@ -6,7 +6,8 @@
 //! block must be named in the same call. While a load is unconfirmed (`unconfirmed_loads.rs`), the
 //! rewind of a request that started it or ever rested on it reports that the load failed.
 //! Everything that rests on the load is then withdrawn, wherever it is, and every request that
-//! counts it falls back to the count; a swapped request waits again.
+//! counts it falls back to the count; a swapped request waits again. A load of its own that a
+//! request has not finished is given up, and its count falls to what came of it.
 //! Twin: kvcore/transitions/rewind.py.
 
 use std::collections::BTreeSet;
@@ -76,9 +77,20 @@ fn fall(state: &mut State, row: Row, num_tokens: u32) {
         drop_host(state, row);
         return;
     }
+    let num_tokens = num_tokens.min(num_loaded(state, row));
     abandon_loads(state, row);
     leave_open_batch(state, row);
     cut_tables(state, row, num_tokens);
+}
+
+/// The tokens that a request counts, without those that are still being loaded.
+fn num_loaded(state: &State, row: Row) -> u32 {
+    let request = &state[row];
+    if request.num_loading == 0 {
+        return request.num_computed;
+    }
+    let operations = state.operations.values().filter(|each| each.request == Some(row));
+    operations.map(|each| each.first_token).fold(request.load_end, u32::min)
 }
 
 /// The blocks of a request for positions from num_tokens on, up to the first load that it reports;

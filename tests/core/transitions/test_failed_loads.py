@@ -224,6 +224,28 @@ def test_a_request_with_unfinished_loads_reports_what_was_not_reported_before(
     manager.check()
 
 
+@pytest.mark.parametrize(("ended", "kept", "counted"), [(0, 2, 0), (1, 3, 2), (1, 1, 1)])
+def test_what_a_reporter_still_loads_is_not_counted(
+    backend: Backend, ended: int, kept: int, counted: int
+) -> None:
+    manager = make(backend, block_size=2, max_in_flight=2)
+    add(manager, "a", TOKENS)
+    manager.allocate_slots("a", 0, num_external_computed_tokens=4)
+    manager.take_batch()
+    manager.free("a")
+    operations = manager.load("a", 4)  # two blocks by key, in the batch behind
+    assert isinstance(operations, tuple)
+    manager.take_batch()
+    for operation in operations[:ended]:
+        manager.complete_operation(operation, True)
+    assert manager.rewind(["a"], kept) == ("a",)
+    assert manager.num_computed_tokens("a") == counted
+    for operation in operations[ended:]:
+        manager.complete_operation(operation, False)
+    assert manager.num_computed_tokens("a") == counted
+    manager.check()
+
+
 def test_a_duplicate_that_merges_onto_a_loaded_block_rests_on_the_load(backend: Backend) -> None:
     manager = make(backend, duplicates="merge")
     add(manager, "own", TOKENS)

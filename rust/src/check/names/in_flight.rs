@@ -150,7 +150,8 @@ pub(crate) fn unused_wait(node: &Node) -> Result<(), String> {
 }
 
 /// Forget what can not be read any more: what the state does not count on, unless batches to come
-/// use it, the open one included. wanted: holds what the state counts on.
+/// use it, the open one included, or a load that has not ended has brought it. wanted: holds what
+/// the state counts on.
 pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
     let size = node.memory.size;
     let mut to_come = vec![false; node.memory.contents.len() / size];
@@ -161,6 +162,13 @@ pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
     for (row, _) in node.schedule.scheduled() {
         let Some(request) = &node.state.requests[row.index()] else { continue };
         for &block in request.tables.iter().flatten() {
+            to_come[node.memory.first_slot((Tier::Device, block)) / size] = true;
+        }
+    }
+    let unfinished = node.state.operations.values().filter(|each| each.request.is_some());
+    let awaited: Vec<BlockId> = unfinished.map(|each| each.block).collect();
+    for request in node.state.requests.iter().flatten().filter(|each| each.num_loading > 0) {
+        for &block in request.tables.iter().flatten().filter(|block| !awaited.contains(block)) {
             to_come[node.memory.first_slot((Tier::Device, block)) / size] = true;
         }
     }
