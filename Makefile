@@ -70,7 +70,7 @@ check: setup ## format, lint, types and stub drift, in both languages
 WITH_EXAMPLES := $(addprefix tests/,property core pool replay legacy conformance sizing check/test_canonical.py)
 explore: setup ## explore small worlds exhaustively, both backends edge by edge; fuzz (hours)
 	$(BIN)/pytest -m slow $(ARGS)
-	KVCORE_EXAMPLES=20 $(BIN)/pytest $(WITH_EXAMPLES)
+	KVCORE_EXAMPLES=40 $(BIN)/pytest $(WITH_EXAMPLES)
 	$(BIN)/python -m tools.explore
 	@echo "make fuzz takes about 75 minutes on 2 cores (docs/checking.md)"
 	$(MAKE) fuzz

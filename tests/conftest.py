@@ -21,7 +21,7 @@ FEW_EDGES = 400
 
 SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "dev", deadline=None, max_examples=examples(30), suppress_health_check=SLOW_MACHINE
+    "dev", deadline=None, max_examples=examples(20), suppress_health_check=SLOW_MACHINE
 )
 settings.register_profile(
     "ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -52,9 +53,15 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A Python file's tree, parsed once in a run."""
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
     """Each module that a Python file imports wherever in the file, and each name from one."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -65,7 +72,7 @@ def imports(path: Path) -> Iterator[str]:
 
 def python_functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and number of lines of each function, without its decorators."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             yield node.name, node.end_lineno - node.lineno + 1
@@ -112,7 +119,7 @@ def test_each_file_opens_with_its_licence_and_says_what_it_is() -> None:
         if rust:
             said = any(line.startswith("//! ") for line in lines[1:3])
         else:
-            said = ast.get_docstring(ast.parse("\n".join(lines))) is not None
+            said = ast.get_docstring(parsed(path)) is not None
         assert said, f"{name_of(path)} does not say what it is"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", pytest.param("3.12", marks=pytest.mark.slow), "3.13")
 
 DRIVE = """
 import sys

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -103,10 +104,13 @@ STAGES = {
 }
 
 
-def known_tests(language: str) -> set[str]:
-    """The names of all tests that can kill a defect, as `Row.test` has them."""
+def known_tests(language: str, files: Iterable[str] = ()) -> set[str]:
+    """The names of all tests that can kill a defect, as `Row.test` has them.
+
+    files: of Python alone, if not all.
+    """
     listing = (
-        (*PYTEST, "--collect-only", *NOT_THESE)
+        (*PYTEST, "--collect-only", *NOT_THESE, *files)
         if language == "python"
         else (*CARGO, "--quiet", "--", "--list", "--format=terse")
     )

@@ -25,7 +25,7 @@ from kvcore.check.search.report import Report
 from kvcore.cli.pipes import READER_GONE
 from tests.conftest import Backend, need_twin
 
-FEW_EDGES = 8_000
+FEW_EDGES = 4_000
 """How many edges Python explores in some seconds."""
 SMALL = ("--blocks", "2", "--requests", "2", "--tokens", "2", "--workers", "1")
 SLOW = [name for name, each in PROFILES.items() if each.slow or each.num_edges > 1_000_000]

@@ -29,7 +29,7 @@ AIM = 300
 """Bytes a state; an object of 16 bytes in a set would take a third of them."""
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_search_keeps_few_bytes_of_each_state(workers: int) -> None:
     report = check(PROFILES["chunks"].world, workers=workers)
     assert report.verdict == "complete"
@@ -37,9 +37,9 @@ def test_a_search_keeps_few_bytes_of_each_state(workers: int) -> None:
     assert least < report.memory_bytes < report.num_states * AIM
 
 
-@pytest.mark.parametrize("name", ["4x3x4", "flight-fork"])
-def test_a_search_that_is_cut_off_counts_the_states_that_wait(name: str) -> None:
-    report = check(PROFILES[name].world, max_states=1000)
+@pytest.mark.parametrize(("name", "most"), [("4x3x4", 400), ("flight-fork", 1000)])
+def test_a_search_that_is_cut_off_counts_the_states_that_wait(name: str, most: int) -> None:
+    report = check(PROFILES[name].world, max_states=most)
     assert report.verdict == "bounded by states"
     assert report.memory_bytes / report.num_states < AIM
 

@@ -47,18 +47,27 @@ def counted(report: Any) -> tuple[Any, ...]:
     return report.verdict, report.num_states, report.num_edges, report.depths, notes
 
 
+@pytest.fixture(params=[5, pytest.param(None, marks=pytest.mark.slow)])
+def depth(request: pytest.FixtureRequest) -> int | None:
+    """How far Python explores, and to the end in `make explore`."""
+    most: int | None = request.param
+    return most
+
+
 @pytest.mark.parametrize("name", WORLDS)
-def test_both_searches_find_the_same(name: str) -> None:
+def test_both_searches_find_the_same(name: str, depth: int | None) -> None:
     need_twin()
-    assert counted(check(WORLDS[name], backend="rust")) == counted(check(WORLDS[name]))
+    where = WORLDS[name]
+    rust = check(where, backend="rust", max_depth=depth)
+    assert counted(rust) == counted(check(where, max_depth=depth))
 
 
 @pytest.mark.parametrize("off", ["requests", "blocks", "tokens"])
-def test_both_searches_fold_alike_without_a_symmetry(off: str) -> None:
+def test_both_searches_fold_alike_without_a_symmetry(off: str, depth: int | None) -> None:
     need_twin()
     where, symmetry = world(2, 2, 2), Symmetry(**{off: False})
-    rust = check(where, backend="rust", symmetry=symmetry)
-    assert counted(rust) == counted(check(where, symmetry=symmetry))
+    rust = check(where, backend="rust", symmetry=symmetry, max_depth=depth)
+    assert counted(rust) == counted(check(where, symmetry=symmetry, max_depth=depth))
 
 
 @pytest.mark.parametrize("backend", ["python", "rust"])

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tools.mutation import applies, drawn_from
-from tools.mutation_stages import known_tests
-from tools.mutation_table import LANGUAGES, Row, apply_row, find_line, read_table
+from tools.mutation_stages import ROOT, known_tests
+from tools.mutation_table import LANGUAGES, UNNAMED, Row, apply_row, find_line, read_table
 
 CODE = "def one():\n    return 1\n\n\ndef two():\n    x = 2\n    return 1\n"
 ROW = Row(file="code.py", function="two", before=["x = 2"], was="return 1", now="return 2")
@@ -26,10 +27,28 @@ def test_a_table_has_enough_rows_each_killed_or_with_a_reason(language: str) -> 
     assert all(row.test for row in rows if row.status == "killed")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_each_killed_row_names_a_test_that_there_is(language: str) -> None:
-    killed = {row.test for row in read_table(language) if row.status == "killed"}
-    assert killed <= known_tests(language)
+def named(language: str) -> set[str]:
+    """The tests that kill a table's rows."""
+    killed = (row.test for row in read_table(language) if row.status == "killed")
+    return {test for test in killed if test not in UNNAMED}
+
+
+def test_each_killed_row_names_a_test_that_there_is() -> None:
+    names = {name for name in named("python") | named("rust") if name.startswith("tests/")}
+    files = {name.partition("::")[0] for name in names}
+    assert names <= known_tests("python", sorted(files))
+
+
+def test_each_killed_row_names_a_test_of_cargo_that_there_is() -> None:
+    names = {name for name in named("rust") if not name.startswith("tests/")}
+    written: set[str] = set()
+    for path in (ROOT / "rust").rglob("*.rs"):
+        place = path.relative_to(ROOT / "rust/src" if "src" in path.parts else path.parent)
+        module = "::".join(place.with_suffix("").parts)
+        inner = "" if path.stem == "tests" else "tests::"
+        found = re.findall(r"#\[test\]\s+fn (\w+)", path.read_text())
+        written |= {f"{module}::{inner}{name}" for name in found} | set(found)
+    assert names <= written
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -49,7 +49,8 @@ class Manager:
         if isinstance(first, KvcoreError | Refused):
             self.reached[type(first).__name__] += 1
         if len(outcomes) > 1:
-            demand(_same(*outcomes), f"{name} differs: {outcomes[0]!r} and {outcomes[1]!r}")
+            if not _same(*outcomes):
+                raise Finding(f"{name} differs: {outcomes[0]!r} and {outcomes[1]!r}")
             self.encode()
         if isinstance(first, KvcoreError):
             raise first
@@ -57,11 +58,14 @@ class Manager:
 
     def ask(self, name: str, *args: Any) -> Any:
         """A question that is not counted and leaves no trace in the list of calls."""
-        outcomes = [_outcome(each, name, args, {}) for each in self._managers]
-        same = all(each == outcomes[0] for each in outcomes)
-        demand(same, f"{name} differs: {outcomes if name != 'encode' else 'states'}")
-        demand(not isinstance(outcomes[0], KvcoreError), f"{name}{args!r}: {outcomes[0]!r}")
-        return outcomes[0]
+        first, *others = [_outcome(each, name, args, {}) for each in self._managers]
+        for other in others:
+            if other != first:
+                shown = "states" if name == "encode" else f"{first!r} and {other!r}"
+                raise Finding(f"{name} differs: {shown}")
+        if isinstance(first, KvcoreError):
+            raise Finding(f"{name}{args!r}: {first!r}")
+        return first
 
     def encode(self) -> bytes:
         """The encoded state."""

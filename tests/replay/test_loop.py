@@ -33,7 +33,7 @@ def without_costs(result: Result) -> Result:
     return attrs.evolve(result, costs=(), backend="")
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(crowds())
 def test_backends_agree_and_no_run_passes_the_bounds(
     crowd: tuple[list[TraceRequest], Options],
@@ -52,7 +52,7 @@ def test_backends_agree_and_no_run_passes_the_bounds(
     assert (rust.looked_up_tokens, rust.output_tokens) == (looked_up, outputs)
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(crowds())
 def test_the_manager_counts_the_same_look_ups_and_is_left_empty(
     crowd: tuple[list[TraceRequest], Options],
@@ -82,7 +82,7 @@ def test_a_pool_that_never_evicts_gives_the_ideal(
     assert result.evictions == result.preemptions == 0
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(crowds())
 def test_every_token_is_computed_once_or_found(
     crowd: tuple[list[TraceRequest], Options],

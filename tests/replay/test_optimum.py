@@ -76,7 +76,7 @@ def best_block_by_block(references: list[Reference], num_blocks: int) -> int:
     return num_hits
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(traces(most=5, longest=12), FLAGS, st.sampled_from([1, 2, 3, 4]), st.integers(1, 5))
 def test_it_is_the_best_of_all_choices(
     requests: list[TraceRequest], counts: list[bool], block_size: int, num_blocks: int
@@ -91,7 +91,7 @@ def test_it_is_the_best_of_all_choices(
     assert noted.best_hit_tokens(num_blocks) == best * block_size
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(traces(longest=60), FLAGS, st.sampled_from([1, 2, 3, 4, 5, 16]), st.integers(1, 40))
 def test_items_give_what_single_blocks_give(
     requests: list[TraceRequest], counts: list[bool], block_size: int, num_blocks: int

@@ -127,7 +127,7 @@ class Holders:
             self.held[arrived].update(dict(value)[block] for block in args[0])
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(
     null_block=st.booleans(),
     num_host_blocks=st.sampled_from([0, NUM_HOST_BLOCKS, NUM_HOST_BLOCKS]),

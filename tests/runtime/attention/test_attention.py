@@ -144,7 +144,7 @@ def test_invariant_logits_do_not_depend_on_how_a_sequence_came_to_be(
     dtype: torch.dtype, block_size: int
 ) -> None:
     model = tiny_model(1, dtype=dtype, invariant=True)
-    for seed in range(6):
+    for seed in range(4):
         for sequence in live_a_life(model, block_size, seed):
             expected = one_shot(model, sequence.tokens)
             for position, logits in sequence.logits.items():
@@ -155,11 +155,11 @@ def test_invariant_logits_do_not_depend_on_how_a_sequence_came_to_be(
 
 def test_plain_logits_stay_close_however_a_sequence_came_to_be() -> None:
     model = tiny_model(1, dtype=torch.float64)
-    for seed in range(6):
+    for seed in range(4):
         for sequence in live_a_life(model, 8, seed):
-            expected = one_shot(model, sequence.tokens)
-            for position, logits in sequence.logits.items():
-                torch.testing.assert_close(logits, expected[position], rtol=0, atol=1e-11)
+            expected = one_shot(model, sequence.tokens)[list(sequence.logits)]
+            found = torch.stack(list(sequence.logits.values()))
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
 
 
 def test_plain_mode_is_not_invariant() -> None:

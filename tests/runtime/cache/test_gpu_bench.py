@@ -24,10 +24,11 @@ def test_every_line_is_measured_on_the_device_named(
 ) -> None:
     run(monkeypatch, "--device", "cpu", "--pages", "2", "--rounds", "2")
     lines = capsys.readouterr().out.splitlines()
-    named = [line.split("  ")[0] for line in lines[:8]]
-    assert named == ["CopyOnWrite", "SwapOut", "SwapIn", "Zero"] * 2
-    assert "one entry for each of 1024 requests" in lines[8]
-    assert len(lines) == 9
+    *of_pages, of_tables = lines
+    named = [line.split("  ")[0].strip() for line in of_pages]
+    assert named == ["CopyOnWrite", "SwapOut", "SwapIn", "Zero"] * len(gpu.PAGE_KIB)
+    assert all(line.endswith("us of the caller") for line in lines)
+    assert "one entry for each of 1024 requests" in of_tables
 
 
 def test_without_a_device_it_says_so(

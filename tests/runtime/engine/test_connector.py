@@ -2,30 +2,37 @@
 """A prompt computed by one engine and answered by another gives the tokens and logits of one."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 
 import attrs
 import pytest
-from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.errors import ParcelMismatch
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
-from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
+from kvcore_runtime.model.model import Llama
 
 from kvcore import Config, Request
 from tests.conftest import Backend
+from tests.runtime.backends import both_backends
+from tests.runtime.model.questions import (
+    DEEP_MODELS as MODELS,
+)
 from tests.runtime.model.questions import (
     answer,
     assert_drained,
     assert_same_answers,
+    model_of,
     references,
     requests,
 )
 
-SLIDING = Visibility(kind="sliding_window", window=21)
-MODELS = {"full": (FULL, FULL), "windowed": (FULL, SLIDING, FULL, SLIDING)}
+
+@pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
 
 
 class Slow(Channel):
@@ -64,9 +71,8 @@ class Torn(Channel):
         return parcel
 
 
-@cache
 def model(name: str) -> Llama:
-    return tiny_model(config=tiny_config(visibilities=MODELS[name]), invariant=True)
+    return model_of(MODELS[name])
 
 
 def make_engine(
@@ -119,6 +125,7 @@ def test_an_answer_behind_a_hand_over_is_that_of_one_engine(
     assert_drained(decode)
 
 
+@both_backends
 def test_both_engines_may_be_at_work_at_the_same_time(backend: Backend) -> None:
     channel = Slow(1)
     prefill = make_engine("windowed", backend, channel, Sender, 60)

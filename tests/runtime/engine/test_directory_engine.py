@@ -2,33 +2,35 @@
 """An engine over a directory of blocks: what is there is not computed again, and what fails is."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import attrs
 import pytest
-from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.cache.errors import BlockDamaged, BlockForeign, BlockMissing, TierFailed
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import Completion, GenerationRequest, Sequence
-from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
+from kvcore_runtime.model.model import Llama
 from torch import Tensor
 
 from kvcore import Config
 from tests.conftest import Backend
+from tests.runtime.backends import both_backends
 from tests.runtime.model import questions
-from tests.runtime.model.questions import answer, assert_drained
-
-SLIDING = Visibility(kind="sliding_window", window=21)
-MODELS = {"full": (FULL, FULL), "windowed": (FULL, SLIDING, FULL, SLIDING)}
+from tests.runtime.model.questions import DEEP_MODELS as MODELS
+from tests.runtime.model.questions import answer, assert_drained, model_of
 
 
-@cache
 def model(name: str) -> Llama:
-    return tiny_model(config=tiny_config(visibilities=MODELS[name]), invariant=True)
+    return model_of(MODELS[name])
+
+
+@pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
 
 
 class Faulty(DirectoryTier):
@@ -239,9 +241,10 @@ def test_blocks_of_another_model_are_not_believed(backend: Backend, tmp_path: Pa
     assert_drained(engine)
 
 
+@both_backends
 def test_a_small_pool_loads_too(backend: Backend, tmp_path: Path) -> None:
     answer(make_engine("windowed", backend, tmp_path), requests())
-    engine = make_engine("windowed", backend, tmp_path, num_blocks=33, num_host_blocks=9)
+    engine = make_engine("windowed", backend, tmp_path, num_blocks=29, num_host_blocks=9)
     assert_same_answers(answer(engine, requests()), "windowed")
     assert exchange_of(engine).num_loaded > 0
     assert engine.scheduler.preemptions.total > 0

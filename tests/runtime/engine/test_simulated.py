@@ -15,11 +15,12 @@ from kvcore.check.simulate.runs import simulate
 from kvcore.oracle.device import GROUP
 from kvcore.types.commands import CopyOnWrite
 from tests.conftest import Backend
+from tests.runtime.backends import python_once
 
 PROJECT = Path(__file__).parents[3] / "runtime" / "pyproject.toml"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@python_once("seed", range(5))
 def test_tensors_and_simulated_memory_agree(backend: Backend, seed: int) -> None:
     run = simulate(seed, 60, backend=backend, devices=[make_device])
     assert run.failure is None, run.failure
@@ -32,7 +33,7 @@ def test_a_runtime_that_forgets_copies_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("kvcore_runtime.cache.apply.run_program_order", forget)
     failures = [
-        simulate(seed, 120, backend="python", devices=[make_device]).failure for seed in range(4)
+        simulate(seed, 120, backend="python", devices=[make_device]).failure for seed in range(2)
     ]
     found = [each for each in failures if each is not None]
     assert found

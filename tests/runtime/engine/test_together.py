@@ -7,7 +7,6 @@ Whatever the draw, answers are those from contiguous caches, and nothing is left
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import attrs
@@ -22,22 +21,23 @@ from kvcore_runtime.engine.drafts import PromptLookup, Spoiled
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.sequence import Completion, Sequence
-from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
+from kvcore_runtime.model.model import Llama
 from torch import Tensor
 
 from kvcore import Config
 from tests.conftest import Backend
 from tests.runtime.model.questions import (
+    SLIDING,
     assert_drained,
     assert_same_answers,
+    model_of,
     references,
     requests,
 )
 
-SLIDING = Visibility(kind="sliding_window", window=21)
 CHUNKED = Visibility(kind="chunked_local", window=24)
 MODELS = ((FULL, SLIDING, FULL, SLIDING), (CHUNKED, FULL), (SLIDING, FULL, CHUNKED))
-SEEDS = range(31, 39)
+SEEDS = (38, 39, 44, 49, 54, 61)
 """In these happens all that the test wants to have seen; any others must give right answers too."""
 
 
@@ -90,9 +90,8 @@ class Late(DirectoryExchange):
         return super().poll() if self.draw.random() < 0.6 else []
 
 
-@cache
 def model(kind: int) -> Llama:
-    return tiny_model(config=tiny_config(visibilities=MODELS[kind]), invariant=True)
+    return model_of(MODELS[kind])
 
 
 def make_engine(
@@ -104,7 +103,7 @@ def make_engine(
 ) -> Engine:
     groups = make_groups(MODELS[kind], block_size)
     token_budget = draw.choice([40, 64, 128])
-    least = sum(-(-160 // block_size) for _ in groups)
+    least = sum(-(-152 // block_size) for _ in groups)
     watermark_blocks = draw.choice([0, 0, 2])
     config = Config(
         least + watermark_blocks + draw.randint(1, least // 3),

@@ -22,6 +22,7 @@ from kvcore.legacy.v0.block_manager import BlockSpaceManager
 from kvcore.legacy.v0.interfaces import Device
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
+from tests.runtime.backends import python_once
 
 SIZE = 2
 RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
@@ -172,7 +173,7 @@ def test_cached_content_is_read_by_who_never_wrote_it(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("caching", CACHING)
+@python_once("caching", CACHING)
 def test_whatever_happens_all_read_what_they_wrote(
     backend: Backend, caching: bool, window: int | None
 ) -> None:

@@ -27,6 +27,7 @@ from kvcore.legacy.v0_3.block_space_manager import (
     SequenceStatus,
 )
 from tests.conftest import Backend
+from tests.runtime.backends import python_once
 
 SIZE = 2
 RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
@@ -248,7 +249,7 @@ def test_a_prefix_is_read_by_all_who_share_it(backend: Backend, window: int | No
     engine.check(seqs)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@python_once("seed", range(6))
 def test_a_random_engine_reads_what_it_wrote(backend: Backend, seed: int) -> None:
     rng = random.Random(seed)
     window = rng.choice([None, 4, 6])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.layout import CacheLayout
@@ -21,6 +20,7 @@ from kvcore_runtime.cache.tables import BlockTables
 from tests.conformance.legacy_utils.requests import SIZE, EngineRequest
 from tests.conformance.legacy_utils.stories import make
 from tests.conftest import Backend
+from tests.runtime.backends import python_once
 
 NUM_STEPS = 250
 
@@ -112,7 +112,7 @@ WORLDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", WORLDS, ids=str)
+@python_once("options", WORLDS)
 def test_every_request_reads_what_its_prefix_says(
     backend: Backend, options: dict[str, Any]
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import zlib
 
-import pytest
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.layout import CacheLayout
@@ -19,6 +18,7 @@ from kvcore_runtime.cache.tables import BlockTables
 
 from kvcore.legacy.v1_first.kv_cache_manager import KVCacheManager, Request
 from tests.conftest import Backend
+from tests.runtime.backends import python_once
 
 SIZE = 2
 NUM_BLOCKS = 10
@@ -111,7 +111,7 @@ def test_a_hit_needs_no_computation(backend: Backend) -> None:
     engine.check()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@python_once("seed", range(5))
 def test_a_random_engine_reads_what_was_computed(backend: Backend, seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine(backend, ahead=rng.choice([0, 4]))

@@ -6,10 +6,11 @@ from functools import cache
 
 import attrs
 import torch
+from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import Completion, GenerationRequest
 from kvcore_runtime.model.contiguous import Generation, generate_reference
-from kvcore_runtime.model.model import Llama
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from kvcore_runtime.model.sampling import Sampling, derive_seed
 
 SYSTEM = b"You are the parrot of this ship and say everything twice. Be brief. "
@@ -22,6 +23,17 @@ QUESTIONS = (
     b"Where is the gold?",
     b"When do we sail home, and by which way, and with how many men?",
 )
+SLIDING = Visibility(kind="sliding_window", window=21)
+MODELS = {"full": (FULL, FULL), "windowed": (FULL, SLIDING)}
+"""What the layers see of the models that most tests ask: two layers of a group, or two groups."""
+DEEP_MODELS = MODELS | {"windowed": (FULL, SLIDING, FULL, SLIDING)}
+"""The same, with two groups of two layers: for tests of what leaves the cache, page by page."""
+
+
+@cache
+def model_of(visibilities: tuple[Visibility, ...]) -> Llama:
+    """The tiny model with such layers, the same for all tests: so `references` are made once."""
+    return tiny_model(config=tiny_config(visibilities=visibilities), invariant=True)
 
 
 def requests(temperature: float = 0.9) -> list[GenerationRequest]:
@@ -30,7 +42,7 @@ def requests(temperature: float = 0.9) -> list[GenerationRequest]:
         GenerationRequest(
             request_id=f"r{number}",
             prompt=tuple(SYSTEM + question),
-            sampling=Sampling(temperature=temperature, seed=number, max_tokens=12 + 3 * number),
+            sampling=Sampling(temperature=temperature, seed=number, max_tokens=7 + 2 * number),
             num_samples=3 if number == 1 else 1,
         )
         for number, question in enumerate(QUESTIONS)

@@ -18,6 +18,7 @@ from kvcore_runtime.model.model import Llama, LlamaConfig, tiny_config, tiny_mod
 
 from kvcore import Group
 from tests.conftest import Backend
+from tests.runtime.backends import both_backends
 
 PROMPTS = (
     '{"id": "sea", "turns": ["Why is the sea salt, and since when?", "And how deep is it?"]}\n'
@@ -101,6 +102,12 @@ def test_another_order_of_the_groups_is_another_identity() -> None:
 
 
 @pytest.fixture
+def backend(backend_of_engine: Backend) -> Backend:
+    """The twin; `make explore` has Python, too."""
+    return backend_of_engine
+
+
+@pytest.fixture
 def call(tmp_path: Path, backend: Backend) -> list[str]:
     """A greedy call of the tiny model, verified bit by bit."""
     path = tmp_path / "prompts.jsonl"
@@ -158,6 +165,7 @@ def test_another_window_finds_nothing(
     assert_found_by_its_own_model(narrow, wide, tmp_path / "blocks", capsys, monkeypatch)
 
 
+@both_backends
 def test_another_seed_finds_nothing(
     call: list[str],
     tmp_path: Path,

@@ -26,14 +26,28 @@ from kvcore_runtime.model.weights import (
     load_llama,
     open_gguf,
 )
+from torch import Tensor
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "prompts.jsonl"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Remembering(GgufFile):
+    """Dequantises each tensor once, for all models that are loaded; these write to no weight."""
+
+    known: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
+
+    def tensor(self, name: str) -> Tensor:
+        if name not in self.known:
+            self.known[name] = super().tensor(name)
+        return self.known[name]
 
 
 @pytest.fixture(scope="module")
 def file() -> GgufFile:
     try:
-        return open_gguf(find_smollm2())
+        opened = open_gguf(find_smollm2())
+        return Remembering(path=opened.path, reader=opened._reader, tensors=opened._tensors)
     except ModelNotFound as missing:
         if os.environ.get("CI"):
             pytest.fail(f"under CI the model is tested: {missing}")

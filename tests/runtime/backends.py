@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a test's repetitions run in Python too: all of them do in `make explore`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+both_backends = pytest.mark.parametrize("backend_of_engine", ["python", "rust"], indirect=True)
+"""On a test whose file has Python in `make explore` only: this test has it always."""
+
+
+def python_once(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrizes by name, with the twin for each value and with Python for the first.
+
+    `make explore` has Python for the others, too.
+    """
+    rows = [
+        pytest.param(
+            backend,
+            value,
+            id=f"{backend}-{value}",
+            marks=[pytest.mark.slow] if backend == "python" and number else [],
+        )
+        for backend in ("python", "rust")
+        for number, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(("backend", name), rows, indirect=["backend"])
