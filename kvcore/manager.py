@@ -209,17 +209,14 @@ class KVCacheManager:
         self._core.remove_skipped_blocks(request_id, total_computed_tokens)
 
     def swap_out(self, request_ids: Iterable[str]) -> Swapped | Refused:
-        """Move requests' blocks to the host tier, each once; returns how many were copied.
+        """Move requests' blocks to the host tier, each once; returns how many moved.
 
         Raises NoHostTier, RepeatedRequest, NotRunning, HitInOpenBatch.
         """
         return self._core.swap_out(read_list("request_ids", request_ids))
 
     def swap_in(self, request_ids: Iterable[str]) -> Swapped | Refused:
-        """Undo `swap_out`; returns how many blocks were copied, and found on the device.
-
-        Raises NoHostTier, RepeatedRequest, NotSwapped.
-        """
+        """Undo `swap_out`; returns the same. Raises NoHostTier, RepeatedRequest, NotSwapped."""
         return self._core.swap_in(read_list("request_ids", request_ids))
 
     def pin(self, block_ids: Iterable[int]) -> None:

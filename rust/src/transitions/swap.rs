@@ -28,8 +28,8 @@ type Hits = Vec<(BlockId, Option<BlockId>)>;
 
 /// Move what the open batch leaves of the requests' blocks to the host tier.
 ///
-/// Returns what moved. Refused if the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
-/// RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
+/// Returns what moved. Refused if the host tier has too few free blocks. Fails with NoHostTier,
+/// UnknownRequest, RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
 pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapped>, Error> {
     state.host_tier()?;
     let rows = state.distinct(request_ids)?;
