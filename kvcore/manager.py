@@ -18,7 +18,7 @@ from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.transitions.slot_request import check_hit_kind
-from kvcore.types.arguments import check_kind, check_request, read_list
+from kvcore.types.arguments import check_kind, check_request, read_flag, read_list
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing
@@ -267,8 +267,7 @@ class KVCacheManager:
 
     def complete_operation(self, operation: int, done: bool) -> None:
         """Finish a store or load, done or failed. Raises UnknownOperation, InOpenBatch."""
-        check_kind("done", done, bool)
-        self._core.complete_operation(operation, done)
+        self._core.complete_operation(operation, read_flag("done", done))
 
     def take_batch(self) -> Batch:
         """Close and number the open batch: it is in flight, or done. Raises TooManyInFlight."""

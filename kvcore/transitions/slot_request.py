@@ -13,12 +13,12 @@ from operator import attrgetter
 from typing import Any, TypedDict
 
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import fields, force_setattr, replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.requests import check_drafts_settled
-from kvcore.types.arguments import check_kind, read_count, read_int, read_ints
+from kvcore.types.arguments import check_kind, read_count, read_flag, read_int, read_ints
 from kvcore.types.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -67,7 +67,7 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
         for name in FLAGS:
             value = getattr(self, name)
             if value is not True and value is not False:
-                check_kind(name, value, bool)
+                force_setattr(self, name, read_flag(name, value))
 
 
 MAX_COUNT = 2**31 - 1

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as they come from an engine: ints, or what counts as one (numpy and torch scalars).
+"""Numbers and flags as they come from an engine: also scalars of numpy and torch.
 
 An object with `__index__` is that int. Any other object is passed on to the check of the number,
-which refuses it by name. An argument that is not iterable, and a flag that is not a bool, are
-refused here. The twin reads its arguments in `rust/src/bindings/arguments.rs`.
+which refuses it by name. A flag is a bool, or a scalar whose dtype is bool. An argument that is not
+iterable, and any other flag, are refused here. The twin reads its arguments in
+`rust/src/bindings/arguments.rs`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import attrs
+
 from kvcore.types.errors import InvalidCount, WrongArgument
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.values import Request
+
+BOOLS = ("bool", "torch.bool")
+"""Types of scalars that are flags, as they read."""
 
 
 def read_int(value: Any) -> Any:
@@ -40,6 +46,33 @@ def read_count(name: str, value: Any, least: int = 0) -> int:
     return number
 
 
+def read_bool(value: Any) -> Any:
+    """The bool that a value stands for; the value itself if it stands for none."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return bool(value) if str(value.dtype) in BOOLS and not len(value.shape) else value
+    except Exception:
+        return value
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """The bool that a flag stands for. Raises WrongArgument if it is none."""
+    flag = read_bool(value)
+    check_kind(name, flag, bool)
+    return bool(flag)
+
+
+def read_scalars(made: Any) -> None:
+    """Give a new attrs value the ints and bools that its fields stand for."""
+    for field in attrs.fields(type(made)):
+        value = getattr(made, field.name) if field.init else None
+        if value is not None and not isinstance(value, int | str | bytes | tuple | list):
+            flag = read_bool(value)
+            scalar = flag if isinstance(flag, bool) else read_int(value)
+            object.__setattr__(made, field.name, scalar)
+
+
 def check_kind(name: str, value: Any, kind: type) -> None:
     """Raise WrongArgument unless a value is of this kind."""
     if not isinstance(value, kind):
@@ -52,7 +85,7 @@ def check_request(request: Any) -> None:
     check_kinds(request)
     if request.block_hashes is not None:
         check_items("block_hashes", request.block_hashes, "a list of hashes")
-    check_kind("skip_reading_prefix_cache", request.skip_reading_prefix_cache, bool)
+    read_flag("skip_reading_prefix_cache", request.skip_reading_prefix_cache)
 
 
 def check_items(name: str, values: Any, expected: str) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import attrs
 
+from kvcore.types.arguments import read_scalars
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.types.groups import Group, admission_cap
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
@@ -92,6 +93,7 @@ class Config:
     """Hashed parts in one block of each group: hashes are made at the groups' common divisor."""
 
     def __attrs_post_init__(self) -> None:
+        read_scalars(self)
         _check_options(self)
         groups = self.groups
         if not isinstance(groups, tuple | list) or not all(isinstance(g, Group) for g in groups):

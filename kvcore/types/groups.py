@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import attrs
 
+from kvcore.types.arguments import read_scalars
 from kvcore.types.errors import InvalidConfig
 
 Kind = Literal["full_attention", "mla", "sliding_window", "chunked_local", "cross_attention"]
@@ -54,6 +55,7 @@ class Group:
     """Whether the table holds the encoder's tokens."""
 
     def __attrs_post_init__(self) -> None:
+        read_scalars(self)
         if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
             _refuse("block_size", self.block_size, "must be at least 1")
         if not isinstance(self.kind, str) or self.kind not in KINDS:

@@ -195,10 +195,19 @@ impl<'py> Given<'py> {
     }
 }
 
-/// Whether a flag is set; WrongArgument for anything but True and False.
+/// Whether a flag is set; WrongArgument for anything but a bool, or a scalar whose dtype is bool.
 pub(crate) fn flag(name: &str, object: FlagArg<'_, '_>) -> PyResult<bool> {
-    let read = object.0.cast::<PyBool>();
-    read.map(|flag| flag.is_true()).map_err(|_| wrong_argument(name, "a bool", object.0))
+    if let Ok(flag) = object.0.cast::<PyBool>() {
+        return Ok(flag.is_true());
+    }
+    let read = || -> PyResult<Option<bool>> {
+        let dtype = object.0.getattr("dtype")?.str()?;
+        let is_flag = ["bool", "torch.bool"].contains(&dtype.to_str()?);
+        let is_scalar = object.0.getattr("shape")?.len()? == 0;
+        if is_flag && is_scalar { object.0.is_truthy().map(Some) } else { Ok(None) }
+    };
+    let read = read().ok().flatten();
+    read.ok_or_else(|| wrong_argument(name, "a bool", object.0))
 }
 
 /// The items of a list or tuple; None for anything else.

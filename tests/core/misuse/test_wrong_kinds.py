@@ -36,6 +36,8 @@ BYTES: Any = b"h"
 NO_ITEMS: Any = np.array(1)
 NO_TRUTH: Any = np.array([1, 2])
 ONE_TRUTH: Any = np.array([1])
+NO_SCALAR: Any = np.array([True])
+NUMPY: Any = ((np.int64, 8), (np.uint8, 2), (np.int16, 1))
 
 
 class Faulty:
@@ -130,7 +132,7 @@ def test_the_errors_of_lists_say_what_they_must_hold(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", [NO_TRUTH, FAULTY, "yes", 1, 0, None, ONE_TRUTH, np.True_], ids=repr
+    "flag", [NO_TRUTH, FAULTY, "yes", 1, 0, None, ONE_TRUTH, NO_SCALAR], ids=repr
 )
 def test_a_flag_that_is_no_bool_is_named_first(
     flag: Any, backend: Any, subtests: pytest.Subtests
@@ -143,6 +145,27 @@ def test_a_flag_that_is_no_bool_is_named_first(
                 misuse(manager, flag)
             assert caught.value.fields == {"name": name, "expected": "a bool", "value": repr(flag)}
             assert manager.encode() == before
+
+
+@pytest.mark.parametrize("true", [np.True_, np.array(True)], ids=repr)
+def test_a_flag_of_numpy_is_a_flag(true: Any, backend: Any) -> None:
+    eight, two, one = (kind(number) for kind, number in NUMPY)
+    config = Config(eight, two, num_host_blocks=one, enable_events=true)
+    assert config == Config(8, 2, num_host_blocks=1, enable_events=True)
+    assert (type(config.num_blocks), type(config.enable_events)) == (int, bool)
+    windowed = Group(eight, kind="sliding_window", window=two, eagle=true)
+    assert windowed == Group(8, kind="sliding_window", window=2, eagle=True)
+    manager = KVCacheManager(config, backend)
+    manager.add_request(Request("r", [1, 2, 3], skip_reading_prefix_cache=true))
+    assert manager.allocate_slots("r", 2, delay_cache_blocks=true)
+    manager.take_batch()
+    assert not manager.has_key(manager.get_block_ids("r")[0][0])
+    assert not manager.allocate_slots("r", 1, full_sequence_must_fit=true, reserved_blocks=9)
+    manager.free("r")
+    (operation,) = manager.load("r", 2, full_sequence_must_fit=true) or ()
+    manager.take_batch()
+    manager.complete_operation(operation, true)
+    assert manager.num_computed_tokens("r") == 2
 
 
 def test_a_number_that_raises_is_no_number(backend: Any) -> None:
