@@ -2,12 +2,14 @@
 """Events as bytes: the msgpack form in which vLLM publishes its own, for routers that read those.
 
 Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`). A batch is an array
-of timestamp, events and, if it is given, data-parallel rank. An event is a map of its fields with
-the class's name under "type"; before vLLM's change 42892 it was an array, the name first, which
-"array" gives. A field at its default is left out, in an array only behind the last that is not.
-Extra keys go without their tags: an adapter's name, (identifier, offset) of a media item, a salt, a
-digest; for a cut item (identifier, offset, end), for cut embeddings (digest, rows left). None
-stands for a block without any. vLLM's own `lora_id`, which it calls deprecated, is always None.
+of timestamp, events and data-parallel rank, which Dynamo demands; None leaves it out. An event is a
+map of its fields with the class's name under "type"; before vLLM's change 42892 it was an array,
+the name first, which "array" gives. A field at its default is left out, in an array only behind the
+last that is not. Extra keys go without their tags: an adapter's name, (identifier, offset) of a
+media item, a salt, a digest; for a cut item (identifier, offset, end), for cut embeddings (digest,
+rows left). None stands for a block without any. The salt of an event's first block also is a field
+`cache_salt` of its map, where Dynamo looks for it. vLLM's own `lora_id`, which it calls deprecated,
+is always None.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from kvcore.hashing.extra_keys import vllm_key
-from kvcore.types.arguments import check_items, check_kind, read_int
+from kvcore.types.arguments import check_items, read_flag, read_int
 from kvcore.types.errors import WrongArgument
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvcore.types.extra_inputs import ExtraKey
+from kvcore.types.extra_inputs import CACHE_SALT, ExtraKey
 from kvcore.types.groups import Group, Kind
 from kvcore.types.keys import external_hash
 
@@ -40,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder()
 def encode_events(
     events: Iterable[Event],
     timestamp: float,
-    data_parallel_rank: int | None = None,
+    data_parallel_rank: int | None = 0,
     *,
     groups: Sequence[Group] = (),
     form: Form = "map",
@@ -63,7 +65,7 @@ def encode_events(
     _check("form", form, isinstance(form, str) and form in get_args(Form), "map or array")
     _check("events", events, all(isinstance(each, Event) for each in events), "a list of events")
     _check("groups", groups, all(isinstance(each, Group) for each in groups), "a list of Group")
-    check_kind("whole_hashes", whole_hashes, bool)
+    whole_hashes = read_flag("whole_hashes", whole_hashes)
 
     def name(block_hash: bytes) -> int | bytes:
         return block_hash if whole_hashes else external_hash(block_hash)
@@ -87,6 +89,9 @@ def encode_events(
                 }
                 if groups:
                     optional |= _spec(groups, event.group_id)
+                if form == "map":
+                    salts = (value for tag, value in (*keys, ())[0] if tag == CACHE_SALT)
+                    optional["cache_salt"] = next(map(bytes.decode, salts), None)
             case BlockRemoved():
                 required = {"block_hashes": [name(event.block_hash)], "medium": event.medium}
                 optional = {"group_idx": event.group_id}

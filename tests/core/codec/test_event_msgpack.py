@@ -122,7 +122,7 @@ def read(data: bytes) -> Maps:
 
 def test_a_consumer_reads_each_field_by_its_name() -> None:
     batch = read(encode_events(EVENTS, 2.5))
-    assert (batch.ts, batch.data_parallel_rank) == (2.5, None)
+    assert (batch.ts, batch.data_parallel_rank) == (2.5, 0)
     hashes: list[bytes | int] = [FIRST_INT, SECOND_INT]
     assert batch.events == [
         Stored(hashes, None, [1, 2, 3, 4], 2, None, "GPU", None, [None, None], 0),
@@ -170,6 +170,22 @@ def test_hashes_can_be_whole() -> None:
     assert stored.parent_block_hash is None
     assert later.parent_block_hash == FIRST
     assert removed.block_hashes == [SECOND]
+
+
+def test_a_rank_is_left_out_on_demand_alone() -> None:
+    """Dynamo reads batches of three parts only."""
+    assert msgspec.msgpack.decode(encode_events([], 1.0)) == [1.0, [], 0]
+    assert msgspec.msgpack.decode(encode_events([], 1.0, None)) == [1.0, []]
+
+
+def test_a_salt_stands_beside_the_extra_keys_of_the_first_block() -> None:
+    salted = BlockStored((FIRST,), None, (1, 2), 2, 0, None, (((CACHE_SALT, b"tenant"),),))
+    behind = BlockStored((SECOND,), FIRST, (3, 4), 2, 0)
+    first, second = msgspec.msgpack.decode(encode_events([salted, behind], 0.0))[1]
+    assert (first["cache_salt"], first["extra_keys"]) == ("tenant", [["tenant"]])
+    assert "cache_salt" not in second
+    (array,) = msgspec.msgpack.decode(encode_events([salted], 0.0, form="array"))[1]
+    assert array[8:] == [[["tenant"]], 0]
 
 
 def test_extra_keys_go_without_their_tags() -> None:
