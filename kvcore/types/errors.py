@@ -58,7 +58,7 @@ class UnknownRequest(KvcoreError):
 class RepeatedRequest(KvcoreError):
     """A request of this id exists already, or is named twice in one call."""
 
-    message = "request {request} is named twice"
+    message = "request {request} is there already, or is named twice in one call"
 
 
 class EmptyRequestId(KvcoreError):
@@ -214,7 +214,8 @@ class BeyondRequest(KvcoreError):
     """A cut lies outside the request."""
 
     message = (
-        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep at least 1"
+        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to "
+        "{num_tokens}"
     )
 
 
@@ -228,7 +229,8 @@ class WrongHit(KvcoreError):
     """The blocks of a hit and its token count do not belong together, or not to this request."""
 
     message = (
-        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens"
+        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens: "
+        "bring the hit that was found for it"
     )
 
 
@@ -236,7 +238,8 @@ class StaleHits(KvcoreError):
     """A hit block does not, or no longer, hold the request's key."""
 
     message = (
-        "request {request}: block {block} at position {position} does not hold its key any more"
+        "request {request}: block {block} at position {position} does not hold its key, or not "
+        "any more: look up again"
     )
 
 

@@ -57,12 +57,13 @@ class Group:
     def __attrs_post_init__(self) -> None:
         read_scalars(self)
         if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
-            _refuse("block_size", self.block_size, "must be at least 1")
+            _refuse("block_size", self.block_size, f"must be from 1 to {MAX_BLOCK_SIZE}")
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             _refuse("kind", repr(self.kind), f"must be one of {', '.join(KINDS)}")
         if self.kind in WINDOWED:
             if not _is_count(self.window, 1, MAX_BLOCK_SIZE):
-                _refuse("window", self.window, f"a {self.kind} group needs at least 1 token")
+                reason = f"a {self.kind} group needs 1 to {MAX_BLOCK_SIZE} tokens"
+                _refuse("window", self.window, reason)
         elif self.window is not None:
             _refuse("window", self.window, f"a {self.kind} group has none")
         for name in ("eagle", "zero_new_blocks"):

@@ -184,7 +184,7 @@ def test_no_tokens_are_too_few(backend: Backend, tokens: Any) -> None:
 def test_an_unknown_request_is_named_before_its_tokens(backend: Backend) -> None:
     with pytest.raises(KvcoreError, match="request 'x' is not known"):
         manager(backend).add_tokens("x", [-1])
-    with pytest.raises(KvcoreError, match="request 'a' is named twice"):
+    with pytest.raises(KvcoreError, match="request 'a' is there already"):
         manager(backend).add_request(Request("a", "no tokens"))
 
 

@@ -171,7 +171,8 @@ errors! {
     /// No request of this id (or row) is known.
     UnknownRequest { request: String } "request {request} is not known";
     /// A request of this id exists already, or is named twice in one call.
-    RepeatedRequest { request: String } "request {request} is named twice";
+    RepeatedRequest { request: String }
+        "request {request} is there already, or is named twice in one call";
     /// A request id is a non-empty str.
     EmptyRequestId { value: String } "a request id must be a non-empty str, not {value}";
     /// A request has at least one token; an extension adds at least one.
@@ -240,16 +241,19 @@ errors! {
         "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention";
     /// A cut lies outside the request.
     BeyondRequest { request: String, num_tokens: i64, requested: i64 }
-        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep at least 1";
+        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to \
+         {num_tokens}";
     /// Only a request that holds nothing can bring hits.
     HitsOnRunningRequest { request: String, num_blocks: i64 }
         "request {request} already holds blocks and brings {num_blocks} hit blocks";
     /// The blocks of a hit and its token count do not belong together, or not to this request.
     WrongHit { request: String, num_blocks: i64, num_tokens: i64 }
-        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens";
+        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens: \
+         bring the hit that was found for it";
     /// A hit block does not, or no longer, hold the request's key.
     StaleHits { request: String, block: i64, position: i64 }
-        "request {request}: block {block} at position {position} does not hold its key any more";
+        "request {request}: block {block} at position {position} does not hold its key, or \
+         not any more: look up again";
     /// Hits are given although prefix caching is off.
     CachingDisabled { request: String, num_blocks: i64 }
         "request {request} brings {num_blocks} hit blocks, prefix caching is off";

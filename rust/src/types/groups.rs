@@ -98,7 +98,8 @@ impl Group {
     /// Fails with `InvalidConfig` unless such a group can be.
     pub fn check(&self) -> Result<(), Error> {
         if !(1..=MAX_BLOCK_SIZE).contains(&self.block_size) {
-            return refuse("block_size", self.block_size, "must be at least 1");
+            let reason = format!("must be from 1 to {MAX_BLOCK_SIZE}");
+            return refuse("block_size", self.block_size, reason);
         }
         let name = self.kind.name();
         match self.window {
@@ -109,7 +110,11 @@ impl Group {
             None if !self.is_windowed() => Ok(()),
             window => {
                 let shown = window.map_or("None".to_owned(), |window| window.to_string());
-                refuse("window", shown, format!("a {name} group needs at least 1 token"))
+                refuse(
+                    "window",
+                    shown,
+                    format!("a {name} group needs 1 to {MAX_BLOCK_SIZE} tokens"),
+                )
             }
         }?;
         match self.page_bytes {
@@ -190,13 +195,13 @@ mod tests {
     fn a_group_that_cannot_be_is_refused_with_its_field() {
         let message = |group: Group| group.check().expect_err("it cannot be").to_string();
         let empty = Group::windowed(2, Kind::SlidingWindow, 0);
-        let reason = "a sliding_window group needs at least 1 token";
+        let reason = "a sliding_window group needs 1 to 2147483647 tokens";
         assert_eq!(message(empty), format!("config window=0: {reason}"));
         let missing = Group { window: None, ..empty };
         assert_eq!(message(missing), format!("config window=None: {reason}"));
         let needless = Group { kind: Kind::Mla, ..empty };
         assert_eq!(message(needless), "config window=0: a mla group has none");
-        assert_eq!(message(Group::new(0)), "config block_size=0: must be at least 1");
+        assert_eq!(message(Group::new(0)), "config block_size=0: must be from 1 to 2147483647");
         let bytes = Group { page_bytes: Some(0), ..Group::new(1) };
         assert!(message(bytes).starts_with("config page_bytes=0"));
     }

@@ -99,7 +99,7 @@ def test_an_option_out_of_its_range_is_named_with_its_value(
 
 @pytest.mark.parametrize("size", [0, -1, 2**31, 1.5, True, None])
 def test_a_block_holds_at_least_one_token(size: Any) -> None:
-    expected = InvalidConfig(field="block_size", value=size, reason="must be at least 1")
+    expected = InvalidConfig(field="block_size", value=size, reason="must be from 1 to 2147483647")
     with pytest.raises(InvalidConfig) as caught:
         Config(8, size)
     check_error(caught.value, expected)
@@ -109,10 +109,10 @@ def test_a_block_holds_at_least_one_token(size: Any) -> None:
 
 
 WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
-    ({"kind": "sliding_window", "window": 0}, "window", 0, "needs at least 1 token"),
-    ({"kind": "sliding_window", "window": -4}, "window", -4, "needs at least 1 token"),
-    ({"kind": "sliding_window"}, "window", None, "needs at least 1 token"),
-    ({"kind": "chunked_local", "window": 1.5}, "window", 1.5, "needs at least 1 token"),
+    ({"kind": "sliding_window", "window": 0}, "window", 0, "needs 1 to 2147483647 tokens"),
+    ({"kind": "sliding_window", "window": -4}, "window", -4, "needs 1 to 2147483647 tokens"),
+    ({"kind": "sliding_window"}, "window", None, "needs 1 to 2147483647 tokens"),
+    ({"kind": "chunked_local", "window": 1.5}, "window", 1.5, "needs 1 to 2147483647 tokens"),
     ({"window": 4}, "window", 4, "a full_attention group has none"),
     ({"kind": "mla", "window": 4}, "window", 4, "a mla group has none"),
     ({"kind": "ring"}, "kind", "'ring'", "must be one of full_attention, mla, sliding_window"),

@@ -230,7 +230,7 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
     [
         (["--prompts", "absent.jsonl"], "absent.jsonl: No such file or directory"),
         (["--num-blocks", "0"], "config num_blocks=0: must be an integer of at least 1"),
-        (["--block-size", "0"], "config block_size=0: must be at least 1"),
+        (["--block-size", "0"], "config block_size=0: must be from 1 to 2147483647"),
         (["--host-blocks", "-1"], "config num_host_blocks=-1: must be an integer of at least 0"),
         (["--token-budget", "0"], "token_budget is 0, expected 1 or more"),
         (["--max-tokens", "0"], "max_tokens is 0, expected 1 or more"),
