@@ -109,15 +109,20 @@ def append(state: State, requests: Sequence[str] | Any, tokens: Any) -> Outcome[
 
 
 def read_request_ids(tx: Transaction, requests: Any) -> list[str]:
-    """The ids of a sequence of ids, or of a buffer of rows.
+    """The ids of an iterable of ids, or of a buffer of rows.
 
     Raises WrongArgument, UnsupportedBuffer, UnknownRequest.
     """
     if isinstance(requests, list | tuple):
         return list(requests)
+    if isinstance(requests, Iterator):
+        requests = list(requests)
     try:
         rows = read_tokens(requests, ROWS)
     except InvalidToken as error:
+        items = list(requests)
+        if any(isinstance(each, str) for each in items):
+            return items
         raise UnknownRequest(request=f"in row {error.fields['value']}") from None
     ids = []
     for row in rows:

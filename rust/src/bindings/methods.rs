@@ -13,7 +13,7 @@ use crate::bindings::arguments::{
 };
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::{TOKENS, read_rows, read_tokens};
+use crate::bindings::tokens::{Named, TOKENS, read_named, read_tokens};
 use crate::bindings::values::{
     PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
@@ -156,19 +156,26 @@ impl Manager {
         }
         let mut given = Given::default();
         let tokens_read = read_tokens(tokens, &TOKENS);
-        let done = if let Some(ids) = held(requests.0) {
-            let names = given.names(&ids);
-            Self::change(slf, &given, |state| {
-                Ok::<_, Wrong>(append(state, Requests::Ids(&names), &tokens_read?)?)
-            })?
-        } else {
-            let rows = read_rows(requests)?;
-            Self::change(slf, &given, |state| match tokens_read {
+        let named = match held(requests.0) {
+            Some(ids) => Ok(ids),
+            None => match read_named(requests)? {
+                Named::Ids(ids) => Ok(ids.iter().collect()),
+                Named::Rows(rows) => Err(rows),
+            },
+        };
+        let done = match named {
+            Ok(ids) => {
+                let names = given.names(&ids);
+                Self::change(slf, &given, |state| {
+                    Ok::<_, Wrong>(append(state, Requests::Ids(&names), &tokens_read?)?)
+                })?
+            }
+            Err(rows) => Self::change(slf, &given, |state| match tokens_read {
                 Ok(tokens) => append(state, Requests::Rows(&rows), &tokens).map_err(Wrong::from),
                 Err(wrong) => {
                     Err(read_request_ids(state, &rows).map_or_else(Wrong::from, |_| wrong.into()))
                 }
-            })?
+            })?,
         };
         Self::appended(slf, &done)
     }

@@ -13,7 +13,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
-    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
+    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyIterator, PyMemoryView, PySet, PyString, PyTuple,
 };
 
 use crate::bindings::arguments::{TokensArg, items, listed};
@@ -60,8 +60,36 @@ pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyR
     }
 }
 
-/// The rows of a buffer. Fails as `read_tokens` does, and with UnknownRequest for what is no row.
-pub(crate) fn read_rows(rows: TokensArg<'_, '_>) -> PyResult<Tokens> {
+/// Which requests a call names.
+pub(crate) enum Named<'py> {
+    /// By their rows.
+    Rows(Tokens),
+    /// By their ids.
+    Ids(Bound<'py, PyTuple>),
+}
+
+/// The rows of a buffer, or the ids of an iterable that is no list. Fails as `read_tokens` does, and
+/// with UnknownRequest for what is no row.
+pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'py>> {
+    let object = requests.0;
+    let once = object.cast::<PyIterator>().is_ok();
+    let listed = if once { Some(items(object)?) } else { None };
+    let are_ids = |items: &Bound<'_, PyTuple>| {
+        items.iter_borrowed().any(|item| item.is_instance_of::<PyString>())
+    };
+    let given = listed.as_ref().map_or(object, |items| items.as_any().as_borrowed());
+    match listed {
+        Some(items) if are_ids(&items) => Ok(Named::Ids(items)),
+        Some(_) => read_rows(TokensArg(given)).map(Named::Rows),
+        None => read_rows(requests).map(Named::Rows).or_else(|wrong| {
+            let items = if is_iterable(object)? { items(object).ok() } else { None };
+            items.filter(are_ids).map(Named::Ids).ok_or(wrong)
+        }),
+    }
+}
+
+/// The rows of a buffer.
+fn read_rows(rows: TokensArg<'_, '_>) -> PyResult<Tokens> {
     let py = rows.0.py();
     read_tokens(rows, &ROWS).map_err(|wrong| {
         let item = || {

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import deque
 from typing import Any
 
 import numpy
 import pytest
 
-from kvcore import Appended, Request
+from kvcore import Appended, KvcoreError, Request
 from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer, WrongArgument
 from tests.conftest import Backend
 from tests.helpers.misuse import check_error
-from tests.helpers.stories import make, step, unchanged
+from tests.helpers.stories import make, serve, step, unchanged
 
 PROMPT = [3, 1, 2, 7, 5]
 
@@ -151,3 +152,29 @@ def test_what_has_no_order_is_no_row_of_tokens(tokens: Any, backend: Backend) ->
     with unchanged(manager), pytest.raises(WrongArgument) as caught:
         manager.add_request(Request("a", tokens))
     assert caught.value.fields["value"] == repr(tokens)
+
+
+ITERABLES: dict[str, Any] = {
+    "keys": lambda ids: dict.fromkeys(ids).keys(),
+    "values": lambda ids: dict(enumerate(ids)).values(),
+    "generator": lambda ids: (each for each in ids),
+    "iterator": iter,
+    "deque": deque,
+}
+
+
+@pytest.mark.parametrize("form", ITERABLES)
+def test_any_iterable_of_ids_names_requests(form: str, backend: Backend) -> None:
+    manager, named = make(backend), ITERABLES[form]
+    for request_id in ("a", "b"):
+        serve(manager, request_id, [1])
+    assert manager.append(named(["b", "a"]), [5, 6]) == Appended(2)
+    assert [manager.num_tokens(each) for each in ("a", "b")] == [2, 2]
+    for ids, wrong in ((["a", "z"], "'z'"), (["a", 1], "1")):
+        with unchanged(manager), pytest.raises(KvcoreError, match=wrong):
+            manager.append(named(ids), [5, 6])
+    assert manager.append(iter([1]), [7]) == Appended(1)  # a row
+    assert manager.num_tokens("b") == 3
+    for without_order in ({"a"}, {"a": 1}):
+        with pytest.raises(WrongArgument, match="must be a list of ids or a buffer of rows"):
+            manager.append(without_order, [5])
