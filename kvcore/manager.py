@@ -51,8 +51,7 @@ class KVCacheManager:
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
     raise EmptyTokens, InvalidToken, UnsupportedBuffer. Any argument may raise WrongArgument, a
     request id UnknownRequest, a block id UnknownBlock, a count InvalidCount; a request whose blocks
-    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Other errors are listed
-    with the method, and `kvcore.transitions` has all errors of each.
+    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Others stand at the method.
     """
 
     def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:
@@ -168,12 +167,11 @@ class KVCacheManager:
             reserved_blocks=reserved_blocks,
         )
 
-    def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
+    def append(self, requests: Iterable[str] | Any, tokens: Any) -> Appended:
         """Add one token and one slot to each request, in order, up to the first refused one.
 
-        requests: a list of ids, or rows as a buffer of integers; one named twice gets two tokens.
-        tokens: one per request. Misuse anywhere in the list is raised before anything is done.
-        Raises LengthMismatch, DraftsPending, BeyondModelLength.
+        requests: any iterable of ids, or a buffer of rows; one named twice gets two tokens. tokens:
+        one each. Raises LengthMismatch, DraftsPending, BeyondModelLength before anything is done.
         """
         return self._core.append(requests, tokens)
 
@@ -312,6 +310,10 @@ class KVCacheManager:
     def has_key(self, block: int) -> bool:
         """Whether a device block can be found; the null block counts as found. Changes nothing."""
         return self._core.has_key(block)
+
+    def num_owners(self, block: int) -> int:
+        """Tables, pins and operations that hold a device block. Changes nothing."""
+        return self._core.num_owners(block)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Leading blocks that all running requests share, a count per group. Changes nothing."""

@@ -54,6 +54,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
     for each in (
         *(queries.get_computed_blocks, allocate.can_allocate, queries.get_blocks),
         *(queries.get_block_keys, queries.get_num_common_prefix_blocks, queries.has_key),
+        queries.num_owners,
     )
 } | {
     "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),

@@ -74,12 +74,24 @@ def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
 
 def has_key(state: State, block: int) -> bool:
     """Whether a device block is findable; the null block counts as found. Raises UnknownBlock."""
+    number = find_block(state, block)
+    return number is None or state.device.keys[number] is not None
+
+
+def num_owners(state: State, block: int) -> int:
+    """Tables, pins and operations that hold a device block; the null block has none. Raises
+    UnknownBlock.
+    """
+    number = find_block(state, block)
+    return 0 if number is None else state.device.ref_counts[number]
+
+
+def find_block(state: State, block: int) -> int | None:
+    """The number of a device block, None for the null block. Raises UnknownBlock."""
     pool, number = state.device, read_int(block)
-    if isinstance(number, int) and 0 <= number < pool.first_block:
-        return True
     if not isinstance(number, int) or not 0 <= number < pool.num_blocks:
         raise UnknownBlock(block=number, first=pool.first_block, last=pool.num_blocks - 1)
-    return pool.keys[number] is not None
+    return None if number < pool.first_block else number
 
 
 def usage(state: State) -> float:

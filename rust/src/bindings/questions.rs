@@ -17,6 +17,7 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::can_allocate;
 use crate::transitions::queries::{
     get_block_keys, get_blocks, get_computed_blocks, get_num_common_prefix_blocks, has_key,
+    num_owners,
 };
 
 #[pymethods]
@@ -103,6 +104,14 @@ impl Manager {
         let mut given = Given::default();
         let number = given.block(block.0)?;
         Self::ask(slf, &given, |state| has_key(state, number))
+    }
+
+    /// Tables, pins and operations that hold a device block. Changes nothing.
+    #[pyo3(signature = (block))]
+    fn num_owners<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<u32> {
+        let mut given = Given::default();
+        let number = given.block(block.0)?;
+        Self::ask(slf, &given, |state| num_owners(state, number))
     }
 
     /// Draft tokens of a request. Changes nothing.

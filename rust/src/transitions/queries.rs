@@ -62,10 +62,22 @@ pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<V
 
 /// Whether a device block is findable; the null block counts as found. Fails with UnknownBlock.
 pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
+    let found = find_block(state, block)?;
+    Ok(found.is_none_or(|block| state.device.key(block).is_some()))
+}
+
+/// Tables, pins and operations that hold a device block; the null block has none. Fails with
+/// UnknownBlock.
+pub fn num_owners(state: &State, block: i64) -> Result<u32, Error> {
+    Ok(find_block(state, block)?.map_or(0, |block| state.device.ref_count(block)))
+}
+
+/// A device block, None for the null block. Fails with UnknownBlock.
+fn find_block(state: &State, block: i64) -> Result<Option<BlockId>, Error> {
     if block == 0 && state.is_null(NULL_BLOCK) {
-        return Ok(true);
+        return Ok(None);
     }
-    Ok(state.device.key(state.device.check_block(block)?).is_some())
+    state.device.check_block(block).map(Some)
 }
 
 /// Share of the usable device blocks that have an owner, 0.0 to 1.0.

@@ -8,6 +8,7 @@ import pytest
 from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, Status
 from kvcore.state.state import make_state
 from kvcore.transitions.queries import get_num_common_prefix_blocks, usage
+from kvcore.types.errors import UnknownBlock
 from tests.conftest import Backend
 from tests.helpers.stories import add, blocks, drop, make, serve, step, unchanged
 
@@ -117,6 +118,24 @@ def test_a_list_that_was_handed_out_is_the_callers(manager: KVCacheManager) -> N
     with unchanged(manager):
         manager.get_block_ids("a")[0].clear()
     assert blocks(manager, "a") == [1, 2, 3]
+
+
+def test_owners_are_tables_pins_and_operations(backend: Backend) -> None:
+    manager = make(backend)
+    serve(manager, "a", [0, 1, 2])
+    manager.take_batch()
+    manager.fork("a", "b")
+    assert [manager.num_owners(block) for block in range(4)] == [0, 2, 2, 0]
+    manager.pin([1])
+    (operation,) = manager.store([1])
+    assert manager.num_owners(1) == 4
+    manager.take_batch()
+    manager.complete_operation(operation, True)
+    manager.free("b")
+    assert (manager.num_owners(1), manager.num_owners(2)) == (2, 1)
+    for block in (-1, manager.config.num_blocks, "1"):
+        with unchanged(manager), pytest.raises(UnknownBlock):
+            manager.num_owners(block)  # type: ignore[arg-type] # also what is no number
 
 
 def test_an_empty_manager_has_everything_free(backend: Backend) -> None:
