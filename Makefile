@@ -59,6 +59,9 @@ check: setup ## format, lint, types and stub drift, in both languages
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(PYTHON) -m venv target/types-venv
+	target/types-venv/bin/pip install --quiet --require-hashes --requirement locks/types.txt
+	target/types-venv/bin/basedpyright --pythonpath $(BIN)/python tests/core/typed_program.py
 	$(BIN)/vulture
 	$(CLIPPY) -- -D warnings
 	$(CLIPPY) --all-features -- -D warnings
@@ -131,8 +134,9 @@ lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lo
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --all-extras \
 		--constraints locks/python.txt --output-file locks/core.txt $(ARGS) pyproject.toml
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --group docs --output-file locks/docs.txt $(ARGS)
+	for group in docs types; do \
+		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+			--annotation-style line --group $$group --output-file locks/$$group.txt $(ARGS) || exit 1; done
 	cargo update --workspace
 
 hooks: setup ## check each commit before it is made (git hook that calls make)

@@ -142,6 +142,10 @@ class Manager:
         """
         Host blocks in the free queue; 0 without a host tier.
         """
+    def num_owners(self, /, block: int) -> int:
+        """
+        Tables, pins and operations that hold a device block. Changes nothing.
+        """
     def num_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request. Changes nothing.

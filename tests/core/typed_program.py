@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of the manager, in a program that type checkers read strictly.
+
+`make check` has mypy and pyright read it: `if not` tells a refusal from what was granted, and no
+value needs a cast. test_typed_program.py runs it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvcore import (
+    Appended,
+    Batch,
+    BlockStored,
+    Config,
+    CopyOnWrite,
+    Events,
+    Group,
+    Hit,
+    KVCacheBlocks,
+    KVCacheManager,
+    KvcoreError,
+    LoRA,
+    MediaItem,
+    PrefixCacheStats,
+    Reason,
+    Refused,
+    Request,
+    State,
+    Status,
+    Swapped,
+    Verdict,
+)
+from kvcore.errors import UnknownRequest
+
+
+def admit(manager: KVCacheManager, request: Request) -> KVCacheBlocks:
+    """Slots for all tokens of a new request. Raises MemoryError for a refusal."""
+    name, row = request.request_id, manager.add_request(request)
+    hit: Hit = manager.get_computed_blocks(name)
+    num_new: int = manager.num_tokens(name) - hit.num_tokens
+    verdict: Verdict = manager.can_allocate(name, num_new, hit)
+    got = manager.allocate_slots(name, num_new, hit)
+    if not got:
+        refused: Refused = got
+        reason: Reason = refused.reason
+        raise MemoryError(f"{reason.value}: {refused.needed} blocks of {refused.available}")
+    assert (verdict, manager.get_row(name)) == (Verdict.OK, row)
+    ids: tuple[list[int], ...] = got.get_block_ids()
+    return got + got.new_empty() if any(ids) else got
+
+
+def requests_and_tokens(manager: KVCacheManager) -> None:
+    """Requests come, grow, are forked and cut, and go."""
+    media = [MediaItem("picture", 2, 3)]
+    admit(manager, Request("a", range(9), lora=LoRA("name"), media=media, cache_salt="tenant"))
+    taken: Batch = manager.take_batch()
+    manager.complete(taken.number)
+    appended: Appended = manager.append(["a"], [9])
+    if appended.refused is not None:
+        raise MemoryError(appended.refused.needed)
+    manager.complete(manager.take_batch().number)
+    row: int = manager.fork("a", "b")
+    manager.append(iter(["a", "b"]), [10, 11])
+    batch = manager.take_batch()
+    copies: list[int] = [each.target for each in batch if isinstance(each, CopyOnWrite)]
+    assert (len(copies), row) == (1, manager.get_row("b"))
+    manager.complete(batch.number)
+    manager.add_drafts("b", [12, 13])
+    assert (manager.num_draft_tokens("b"), manager.num_computed_tokens("b")) == (2, 11)
+    manager.add_drafts("b", [])
+    manager.add_tokens("b", [12])
+    if manager.allocate_slots("b", 1, num_lookahead_tokens=1):
+        manager.complete(manager.take_batch().number)
+    manager.add_drafts("b", [13])
+    manager.allocate_slots("b", 1)
+    manager.complete(manager.take_batch().number)
+    manager.accept("b", 1)
+    manager.truncate("b", 8)
+    fell: tuple[str, ...] = manager.rewind(["a", "b"], 4)
+    shared: list[int] = manager.get_num_common_prefix_blocks("a")
+    manager.remove_skipped_blocks("a", 4)
+    assert (fell, shared) == (("a", "b"), [1])
+    for name in ("a", "b"):
+        manager.free(name)
+        manager.remove_request(name)
+
+
+def blocks_and_tiers(manager: KVCacheManager) -> None:
+    """Blocks are swapped, pinned, stored, loaded and forgotten."""
+    admit(manager, Request("c", range(20, 29)))
+    manager.complete(manager.take_batch().number)
+    out = manager.swap_out(["c"])
+    if not out:
+        raise MemoryError(out.needed)
+    moved: Swapped = out
+    status: Status = manager.status("c")
+    assert (moved.num_copied, status, manager.num_free_host_blocks) == (3, Status.SWAPPED, 1)
+    back = manager.swap_in(["c"])
+    if not back:
+        raise MemoryError(back.pending)
+    assert (back.num_copied, back.num_found) == (1, 2)
+    manager.complete(manager.take_batch().number)
+    blocks: KVCacheBlocks = manager.get_blocks("c")
+    (ids,) = manager.get_block_ids("c")
+    keys: tuple[tuple[bytes, ...], ...] = manager.get_block_keys("c")
+    assert blocks.blocks == (tuple(ids),)
+    assert [manager.has_key(block) for block in ids] == [True, True, False]
+    manager.pin(ids[:1])
+    owners: int = manager.num_owners(ids[0])
+    assert owners == 2
+    manager.unpin(ids[:1])
+    stored: tuple[int, ...] = manager.store(ids[:1])
+    manager.complete(manager.take_batch().number)
+    for operation in stored:
+        manager.complete_operation(operation, True)
+    manager.evict_blocks(ids[:2])
+    manager.free("c")
+    loaded = manager.load("c", 4)
+    if isinstance(loaded, Refused):
+        raise MemoryError(loaded.needed)
+    manager.cancel(manager.take_batch().number)
+    for operation in loaded:
+        manager.complete_operation(operation, False)
+    manager.free("c")
+    manager.complete(manager.take_batch().number)
+    emptied: bool = manager.reset_prefix_cache()
+    assert (emptied, len(keys[0]), manager.usage) == (True, 2, 0.0)
+
+
+def delayed(manager: KVCacheManager) -> None:
+    """An engine's own hashes, caching that is delayed, and what one drains."""
+    manager.take_new_block_ids()  # those of the calls before
+    manager.add_request(Request("d", range(40, 48), block_hashes=[b"h" * 32]))
+    manager.add_block_hashes("d", [b"i" * 32])
+    manager.allocate_slots("d", 8, delay_cache_blocks=True)
+    manager.cache_blocks("d", 8)
+    new: list[int] = manager.take_new_block_ids()
+    assert len(new) == 2
+    manager.new_step_starts()
+    in_flight: tuple[int, ...] = (manager.take_batch().number,)
+    assert manager.in_flight == in_flight
+    events: Events = manager.take_events()
+    sizes: set[int] = {each.block_size for each in events if isinstance(each, BlockStored)}
+    stats: PrefixCacheStats = manager.take_stats()
+    rate: float = stats.hit_rate
+    assert (sizes, rate, manager.num_free_blocks) == ({4}, 0.0, 14)
+
+
+def play(backend: Literal["rust", "python"]) -> KVCacheManager | None:
+    """All of it on one manager; None if an error is not as it must be."""
+    config = Config(
+        *(17, 4),
+        groups=(Group(4),),
+        num_host_blocks=4,
+        max_in_flight=1,
+        enable_events=True,
+        record_new_blocks=True,
+    )
+    manager = KVCacheManager(config, backend=backend)
+    requests_and_tokens(manager)
+    blocks_and_tiers(manager)
+    delayed(manager)
+    data: bytes = manager.encode()
+    manager.restore(data)
+    state: State = manager.state()
+    manager.check()
+    try:
+        manager.free("nobody")
+    except UnknownRequest as error:
+        wrong: KvcoreError = error
+        fields: dict[str, object] = wrong.fields
+        return manager if fields["request"] and state.requests else None
+    return None
