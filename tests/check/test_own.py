@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Config, KVCacheManager, Request, State
+from kvcore import Config, KVCacheManager, Request, State, _twin
 from kvcore.check.extend.manager_model import ManagerModel
 from kvcore.check.extend.policies import LRU, FreeBlock, check_policy, check_scheduler
 from kvcore.check.search.report import Report
@@ -47,7 +47,8 @@ class UncachedFirst(LRU):
 
 
 def test_a_policy_reaches_the_states_of_the_built_in_one() -> None:
-    built_in = check(world(2, 2, 3, eviction="uncached_first"))
+    backend = "rust" if _twin.available() else "python"
+    built_in = check(world(2, 2, 3, eviction="uncached_first"), backend=backend)
     own = check_policy(UncachedFirst(), SMALL)
     assert (own.num_states, own.num_edges) == (built_in.num_states, built_in.num_edges)
 
