@@ -62,7 +62,7 @@ def write_entries(target: Tensor, entries: Tensor) -> None:
         _write_entries[grid](target, entries, count, chunk=CHUNK_ENTRIES)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # ships no types
+@triton.jit(do_not_specialize=["num_pairs", "jobs"])  # type: ignore[untyped-decorator] # no types
 def _copy_pages(  # type: ignore[no-untyped-def]  # Triton values
     source,
     target,
