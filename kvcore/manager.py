@@ -18,7 +18,7 @@ from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.transitions.slot_request import check_hit_kind
-from kvcore.types.arguments import check_kind, check_request, read_flag, read_list
+from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing
@@ -173,7 +173,7 @@ class KVCacheManager:
         requests: any iterable of ids, or a buffer of rows; one named twice gets two tokens. tokens:
         one each. Raises LengthMismatch, DraftsPending, BeyondModelLength before anything is done.
         """
-        return self._core.append(requests, tokens)
+        return self._core.append(read_once(requests), read_once(tokens))
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Publish full blocks of a request's first tokens, if delayed. Raises BeyondComputed."""

@@ -10,7 +10,7 @@ Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/transitions/alloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Unpack
 
@@ -30,8 +30,8 @@ from kvcore.transitions.slot_request import SlotOptions, SlotRequest
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
-from kvcore.types.errors import BeyondModelLength, InvalidToken, LengthMismatch, UnknownRequest
-from kvcore.types.tokens import ROWS, read_tokens
+from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRequest
+from kvcore.types.tokens import read_named, read_tokens
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
@@ -82,16 +82,18 @@ def can_allocate(
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
 
 
-def append(state: State, requests: Sequence[str] | Any, tokens: Any) -> Outcome[State, Appended]:
+def append(state: State, requests: Iterable[str] | Any, tokens: Any) -> Outcome[State, Appended]:
     """Add one token to each request and schedule one slot for each, in order.
 
-    requests: ids, or rows as a buffer of integers. Requests from the first refused one on are
-    untouched, but for the refused one's window trim. Raises WrongArgument, UnknownRequest,
-    SwappedOut, LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
+    requests: ids in any iterable, or rows: a buffer of integers, or an iterable of them that is no
+    list or tuple. Requests from the first refused one on are untouched, but for the refused one's
+    window trim. Raises WrongArgument, UnsupportedBuffer, UnknownRequest, SwappedOut,
+    LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
     """
+    named, rows = read_named(requests)
 
     def change(tx: Transaction) -> Appended:
-        ids = read_request_ids(tx, requests)
+        ids = read_request_ids(tx, rows) if named is None else named
         values = read_tokens(tokens)
         check_append(tx, ids, values)
         for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
@@ -108,22 +110,8 @@ def append(state: State, requests: Sequence[str] | Any, tokens: Any) -> Outcome[
     return transition(state, change)
 
 
-def read_request_ids(tx: Transaction, requests: Any) -> list[str]:
-    """The ids of an iterable of ids, or of a buffer of rows.
-
-    Raises WrongArgument, UnsupportedBuffer, UnknownRequest.
-    """
-    if isinstance(requests, list | tuple):
-        return list(requests)
-    if isinstance(requests, Iterator):
-        requests = list(requests)
-    try:
-        rows = read_tokens(requests, ROWS)
-    except InvalidToken as error:
-        items = list(requests)
-        if any(isinstance(each, str) for each in items):
-            return items
-        raise UnknownRequest(request=f"in row {error.fields['value']}") from None
+def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
+    """The ids of the requests in rows. Raises UnknownRequest."""
     ids = []
     for row in rows:
         request_id = tx.rows[row] if row < len(tx.rows) else None

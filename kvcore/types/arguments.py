@@ -10,7 +10,8 @@ iterable, and any other flag, are refused here. The twin reads its arguments in
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -103,6 +104,11 @@ def read_list(name: str, values: Any, expected: str = "a list of ids") -> list[A
     """The items of a list. Raises WrongArgument for a str, and for what has no items."""
     check_items(name, values, expected)
     return list(values)
+
+
+def read_once(values: Any) -> Any:
+    """The items of an iterator, which may call the manager that asks for them; any other value."""
+    return deque(values) if isinstance(values, Iterator) else values
 
 
 def check_kinds(request: Request) -> None:

@@ -13,7 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvcore.types.arguments import read_int
-from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer, WrongArgument
+from kvcore.types.errors import (
+    EmptyTokens,
+    InvalidToken,
+    UnknownRequest,
+    UnsupportedBuffer,
+    WrongArgument,
+)
 
 MAX_TOKEN = 2**32 - 1
 TOKENS = ("tokens", "a list or a buffer of integers")
@@ -32,6 +38,23 @@ def read_tokens(tokens: Any, argument: tuple[str, str] = TOKENS) -> list[int]:
         list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens, argument)
     )
     return check_tokens(values)
+
+
+def read_named(requests: Any) -> tuple[list[Any] | None, list[int]]:
+    """Which requests a call names: ids in a list, a tuple or another iterable with one, else rows.
+
+    The first is None for rows, which are a buffer, or an iterable of ints that is no list or tuple.
+    Raises what `read_tokens` raises, and UnknownRequest for what is no row.
+    """
+    if isinstance(requests, list | tuple):
+        return list(requests), []
+    values = _read_buffer(requests, ROWS)
+    if not hasattr(requests, "numpy") and any(isinstance(each, str) for each in values):
+        return values, []
+    try:
+        return None, check_tokens(values)
+    except InvalidToken as error:
+        raise UnknownRequest(request=f"in row {error.fields['value']}") from None
 
 
 def read_request_tokens(request_id: str, tokens: Any) -> list[int]:

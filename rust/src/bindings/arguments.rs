@@ -5,7 +5,7 @@
 //! does not end the call here, since the twin may find another error first. It is replaced by a
 //! stand-in that the twin must refuse; the fields of the error then have the argument itself.
 
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyException, PyOverflowError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyTuple};
@@ -206,8 +206,11 @@ pub(crate) fn flag(name: &str, object: FlagArg<'_, '_>) -> PyResult<bool> {
         let is_scalar = object.0.getattr("shape")?.len()? == 0;
         if is_flag && is_scalar { object.0.is_truthy().map(Some) } else { Ok(None) }
     };
-    let read = read().ok().flatten();
-    read.ok_or_else(|| wrong_argument(name, "a bool", object.0))
+    match read() {
+        Ok(Some(flag)) => Ok(flag),
+        Err(error) if !error.is_instance_of::<PyException>(object.0.py()) => Err(error),
+        _ => Err(wrong_argument(name, "a bool", object.0)),
+    }
 }
 
 /// The items of a list or tuple; None for anything else.

@@ -155,7 +155,6 @@ impl Manager {
             return Ok(done);
         }
         let mut given = Given::default();
-        let tokens_read = read_tokens(tokens, &TOKENS);
         let named = match held(requests.0) {
             Some(ids) => Ok(ids),
             None => match read_named(requests)? {
@@ -163,6 +162,7 @@ impl Manager {
                 Named::Rows(rows) => Err(rows),
             },
         };
+        let tokens_read = read_tokens(tokens, &TOKENS);
         let done = match named {
             Ok(ids) => {
                 let names = given.names(&ids);

@@ -13,7 +13,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
-    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyIterator, PyMemoryView, PySet, PyString, PyTuple,
+    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
 };
 
 use crate::bindings::arguments::{TokensArg, items, listed};
@@ -35,6 +35,15 @@ const ROWS: Argument = Argument("requests", "a list of ids or a buffer of rows")
 /// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
 /// WrongArgument for what is neither.
 pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyResult<Tokens> {
+    read_any(tokens, argument, None)
+}
+
+/// The same. ids: takes the items of an iterable with a str among them, and there are no tokens.
+fn read_any<'py>(
+    tokens: TokensArg<'_, 'py>,
+    argument: &Argument,
+    ids: Option<&mut Option<Bound<'py, PyTuple>>>,
+) -> PyResult<Tokens> {
     let tokens = tokens.0;
     let py = tokens.py();
     if let Some(ids) = exact_ids(tokens) {
@@ -55,43 +64,35 @@ pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyR
     match PyMemoryView::from(&tokens) {
         Ok(view) => read_view(&view, argument),
         Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error),
-        Err(_) if is_iterable(tokens)? => read_items(&items(tokens)?),
+        Err(_) if is_iterable(tokens)? => {
+            let items = items(tokens)?;
+            let are_ids = items.iter_borrowed().any(|item| item.is_instance_of::<PyString>());
+            match ids {
+                Some(ids) if are_ids => {
+                    *ids = Some(items);
+                    Ok(Tokens::new())
+                }
+                _ => read_items(&items),
+            }
+        }
         Err(_) => Err(wrong_argument(argument.0, argument.1, tokens)),
     }
 }
 
 /// Which requests a call names.
 pub(crate) enum Named<'py> {
-    /// By their rows.
+    /// By their rows: a buffer, or an iterable of integers that is no list or tuple.
     Rows(Tokens),
-    /// By their ids.
+    /// By their ids: another iterable with one among its items.
     Ids(Bound<'py, PyTuple>),
 }
 
-/// The rows of a buffer, or the ids of an iterable that is no list. Fails as `read_tokens` does, and
-/// with UnknownRequest for what is no row.
+/// The requests that anything but a list or tuple names. Fails as `read_tokens` does, and with
+/// UnknownRequest for what is no row.
 pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'py>> {
-    let object = requests.0;
-    let once = object.cast::<PyIterator>().is_ok();
-    let listed = if once { Some(items(object)?) } else { None };
-    let are_ids = |items: &Bound<'_, PyTuple>| {
-        items.iter_borrowed().any(|item| item.is_instance_of::<PyString>())
-    };
-    let given = listed.as_ref().map_or(object, |items| items.as_any().as_borrowed());
-    match listed {
-        Some(items) if are_ids(&items) => Ok(Named::Ids(items)),
-        Some(_) => read_rows(TokensArg(given)).map(Named::Rows),
-        None => read_rows(requests).map(Named::Rows).or_else(|wrong| {
-            let items = if is_iterable(object)? { items(object).ok() } else { None };
-            items.filter(are_ids).map(Named::Ids).ok_or(wrong)
-        }),
-    }
-}
-
-/// The rows of a buffer.
-fn read_rows(rows: TokensArg<'_, '_>) -> PyResult<Tokens> {
-    let py = rows.0.py();
-    read_tokens(rows, &ROWS).map_err(|wrong| {
+    let py = requests.0.py();
+    let mut ids = None;
+    let rows = read_any(requests, &ROWS, Some(&mut ids)).map_err(|wrong| {
         let item = || {
             let fields = wrong.value(py).getattr("fields")?;
             fields.get_item("position")?;
@@ -101,7 +102,8 @@ fn read_rows(rows: TokensArg<'_, '_>) -> PyResult<Tokens> {
             Ok(value) => raise(py, Error::UnknownRequest { request: format!("in row {value}") }),
             Err(_) => wrong,
         }
-    })
+    })?;
+    Ok(ids.map_or(Named::Rows(rows), Named::Ids))
 }
 
 /// The values of a row of native integers; None for any other buffer.

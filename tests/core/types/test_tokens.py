@@ -6,13 +6,20 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
 
-from kvcore import Appended, KvcoreError, Request
-from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer, WrongArgument
+from kvcore import Appended, Request, Status
+from kvcore.types.errors import (
+    EmptyTokens,
+    InvalidToken,
+    UnknownRequest,
+    UnsupportedBuffer,
+    WrongArgument,
+)
 from tests.conftest import Backend
 from tests.helpers.misuse import check_error
 from tests.helpers.stories import make, serve, step, unchanged
@@ -171,10 +178,50 @@ def test_any_iterable_of_ids_names_requests(form: str, backend: Backend) -> None
     assert manager.append(named(["b", "a"]), [5, 6]) == Appended(2)
     assert [manager.num_tokens(each) for each in ("a", "b")] == [2, 2]
     for ids, wrong in ((["a", "z"], "'z'"), (["a", 1], "1")):
-        with unchanged(manager), pytest.raises(KvcoreError, match=wrong):
+        with unchanged(manager), pytest.raises(UnknownRequest) as caught:
             manager.append(named(ids), [5, 6])
-    assert manager.append(iter([1]), [7]) == Appended(1)  # a row
+        assert caught.value.fields == {"request": wrong}
+    assert manager.append(iter([1]), iter([7])) == Appended(1)  # a row
     assert manager.num_tokens("b") == 3
-    for without_order in ({"a"}, {"a": 1}):
+    for no_ids in ({"a"}, {"a": 1}, OnlyNext()):
         with pytest.raises(WrongArgument, match="must be a list of ids or a buffer of rows"):
-            manager.append(without_order, [5])
+            manager.append(no_ids, [5])
+    for words in (numpy.array(["a", "b"]), numpy.array(["a", "b"], dtype=object)):
+        with pytest.raises(UnsupportedBuffer, match="requests"):
+            manager.append(words, [5, 6])
+    with pytest.raises(UnknownRequest, match="in row -1"):
+        manager.append(OnlyNumpy(), [5])
+
+
+def test_an_iterator_may_call_the_manager(backend: Backend) -> None:
+    manager, order = make(backend), []
+    for request_id in ("a", "b"):
+        serve(manager, request_id, [1])
+
+    def ids() -> Iterator[str]:
+        order.append("ids")
+        manager.free("b")
+        yield "a"
+
+    def tokens() -> Iterator[int]:
+        order.append("tokens")
+        manager.add_tokens("b", [8])
+        yield 5
+
+    assert manager.append(ids(), tokens()) == Appended(1)
+    assert order == ["ids", "tokens"]
+    assert (manager.status("b"), manager.num_tokens("b")) == (Status.WAITING, 2)
+
+
+class OnlyNext:
+    """No iterable, though it has a next item."""
+
+    def __next__(self) -> str:
+        return "a"
+
+
+class OnlyNumpy:
+    """Gives an array, and no items itself."""
+
+    def numpy(self) -> list[int]:
+        return [-1]
