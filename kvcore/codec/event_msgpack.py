@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events as bytes: the msgpack form in which vLLM publishes its own, for routers that read those.
 
-Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`). A batch is an array
+Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`), but for the salt
+below. A batch is an array
 of timestamp, events and data-parallel rank, which Dynamo demands; None leaves it out. An event is a
 map of its fields with the class's name under "type"; before vLLM's change 42892 it was an array,
 the name first, which "array" gives. A field at its default is left out, in an array only behind the
@@ -20,7 +21,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from kvcore.hashing.extra_keys import vllm_key
-from kvcore.types.arguments import check_items, read_flag, read_int
+from kvcore.types.arguments import read_flag, read_int, read_list
 from kvcore.types.errors import WrongArgument
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.types.extra_inputs import CACHE_SALT, ExtraKey
@@ -55,9 +56,8 @@ def encode_events(
     low 64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for arguments of
     another kind, an unknown form, and an event of a group that `groups` lacks.
     """
-    check_items("events", events, "a list of events")
-    check_items("groups", groups, "a list of Group")
-    events, groups = list(events), list(groups)
+    events = read_list("events", events, "a list of events")
+    groups = read_list("groups", groups, "a list of Group")
     _check("timestamp", timestamp, isinstance(timestamp, float | int), "a number of seconds")
     rank = read_int(data_parallel_rank)
     fits = rank is None or (isinstance(rank, int) and 0 <= rank < 2**64)
@@ -90,8 +90,7 @@ def encode_events(
                 if groups:
                     optional |= _spec(groups, event.group_id)
                 if form == "map":
-                    salts = (value for tag, value in (*keys, ())[0] if tag == CACHE_SALT)
-                    optional["cache_salt"] = next(map(bytes.decode, salts), None)
+                    optional["cache_salt"] = _salt(keys)
             case BlockRemoved():
                 required = {"block_hashes": [name(event.block_hash)], "medium": event.medium}
                 optional = {"group_idx": event.group_id}
@@ -106,6 +105,12 @@ def encode_events(
 def _check(name: str, value: object, fits: bool, expected: str) -> None:
     if not fits:
         raise WrongArgument(name=name, expected=expected, value=repr(value))
+
+
+def _salt(keys: Sequence[Sequence[ExtraKey]]) -> str | None:
+    """The salt among the extra keys of the first block."""
+    salts = (value.decode() for tag, value in (*keys, ())[0] if tag == CACHE_SALT)
+    return next(salts, None)
 
 
 def _spec(groups: Sequence[Group], number: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every call of the manager, in a program that type checkers read strictly.
 
-`make check` has mypy and pyright read it: `if not` tells a refusal from what was granted, and no
-value needs a cast. test_typed_program.py runs it.
+`make check` has mypy and pyright read it: `if not` tells a refusal from granted blocks or a swap,
+and no value needs a cast. test_typed_program.py runs it.
 """
 
 from __future__ import annotations

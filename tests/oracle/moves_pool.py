@@ -87,6 +87,10 @@ def ask(e: Engine) -> None:
     for each in e.known.values():
         e.call("get_blocks", each.name)
         e.call("get_num_common_prefix_blocks", each.name)
+    held = set(held_blocks(e))
+    for block in range(int(e.config.null_block), e.config.num_blocks):
+        owners = e.manager.ask("num_owners", block)
+        demand(owners >= (block in held), f"block {block} is held, and has {owners} owners")
     demand(e.manager.encode() == before, "a question has changed the state")
     e.call("new_step_starts")
     stats = e.call("take_stats")
