@@ -224,7 +224,7 @@ class Schedule:
             self._cut(state, request_id, count)
 
     def _came(self, state: State, request_id: str) -> int:
-        """The tokens of a request that do not wait for a load, and of which none has failed."""
+        """The tokens of a request up to the first that waits for a load or failed to load."""
         mine = (op for op in state.operations.values() if op.request_id == request_id)
         counts = [self.computed[request_id], *(operation.first_token for operation in mine)]
         return min([*counts, self.failed.get(request_id, counts[0])])

@@ -58,11 +58,13 @@ def test_the_pages_have_the_score_of_the_seeded_bugs() -> None:
     own = (ROOT / "rust" / "tests" / "mutants.rs").read_text(encoding="utf-8")
     expressed = sum(map(bool, by_row(MUTANTS).values()))
     unseen = sum(each.costs is not None for each in MUTANTS)
+    unnamed = sum(each.unnamed is not None for each in MUTANTS)
     for said in (
         f"puts {len(MUTANTS)} bugs into the core",
         f"they stand for {expressed} of the {len(SENTENCES)} rows",
         f"hunts {own.count(' Seeded(Mutant::')} more",
         f"Users would notice {len(MUTANTS) - unseen}; for the {unseen} others",
+        f"{len(MUTANTS) - unnamed} have a named world; for the {unnamed} others",
     ):
         assert said in FLOWING, said
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())

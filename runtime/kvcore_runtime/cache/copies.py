@@ -32,7 +32,7 @@ PART_BYTES = 512 * 1024
 # Up to here one kernel over pinned memory beats one transfer per page, each of which takes 8 us of
 # the caller (docs/gpu.md).
 KERNEL_SWAP_BYTES_MAX = 512 * 1024
-# So many programs of such a kernel fill the bus; the GPU's other processors stay free.
+# This many programs of that kernel fill the bus and leave the GPU's other processors free.
 SWAP_PROGRAMS = 32
 
 
@@ -157,7 +157,7 @@ def check_copies(
 
 def ids(blocks: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Block ids as int64 on a device, sent through pinned memory if it is a GPU."""
-    host = torch.from_numpy(np.array(blocks, dtype=np.int64))  # a fourth of torch.tensor's time
+    host = torch.from_numpy(np.array(blocks, dtype=np.int64))  # faster than torch.tensor
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host

@@ -333,7 +333,7 @@ impl Schedule {
         }
     }
 
-    /// The tokens of a request that do not wait for a load, and of which none has failed.
+    /// The tokens of a request up to the first that waits for a load or failed to load.
     fn came(&mut self, state: &State, row: Row) -> u32 {
         let computed = self.computed(row);
         let mine = state.operations.values().filter(|each| each.request == Some(row));
