@@ -203,10 +203,14 @@ def writes_same(
 ) -> bool:
     """Whether a keyed block of a table has the key of what the new slots will hold.
 
-    Tokens that a load brings may fail, so they are never the same.
+    Tokens that a load brings may fail, and lookahead is of unknown tokens, so they are never the
+    same.
     """
     index, position = place
     if lengths.local < lengths.total or position >= request.num_hashed(tx.config, index):
+        return False
+    end = (position + 1) * tx.config.groups[index].block_size
+    if lengths.scheduled < min(lengths.slots, end):
         return False
     key = tx.device.keys[request.tables[index][position]]
     return key == request.key(tx.config, index, position)

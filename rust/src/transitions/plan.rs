@@ -221,7 +221,8 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
 
 /// Whether a keyed block of a table has the key of what the new slots will hold.
 ///
-/// Tokens that a load brings may fail, so they are never the same.
+/// Tokens that a load brings may fail, and lookahead is of unknown tokens, so they are never the
+/// same.
 fn writes_same(
     state: &State,
     request: &RequestState,
@@ -230,6 +231,10 @@ fn writes_same(
 ) -> bool {
     let scale = state.scales[index as usize];
     if lengths.local < lengths.total || position >= request.num_hashed(scale) {
+        return false;
+    }
+    let end = (position + 1) * state.config.groups[index as usize].block_size;
+    if lengths.scheduled < lengths.slots.min(end) {
         return false;
     }
     let block = request.tables[index as usize][position as usize];
