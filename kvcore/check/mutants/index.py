@@ -196,6 +196,15 @@ def m_same_key_withdrawn(patcher: Patcher) -> None:
     patcher.replace(plan, "writes_same", lambda *_: False)
 
 
+@mutant("cuts-lookahead", "CACHE-KV")
+def m_key_kept_under_lookahead(patcher: Patcher) -> None:
+    """A block keeps its key though a drafter may write its last slots."""
+
+    @patcher.around(plan, "writes_same")
+    def of_scheduled(same: Any, tx: Any, request: Any, place: Any, lengths: Any) -> bool:
+        return same(tx, request, place, replace(lengths, slots=lengths.scheduled))
+
+
 @mutant("calls", "LRU", costs="only the order of eviction changes", trace="queue_order")
 def m_freed_block_leaves_first(patcher: Patcher) -> None:
     """A released block is the next one to be taken."""

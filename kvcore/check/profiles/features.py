@@ -89,6 +89,20 @@ FEATURES: dict[str, Profile] = {
         296,
         not_shown=NEVER_REFUSED,
     ),
+    "cuts-lookahead": Profile(
+        "cut tokens added again, computed in part with a lookahead slot behind",
+        world(
+            *(2, 1, 4, 4, "truncate", "add_tokens"),
+            groups=(Group(3),),
+            num_letters=1,
+            num_lookahead=1,
+            moves="calls",
+            without=("fork", "append"),
+        ),
+        55,
+        375,
+        not_shown={"call allocate_slots: refused later": ROOMY},
+    ),
     "calls": Profile(
         "each call by itself, cuts and events",
         world(2, 2, 4, 4, "truncate", moves="calls", enable_events=True),

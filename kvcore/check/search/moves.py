@@ -93,6 +93,9 @@ def _moves_of(
     if "append" in tried and running and computed == num_tokens < world.num_tokens:
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
+    if "add_tokens" in tried and running and not request.drafts and num_tokens < world.num_tokens:
+        for token in next_tokens(world, children, tuple(request.tokens)):
+            yield Call("add_tokens", (name, [token]))
     if running:
         yield from draft_calls(world, request, children)
         yield from cuts(world, state, request)

@@ -56,7 +56,9 @@ impl<'py> Stories<'py> {
             Call::Rewind { names, num_tokens } => {
                 vec![self.ids(names)?, self.number(*num_tokens)?]
             }
-            Call::AddDrafts { name, tokens } => vec![self.id(*name), self.list(tokens.clone())?],
+            Call::AddTokens { name, tokens } | Call::AddDrafts { name, tokens } => {
+                vec![self.id(*name), self.list(tokens.clone())?]
+            }
             Call::SwapOut { names } | Call::SwapIn { names } => vec![self.ids(names)?],
             Call::EvictBlocks { block }
             | Call::Pin { block }

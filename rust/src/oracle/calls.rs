@@ -102,6 +102,7 @@ calls! {
     Free { name: Name } = "free";
     Truncate { name: Name, num_tokens: u32 } = "truncate";
     Rewind { names: Vec<Name>, num_tokens: u32 } = "rewind";
+    AddTokens { name: Name, tokens: Vec<u32> } = "add_tokens";
     AddDrafts { name: Name, tokens: Vec<u32> } = "add_drafts";
     Accept { name: Name, num_accepted: u32 } = "accept";
     RemoveSkippedBlocks { name: Name, num_tokens: u32 } = "remove_skipped_blocks";

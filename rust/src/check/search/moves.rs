@@ -107,6 +107,12 @@ fn moves_of(
         let tokens = next_tokens(world, children, &request.tokens);
         out.extend(tokens.map(|token| Move::Call(Call::Append { name, token })));
     }
+    let some = request.num_drafts() == 0 && num_tokens < world.num_tokens;
+    if world.tries("add_tokens") && running && some {
+        let tokens = next_tokens(world, children, &request.tokens);
+        let add = |token| Move::Call(Call::AddTokens { name, tokens: vec![token] });
+        out.extend(tokens.map(add));
+    }
     if running {
         draft_calls(world, request, children, out);
         cuts(world, state, request, out);

@@ -15,7 +15,7 @@ use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
 use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
-use crate::transitions::requests::{accept, add_drafts, add_request, remove_request};
+use crate::transitions::requests::{accept, add_drafts, add_request, add_tokens, remove_request};
 use crate::transitions::rewind::rewind;
 use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::transitions::swap::{swap_in, swap_out};
@@ -80,6 +80,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Rewind { names, num_tokens } => {
             Value::Fell(rewind(state, &ids(names), i64::from(*num_tokens))?)
         }
+        Call::AddTokens { name, tokens } => nothing(add_tokens(state, name.id(), tokens))?,
         Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
         Call::Accept { name, num_accepted } => {
             nothing(accept(state, name.id(), i64::from(*num_accepted)))?
