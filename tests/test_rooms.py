@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.syntax import statements
+
 ROOT = Path(__file__).parents[1]
 PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
 
@@ -52,7 +54,7 @@ def python_arrows(root: Path = PYTHON) -> Arrows:
     known = {dotted(path, root, "__init__"): path for path in root.rglob("*.py")}
     arrows: Arrows = {name: set() for name in known}
     for name, path in known.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(path):
             if isinstance(node, ast.Import):
                 found = [alias.name.split(".") for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:

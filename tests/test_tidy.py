@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.syntax import parsed, statements
 
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 400
@@ -53,15 +54,9 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    """A Python file's tree, parsed once in a run."""
-    return ast.parse(path.read_text())
-
-
 def imports(path: Path) -> Iterator[str]:
     """Each module that a Python file imports wherever in the file, and each name from one."""
-    for node in ast.walk(parsed(path)):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,7 +67,7 @@ def imports(path: Path) -> Iterator[str]:
 
 def python_functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and number of lines of each function, without its decorators."""
-    for node in ast.walk(parsed(path)):
+    for node in statements(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             yield node.name, node.end_lineno - node.lineno + 1

@@ -110,7 +110,7 @@ def known_tests(language: str, files: Iterable[str] = ()) -> set[str]:
     files: of Python alone, if not all.
     """
     listing = (
-        (*PYTEST, "--collect-only", *NOT_THESE, *files)
+        (*PYTEST, "--collect-only", "--assert=plain", *NOT_THESE, *files)
         if language == "python"
         else (*CARGO, "--quiet", "--", "--list", "--format=terse")
     )
