@@ -96,7 +96,7 @@ def test_a_limit_of_states_is_kept_exactly(
 
 
 def test_a_report_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ("--properties", "KV-READ,NOCRASH", "--no-symmetry", "tokens")
+    few = ("--properties", "KV-READ,NOCRASH", "--no-symmetry", "tokens", "--tokens", "1")
     _, out, _ = run(capsys, *SMALL, *few, "--json")
     found = json.loads(out)
     world = found["world"]
