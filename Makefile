@@ -11,6 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	echo "$$p" && break; done)
 ARGS ?=
 export VIRTUAL_ENV := $(CURDIR)/.venv
+# Without compiled files each of the tests' processes would compile kvcore again.
+unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 

@@ -80,7 +80,16 @@ def test_the_wheel_works_in(version: str, wheel: Path, tmp_path: Path) -> None:
     if python is None:
         pytest.skip(f"no working python{version} on PATH or in pyenv")
     target = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-compile",
+    ]
     install += ["--target", str(target), str(wheel)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     subprocess.run(install, env=environment, cwd=tmp_path, check=True)
