@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 NANO = 1_000_000_000
 SUB_BITS = 6
-NUM_CALIBRATIONS = 2001
+NUM_CALIBRATIONS = 201
 STEP = "step"
 MEASURED = (
     *("add_request", "get_computed_blocks", "allocate_slots", "append", "add_tokens"),
