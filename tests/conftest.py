@@ -61,7 +61,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.stats.get(outcome, ()):
             folder = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
             counts[folder][outcome] += 1
-            seconds[folder] += report.duration
+            seconds[folder] += getattr(
+                report, "duration", 0
+            )  # a file that fails to import has none
     for folder, found in sorted(counts.items()):
         words = ", ".join(f"{number} {outcome}" for outcome, number in found.items())
         terminalreporter.write_line(f"{folder}: {words} in {seconds[folder]:.0f} s")
