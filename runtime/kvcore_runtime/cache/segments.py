@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a batch's copying commands: segment by segment, or in the orders that must equal it.
+"""Runs a batch's copying commands: segment by segment, or in program order, which must equal it.
 
 Inside a segment no block is written twice, read after it was written, or written after it
 was read; so program order, any order inside segments and all reads before all writes give the same
-contents. `run_segments` is what a runtime uses, the other three show the law and serve to find a
-batch that breaks it. `check_segments` comes first: nothing here checks again what would stop
-half-way.
+contents. `run_segments` is what a runtime uses, `run_program_order` serves to find a batch that
+breaks the law. `check_segments` comes first: nothing here checks again what would stop half-way.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -61,30 +59,6 @@ def run_program_order(cache: Cache, commands: Sequence[Copying]) -> None:
     """One command after the other: what a batch means."""
     for command in commands:
         _run_kind(cache, command.kind, [command])
-
-
-def run_shuffled(cache: Cache, commands: Sequence[Copying], seed: int) -> None:
-    """One command after the other, those of a segment in a random order."""
-    shuffle = random.Random(seed).shuffle
-    for _, segment in itertools.groupby(commands, key=lambda each: each.segment):
-        some = list(segment)
-        shuffle(some)
-        run_program_order(cache, some)
-
-
-def run_parallel(cache: Cache, commands: Sequence[Copying]) -> None:
-    """All reads of a segment before all its writes, as if its commands ran at the same moment."""
-    for _, segment in itertools.groupby(commands, key=lambda each: each.segment):
-        writes = []
-        for command in segment:
-            source, target = _tiers(cache, command.kind)
-            content = torch.zeros_like(target.pieces[:, 0])
-            if command.kind != Zero.kind:
-                content = source.pieces[:, command.a].to(target.pieces.device, copy=True)
-            place = command.a if command.kind == Zero.kind else command.b
-            writes.append((target.pieces[:, place], content))
-        for page, content in writes:
-            page.copy_(content)
 
 
 def check_segments(cache: Cache, number: int, commands: Iterable[Copying]) -> None:

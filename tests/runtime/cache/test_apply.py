@@ -25,10 +25,8 @@ from kvcore_runtime.cache.segments import (
     COPYING,
     Copying,
     Run,
-    run_parallel,
     run_program_order,
     run_segments,
-    run_shuffled,
 )
 from kvcore_runtime.cache.tables import BlockTables
 from msgspec.structs import replace
@@ -50,6 +48,7 @@ from kvcore.types.commands import (
     close,
 )
 from kvcore.types.keys import KEY_SIZE
+from tests.runtime.cache.orders import run_parallel, run_shuffled
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4
 RUNS: dict[str, Run] = {

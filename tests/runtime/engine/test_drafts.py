@@ -7,7 +7,7 @@ from functools import cache
 import attrs
 import pytest
 from kvcore_runtime.cache.layer_groups import make_groups
-from kvcore_runtime.engine.drafts import Drafter, PromptLookup, Spoiled, count_accepted
+from kvcore_runtime.engine.drafts import Drafter, PromptLookup, count_accepted
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.errors import InvalidOption
 from kvcore_runtime.engine.scheduler import Preemption
@@ -18,6 +18,7 @@ from kvcore_runtime.model.sampling import FinishReason, Sampling
 from kvcore import Config
 from tests.conftest import Backend
 from tests.runtime.backends import both_backends
+from tests.runtime.engine.spoiled import Spoiled
 from tests.runtime.model.questions import (
     MODELS,
     SYSTEM,

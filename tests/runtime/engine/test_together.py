@@ -17,7 +17,7 @@ from kvcore_runtime.cache.errors import TierFailed
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
-from kvcore_runtime.engine.drafts import PromptLookup, Spoiled
+from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.sequence import Completion, Sequence
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kvcore import Config
 from tests.conftest import Backend
+from tests.runtime.engine.spoiled import Spoiled
 from tests.runtime.model.questions import (
     SLIDING,
     assert_drained,
