@@ -8,9 +8,11 @@ it runs once, before the first request, so it has no twin in Rust.
 """
 
 from kvcore.sizing.configs import (
+    estimate_max_model_len,
     get_kv_cache_config,
     is_kv_cache_type_uniform,
     make_grouped_config,
+    make_unified_config,
     make_uniform_config,
     request_bytes,
     unify_hybrid_kv_cache_specs,
@@ -31,7 +33,6 @@ from kvcore.sizing.layout import (
 )
 from kvcore.sizing.memory import (
     check_enough_kv_cache_memory,
-    estimate_max_model_len,
     max_request_bytes,
 )
 from kvcore.sizing.models import Layer, Model, make_layer_specs, read_model
@@ -70,6 +71,7 @@ __all__ = [
     "make_layer_specs",
     "make_layout",
     "make_manager_config",
+    "make_unified_config",
     "make_uniform_config",
     "max_concurrency",
     "max_request_bytes",

@@ -5,7 +5,8 @@ A model of one kind gives one group. A model of several kinds gives several grou
 (`make_grouped_config`), or one where its windows and chunks are kept as full attention
 (`get_kv_cache_config`). What a request needs is checked after such a change, on the layers as they
 will be kept: checked before it, a model passes with the need of its windows and then lacks the
-blocks for one full request. No call changes its argument. Source: S001-58 to 70.
+blocks for one full request. A number of blocks that is set must be enough for that request too. No
+call changes its argument. Source: S001-58 to 70.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvcore.sizing.errors import (
     GroupLayersDiffer,
     MixedSpecs,
     NoLayers,
+    NotEnoughBlocks,
 )
 from kvcore.sizing.grouping import group_layers
 from kvcore.sizing.layout import (
@@ -30,7 +32,15 @@ from kvcore.sizing.layout import (
     create_kv_cache_group_specs,
     make_layout,
 )
-from kvcore.sizing.memory import Specs, check_enough_kv_cache_memory, check_memory, check_need
+from kvcore.sizing.memory import (
+    Specs,
+    check_enough_kv_cache_memory,
+    check_memory,
+    check_need,
+    longest_hint,
+    longest_in_memory,
+    longest_length,
+)
 from kvcore.sizing.specs import FullAttentionSpec, LayerSpec, Limits, WindowedSpec
 
 
@@ -65,8 +75,19 @@ def make_uniform_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
     """One group of all layers; beside full attention, windows and chunks are kept as full too.
 
-    So did vLLM 0.8.5. `make_grouped_config` gives each kind its own group, which takes less memory.
-    Raises NoLayers, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory, MixedSpecs.
+    `make_grouped_config` gives each kind its own group, which takes less memory.
+    Raises NoLayers, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory, MixedSpecs,
+    NotEnoughBlocks.
+    """
+    config = make_unified_config(specs, available_bytes, limits)
+    _check_blocks(config.groups, limits)
+    return config
+
+
+def make_unified_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
+    """What `get_kv_cache_config` makes, with `limits.num_blocks` as it is: so did vLLM 0.8.5.
+
+    Raises what it raises except NotEnoughBlocks.
     """
     unified = unify_hybrid_kv_cache_specs(specs)
     check_enough_kv_cache_memory(unified, available_bytes, limits)
@@ -79,17 +100,41 @@ def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 def make_grouped_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
     """Groups of equal blocks over one pool, each kind with its own rule; see grouping.py.
 
-    Raises NoLayers, GroupsDoNotFit, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory.
+    Raises NoLayers, GroupsDoNotFit, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory,
+    NotEnoughBlocks.
     """
     groups = group_layers(specs)
     check_need(lambda probe: request_bytes(groups, probe), available_bytes, limits)
+    _check_blocks(groups, limits)
     return make_layout(groups, _num_blocks(groups, available_bytes, limits))
 
 
 def request_bytes(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
     """Bytes of the blocks that one request of the longest length holds, and of the null block."""
-    blocks = blocks_per_request(groups, limits) + int(limits.null_block)
-    return blocks * block_bytes(groups)
+    return request_blocks(groups, limits) * block_bytes(groups)
+
+
+def request_blocks(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
+    """Blocks that one request of the longest length holds, and the null block."""
+    return blocks_per_request(groups, limits) + int(limits.null_block)
+
+
+def estimate_max_model_len(specs: Specs, available_bytes: int, limits: Limits) -> int:
+    """The longest request that fits, at most `limits.max_model_len`; 0 if not even one token.
+
+    It fits into the memory, and into `limits.num_blocks` of `make_grouped_config` if they are set.
+    Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB; with
+    `limits.num_blocks` also what `group_layers` raises.
+    """
+    longest = longest_in_memory(specs, available_bytes, limits)
+    if limits.num_blocks is None:
+        return longest
+    return min(longest, longest_in_blocks(group_layers(specs), limits.num_blocks, limits))
+
+
+def longest_in_blocks(groups: Sequence[KVCacheGroupSpec], num_blocks: int, limits: Limits) -> int:
+    """The longest request that these blocks hold, at most `limits.max_model_len`; 0 if none."""
+    return longest_length(lambda probe: request_blocks(groups, probe), num_blocks, limits)
 
 
 def unify_kv_cache_configs(
@@ -116,6 +161,22 @@ def unify_kv_cache_configs(
     for rank, config in enumerate(unified[1:], 1):
         _check_alike(rank, config.groups, unified[0].groups, same_layers)
     return unified
+
+
+def _check_blocks(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> None:
+    """Raise NotEnoughBlocks unless `limits.num_blocks`, if set, hold one request of full length."""
+    needed, num_blocks = request_blocks(groups, limits), limits.num_blocks
+    if num_blocks is None or needed <= num_blocks:
+        return
+    longest = longest_in_blocks(groups, num_blocks, limits)
+    raise NotEnoughBlocks(
+        max_model_len=limits.max_model_len,
+        needed=needed,
+        null=" with the null block" if limits.null_block else "",
+        num_blocks=num_blocks,
+        hint=longest_hint(longest),
+        longest_model_len=longest,
+    )
 
 
 def _check_alike(

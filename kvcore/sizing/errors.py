@@ -74,6 +74,15 @@ class NotEnoughMemory(KvcoreError):
     )
 
 
+class NotEnoughBlocks(KvcoreError):
+    """A pool that is set to fewer blocks than one request of full length needs."""
+
+    message = (
+        "one request of {max_model_len} tokens needs {needed} blocks{null}, num_blocks is "
+        "{num_blocks}{hint}"
+    )
+
+
 class GroupCountDiffers(KvcoreError):
     """Workers under one manager have the same groups."""
 

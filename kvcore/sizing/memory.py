@@ -45,9 +45,10 @@ def longest_length(need: Callable[[Limits], int], available: int, limits: Limits
     return longest
 
 
-def estimate_max_model_len(specs: Specs, available_bytes: int, limits: Limits) -> int:
-    """The longest request that fits, at most `limits.max_model_len`; 0 if not even one token.
+def longest_in_memory(specs: Specs, available_bytes: int, limits: Limits) -> int:
+    """The longest request that this memory holds, at most `limits.max_model_len`; 0 if none.
 
+    Does not look at `limits.num_blocks`.
     Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB.
     """
     check_memory("available_bytes", available_bytes, least=0)
@@ -71,16 +72,20 @@ def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limi
     if needed_bytes <= available_bytes:
         return
     longest = longest_length(need, available_bytes, limits)
-    hint = f"; the longest request that fits has {longest} tokens" if longest else ""
     raise NotEnoughMemory(
         max_model_len=limits.max_model_len,
         needed=format_gib(needed_bytes),
         available=format_gib(available_bytes),
-        hint=hint,
+        hint=longest_hint(longest),
         needed_bytes=needed_bytes,
         available_bytes=available_bytes,
         longest_model_len=longest,
     )
+
+
+def longest_hint(longest: int) -> str:
+    """What a refusal says of the longest request that fits; nothing if there is none."""
+    return f"; the longest request that fits has {longest} tokens" if longest else ""
 
 
 def at_least_none(available_bytes: int) -> int:

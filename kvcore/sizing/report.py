@@ -14,18 +14,19 @@ from typing import Any
 
 import attrs
 
-from kvcore.sizing.configs import request_bytes, unify_hybrid_kv_cache_specs
+from kvcore.sizing.configs import longest_in_blocks, request_bytes, unify_hybrid_kv_cache_specs
 from kvcore.sizing.families import family_note
 from kvcore.sizing.grouping import group_layers
 from kvcore.sizing.layout import (
     KVCacheConfig,
     KVCacheGroupSpec,
+    block_bytes,
     blocks_per_request,
     make_layout,
     num_cache_tokens,
     usable_blocks,
 )
-from kvcore.sizing.memory import check_memory, longest_length
+from kvcore.sizing.memory import check_memory
 from kvcore.sizing.models import Model, make_layer_specs
 from kvcore.sizing.specs import Limits
 from kvcore.sizing.units import format_memory
@@ -89,7 +90,8 @@ def size_model(
 ) -> SizeReport:
     """The report for a model.
 
-    memory_bytes: for the cache, on each device. windows: False to keep windows and chunks as full
+    memory_bytes: for the cache, on each device. limits.num_blocks replaces the blocks that fit, and
+    a request must fit into both. windows: False to keep windows and chunks as full
     attention in a model that has both. Raises WrongArgument, NoCacheMemory, InvalidMemory above a
     PiB, and what `make_layer_specs` and `group_layers` raise.
     """
@@ -98,16 +100,15 @@ def size_model(
         model, block_size=block_size, dtype=dtype, tensor_parallel=tensor_parallel
     )
     groups = group_layers(specs if windows else unify_hybrid_kv_cache_specs(specs))
-    config = make_layout(groups, memory_bytes // make_layout(groups, 0).block_bytes)
+    in_memory = memory_bytes // block_bytes(groups)
+    config = make_layout(groups, in_memory if limits.num_blocks is None else limits.num_blocks)
     return SizeReport(
         model=model,
         config=config,
         limits=limits,
         memory_bytes=memory_bytes,
         tensor_parallel=tensor_parallel,
-        longest_model_len=longest_length(
-            lambda probe: request_bytes(groups, probe), memory_bytes, limits
-        ),
+        longest_model_len=longest_in_blocks(groups, min(config.num_blocks, in_memory), limits),
         notes=tuple(_notes(model, limits, dtype)),
     )
 

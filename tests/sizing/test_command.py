@@ -11,6 +11,7 @@ import pytest
 
 from kvcore import Config, Group
 from kvcore.cli import main as cli
+from kvcore.sizing import Limits, read_model, size_model
 from kvcore.sizing.command import main
 from kvcore.types.errors import InvalidConfig
 from tests.sizing.models import CONFIGS, LLAMA, write
@@ -64,6 +65,12 @@ def test_one_byte_too_little_names_the_longest_length_that_fits(
         "too small  a request of 8,192 tokens needs 1.00 GiB; "
         "the longest that would has 8,176 tokens"
     )
+
+
+def test_blocks_that_are_set_bound_the_report() -> None:
+    limits = Limits(max_model_len=8192, num_blocks=33, null_block=True)
+    report = size_model(read_model(LLAMA_8B), 80 * 2**30, limits)
+    assert (report.config.num_blocks, report.fits, report.longest_model_len) == (33, False, 512)
 
 
 def test_memory_below_one_block_fits_no_token(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,12 @@ from kvcore.sizing import (
     LayerSpec,
     Limits,
     create_kv_cache_group_specs,
+    estimate_max_model_len,
     get_kv_cache_config,
     is_kv_cache_type_uniform,
     make_grouped_config,
     make_layout,
+    make_unified_config,
     make_uniform_config,
     max_concurrency,
     num_cache_tokens,
@@ -31,6 +33,7 @@ from kvcore.sizing.errors import (
     GroupLayersDiffer,
     MixedSpecs,
     NoLayers,
+    NotEnoughBlocks,
     NotEnoughMemory,
     SpecsDiffer,
     UnknownLayer,
@@ -102,11 +105,41 @@ def test_blocks_are_what_fits_in_all_layers(available: int, blocks: int) -> None
 
 
 @pytest.mark.seed("S001-61")
-@pytest.mark.parametrize("blocks", [1, 1_000_000])
+@pytest.mark.parametrize("blocks", [4, 1_000_000])
 def test_a_number_of_blocks_that_is_given_replaces_what_fits(blocks: int) -> None:
     model, limits = layers(full(), full()), Limits(max_model_len=64, num_blocks=blocks)
     for make in (get_kv_cache_config, make_uniform_config, make_grouped_config):
         assert make(model, 8 * PAGE, limits).num_blocks == blocks
+
+
+def test_a_number_of_blocks_below_one_request_is_refused() -> None:
+    model, one = layers(full(), full()), Limits(max_model_len=64, num_blocks=1)
+    for make in (get_kv_cache_config, make_grouped_config):
+        with pytest.raises(NotEnoughBlocks) as caught:
+            make(model, 8 * PAGE, one)
+        assert str(caught.value) == (
+            "one request of 64 tokens needs 4 blocks, num_blocks is 1; "
+            "the longest request that fits has 16 tokens"
+        )
+        assert caught.value.fields["longest_model_len"] == 16
+    for make in (make_uniform_config, make_unified_config):  # as vLLM 0.8.5: not judged
+        assert make(model, 8 * PAGE, one).num_blocks == 1
+    nothing = attrs.evolve(one, null_block=True)
+    with pytest.raises(NotEnoughBlocks, match=r"needs 5 blocks with the null block, .* is 1$"):
+        make_grouped_config(model, 10 * PAGE, nothing)
+
+
+def test_blocks_that_are_set_are_judged_in_all_groups() -> None:
+    model = layers(full(), sliding(16))
+    limits = Limits(max_model_len=1024, max_num_batched_tokens=16, num_blocks=64 + 3)
+    assert make_grouped_config(model, 200 * PAGE, limits).num_blocks == 67
+    assert get_kv_cache_config(model, 200 * PAGE, limits).num_blocks == 67
+    short = attrs.evolve(limits, num_blocks=66)
+    assert get_kv_cache_config(model, 200 * PAGE, short).num_blocks == 66  # one group of 64 blocks
+    with pytest.raises(NotEnoughBlocks, match="needs 67 blocks, num_blocks is 66"):
+        make_grouped_config(model, 200 * PAGE, short)
+    assert estimate_max_model_len(model, 200 * PAGE, limits) == 1024
+    assert estimate_max_model_len(model, 200 * PAGE, short) == 1024 - 16
 
 
 @pytest.mark.seed("S001-62")

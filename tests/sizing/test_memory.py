@@ -43,6 +43,15 @@ def test_an_estimate_is_zero_or_within_what_is_asked(available: int, estimated: 
     assert estimate_max_model_len(layers(full()), available, Limits(max_model_len=64)) == estimated
 
 
+def test_an_estimate_is_within_the_blocks_that_are_set() -> None:
+    limits = Limits(max_model_len=16384, num_blocks=32)
+    assert estimate_max_model_len(LLAMA_7B, 8 * GIB, limits) == 32 * BLOCK == 512
+    assert estimate_max_model_len(LLAMA_7B, 0, limits) == 0
+    null = Limits(max_model_len=16384, num_blocks=32, null_block=True)
+    assert estimate_max_model_len(LLAMA_7B, 8 * GIB, null) == 31 * BLOCK
+    assert (limits.num_blocks, limits.max_model_len) == (32, 16384)
+
+
 specs = st.lists(
     st.one_of(st.just(full()), st.integers(1, 80).map(sliding)), min_size=1, max_size=4
 )

@@ -19,7 +19,7 @@ from kvcore import metrics, sizing
 from kvcore.legacy.v1_0_8 import block_hashes, live_blocks
 from kvcore.legacy.v1_0_8 import kv_cache_interface as layers
 from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash, TokensMissing, of_original_kind
-from kvcore.sizing.memory import at_least_none, check_need, max_request_bytes
+from kvcore.sizing.memory import at_least_none, check_need, longest_in_memory, max_request_bytes
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import CountMismatch
 from kvcore.types.values import PrefixCacheStats
@@ -159,7 +159,7 @@ def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_me
     Raises WrongArgument, InvalidMemory above a PiB.
     """
     limits, specs = layers.read_limits(vllm_config), layers.read_specs(kv_cache_spec)
-    return sizing.estimate_max_model_len(specs, at_least_none(available_memory), limits)
+    return longest_in_memory(specs, at_least_none(available_memory), limits)
 
 
 def check_enough_kv_cache_memory(
@@ -208,12 +208,13 @@ def get_kv_cache_config(
 ) -> layers.KVCacheConfig:
     """One group of all layers, windows beside full attention made full in place.
 
-    A request must fit as its layers will be kept. Raises MixedLayers, NothingToCache, LayersDiffer,
-    and what `check_enough_kv_cache_memory` raises; the specs are then as they were.
+    A request must fit as its layers will be kept; a number of blocks that is set is taken as it is.
+    Raises MixedLayers, NothingToCache, LayersDiffer, and what `check_enough_kv_cache_memory`
+    raises; the specs are then as they were.
     """
     unified, limits = dict(kv_cache_spec), layers.read_limits(vllm_config)
     unify_hybrid_kv_cache_specs(unified)
-    layout = sizing.get_kv_cache_config(layers.read_specs(unified), available_memory, limits)
+    layout = sizing.make_unified_config(layers.read_specs(unified), available_memory, limits)
     kv_cache_spec.update(unified)
     return _as_worker(unified, layout, limits)
 

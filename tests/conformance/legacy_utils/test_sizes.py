@@ -190,6 +190,13 @@ def test_a_uniform_configuration_divides_the_memory_among_the_layers() -> None:
     assert forced == worker(30, (["b", "a"], full()))
 
 
+def test_a_number_of_blocks_that_is_set_is_not_judged() -> None:
+    short = engine(64, blocks=1)
+    assert get_kv_cache_config(short, {"a": full()}, 10 * PAGE).num_blocks == 1
+    assert estimate_max_model_len(short, {"a": full()}, 10 * PAGE) == 64
+    check_enough_kv_cache_memory(short, {"a": full()}, 10 * PAGE)
+
+
 @pytest.mark.seed("S001-63")
 def test_all_layers_have_one_page_size() -> None:
     with pytest.raises(LayersDiffer, match="layer b") as caught:
