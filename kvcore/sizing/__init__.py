@@ -46,8 +46,10 @@ from kvcore.sizing.specs import (
     SlidingWindowSpec,
 )
 from kvcore.sizing.units import parse_memory
+from kvcore.sizing.weights import Budget, count_parameters, make_budget
 
 __all__ = [
+    "Budget",
     "ChunkedLocalSpec",
     "CrossAttentionSpec",
     "FullAttentionSpec",
@@ -62,11 +64,13 @@ __all__ = [
     "SlidingWindowSpec",
     "blocks_per_request",
     "check_enough_kv_cache_memory",
+    "count_parameters",
     "create_kv_cache_group_specs",
     "estimate_max_model_len",
     "get_kv_cache_config",
     "group_layers",
     "is_kv_cache_type_uniform",
+    "make_budget",
     "make_grouped_config",
     "make_layer_specs",
     "make_layout",

@@ -12,17 +12,22 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+import attrs
 
 from kvcore.cli.arguments import count, parse
-from kvcore.sizing.errors import MissingField
+from kvcore.sizing.errors import MissingField, WeightsDoNotFit
 from kvcore.sizing.models import Model, read_model
 from kvcore.sizing.report import SizeReport, size_model, to_json, to_text
 from kvcore.sizing.specs import Limits
 from kvcore.sizing.units import parse_memory, read_dtype
+from kvcore.sizing.weights import COUNTED, Budget, make_budget
 from kvcore.types.errors import KvcoreError
 
 FITS, TOO_SMALL, USAGE_ERROR = 0, 1, 2
 DEFAULT_BATCHED_TOKENS = 8192
+DEFAULT_UTILIZATION = Decimal("0.9")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,48 +36,75 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: those behind `kvcore size`, the process's by default.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(_make_parser(), _join_negative(given))
+    parser = _make_parser()
+    options = parse(parser, _join_negative(given))
+    if options.gpu is None and (options.weights or options.utilization):
+        parser.error("--weights and --utilization belong to --gpu")
     try:
         report = _size(options)
     except KvcoreError as error:
         print(f"kvcore size: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return TOO_SMALL if isinstance(error, WeightsDoNotFit) else USAGE_ERROR
     print(json.dumps(to_json(report), indent=2) if options.json else to_text(report))
     return FITS if report.fits else TOO_SMALL
 
 
 def _size(options: argparse.Namespace) -> SizeReport:
-    memory_bytes = parse_memory(options.memory)
     dtype = None if options.dtype == "auto" else read_dtype(options.dtype)
     model = read_model(options.config)
+    budget = None if options.gpu is None else _make_budget(options, model)
     limits = Limits(
         max_model_len=options.max_model_len or _own_length(model),
         max_num_batched_tokens=options.max_num_batched_tokens,
         null_block=True,
     )
-    return size_model(
+    report = size_model(
         model,
-        memory_bytes,
+        parse_memory(options.memory) if budget is None else budget.cache_bytes,
         limits,
         block_size=options.block_size,
         dtype=dtype,
         tensor_parallel=options.tensor_parallel,
         windows=options.windows,
     )
+    if budget is None:
+        return report
+    return attrs.evolve(report, budget=budget, notes=(*report.notes, _NOT_COUNTED))
 
 
 def _join_negative(arguments: list[str]) -> list[str]:
-    """The arguments with `--memory -5GiB` as `--memory=-5GiB`: argparse takes -5GiB for an option.
+    """The arguments with `--gpu -5GiB` as `--gpu=-5GiB`: argparse takes -5GiB for an option.
 
     So a negative amount gets the message of `parse_memory`.
     """
     joined: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] == "--memory" and re.match(r"-[\d.]", argument):
-            joined[-1] = f"--memory={argument}"
+        if joined and joined[-1] in _AMOUNTS and re.match(r"-[\d.]", argument):
+            joined[-1] += f"={argument}"
         else:
             joined.append(argument)
     return joined
+
+
+def _make_budget(options: argparse.Namespace, model: Model) -> Budget:
+    return make_budget(
+        model,
+        parse_memory(options.gpu),
+        options.utilization or DEFAULT_UTILIZATION,
+        weights_bytes=None if options.weights is None else parse_memory(options.weights),
+        tensor_parallel=options.tensor_parallel,
+    )
+
+
+def _fraction(text: str) -> Decimal:
+    """A number above 0 and at most 1, for argparse."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal(0)
+    if not value.is_finite() or not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, not {text!r}")
+    return value
 
 
 def _own_length(model: Model) -> int:
@@ -90,7 +122,11 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("config", metavar="CONFIG", help="the model's Hugging Face config.json")
-    add("--memory", required=True, help="for the cache alone, on each device: 80GiB, 512MiB, 24GB")
+    memory = parser.add_mutually_exclusive_group(required=True)
+    memory.add_argument("--memory", help=_MEMORY)
+    memory.add_argument("--gpu", metavar="MEMORY", help=_GPU)
+    add("--weights", metavar="MEMORY", help=_WEIGHTS)
+    add("--utilization", type=_fraction, metavar="FRACTION", help=_UTILIZATION)
     add("--max-model-len", type=count, metavar="TOKENS", help="longest request (the model's own)")
     add("--block-size", type=count, default=16, metavar="TOKENS", help="tokens per block (16)")
     add("--dtype", default="auto", help="of the cache: bfloat16, fp8, ... (the weights')")
@@ -107,5 +143,16 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+_AMOUNTS = ("--memory", "--gpu", "--weights")
+_MEMORY = "for the cache alone, on each device: 80GiB, 512MiB, 24GB"
+_GPU = "memory of each device, of which --utilization is used: the weights and the cache"
+_WEIGHTS = (
+    "size of the whole model's weights, spread over the devices (by default counted from CONFIG, "
+    f"if its model_type is one of {COUNTED}, without experts, quantization and other parts)"
+)
+_UTILIZATION = f"part of --gpu that weights and cache take together ({DEFAULT_UTILIZATION})"
+_NOT_COUNTED = (
+    "activations and CUDA graphs, which take their part of the same memory, are not counted"
+)
 _TP = "devices that share the attention heads (1)"
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"

@@ -65,6 +65,15 @@ class NoCacheMemory(KvcoreError):
     message = "no memory is available for the cache blocks ({available} bytes): give the cache more"
 
 
+class WeightsDoNotFit(NoCacheMemory):
+    """The model's weights take all the memory that is used."""
+
+    message = (
+        "the weights take {weights} of {usable} ({utilization} of {gpu}): nothing is left for the "
+        "cache"
+    )
+
+
 class NotEnoughMemory(KvcoreError):
     """One request of full length does not fit."""
 

@@ -115,8 +115,13 @@ def make_layer_specs(
 def _cache_dtype(model: Model, dtype: str | None) -> str:
     if dtype is not None:
         return read_dtype(dtype)
+    reason = "it is the cache's number format, and none is assumed: give one, like bfloat16"
+    return weights_dtype(model, reason)
+
+
+def weights_dtype(model: Model, reason: str) -> str:
+    """The weights' number format. reason: why it is needed. Raises MissingField, InvalidField."""
     if model.dtype is None:
-        reason = "it is the cache's number format, and none is assumed: give one, like bfloat16"
         raise MissingField(file=model.file, field="torch_dtype", reason=reason)
     try:
         return read_dtype(model.dtype)
@@ -138,14 +143,14 @@ def _layer_spec(layer: Layer, block_size: int, dtype: str, tensor_parallel: int)
     }
     if layer.kind == "mla":
         return FullAttentionSpec(**made, use_mla=True)
-    made["num_kv_heads"] = _heads_per_device(layer.num_kv_heads, tensor_parallel)
+    made["num_kv_heads"] = heads_per_device(layer.num_kv_heads, tensor_parallel)
     if layer.window is None:
         return FullAttentionSpec(**made)
     kind = SlidingWindowSpec if layer.kind == "sliding_window" else ChunkedLocalSpec
     return kind(**made, window=layer.window)
 
 
-def _heads_per_device(num_kv_heads: int, tensor_parallel: int) -> int:
+def heads_per_device(num_kv_heads: int, tensor_parallel: int) -> int:
     fewer, more = sorted((num_kv_heads, tensor_parallel))
     if more % fewer:
         raise HeadsDoNotSplit(

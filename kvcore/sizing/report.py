@@ -30,6 +30,7 @@ from kvcore.sizing.memory import check_memory
 from kvcore.sizing.models import Model, make_layer_specs
 from kvcore.sizing.specs import Limits
 from kvcore.sizing.units import format_memory
+from kvcore.sizing.weights import Budget
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +38,8 @@ class SizeReport:
     """A model's cache in a given memory.
 
     longest_model_len: the longest request that fits, at most `limits.max_model_len`; 0 if none.
-    notes: what a reader should know of how this was sized, a sentence each.
+    notes: what a reader should know of how this was sized, a sentence each. budget: where the
+    memory comes from, None if it was given.
     """
 
     model: Model
@@ -47,6 +49,7 @@ class SizeReport:
     tensor_parallel: int
     longest_model_len: int
     notes: tuple[str, ...]
+    budget: Budget | None = None
 
     @property
     def fits(self) -> bool:
@@ -148,6 +151,7 @@ def to_json(report: SizeReport) -> dict[str, Any]:
         "fits": report.fits,
         "longest_model_len": report.longest_model_len,
         "notes": list(report.notes),
+        "budget": None if report.budget is None else _budget_json(report.budget),
     }
 
 
@@ -157,6 +161,8 @@ def to_text(report: SizeReport) -> str:
     if report.tensor_parallel > 1:
         lines.append(("devices", _devices_line(report)))
     lines += _group_lines(report.config)
+    if report.budget is not None:
+        lines.append(("device", _budget_line(report.budget, report.model)))
     lines += _size_lines(report)
     return "\n".join(f"{name:<11}{text}" for name, text in lines)
 
@@ -186,6 +192,24 @@ def _devices_line(report: SizeReport) -> str:
     else:
         part = f"{spec.num_kv_heads} of {_count(layer.num_kv_heads, 'key-value head')}"
     return f"{report.tensor_parallel}, each with {part}; sizes below are of one device"
+
+
+def _budget_json(budget: Budget) -> dict[str, Any]:
+    return {
+        "gpu_bytes": budget.gpu_bytes,
+        "utilization": float(budget.utilization),
+        "weights_bytes": budget.weights_bytes,
+        "num_parameters": budget.num_parameters,
+    }
+
+
+def _budget_line(budget: Budget, model: Model) -> str:
+    whole, usable = format_memory(budget.gpu_bytes), format_memory(budget.usable_bytes)
+    text = f"{budget.utilization} of {whole} is {usable}, less weights of "
+    text += format_memory(budget.weights_bytes)
+    if budget.num_parameters is not None:
+        text += f" ({budget.num_parameters:,} parameters in {model.dtype})"
+    return text
 
 
 def _group_lines(config: KVCacheConfig) -> list[tuple[str, str]]:
