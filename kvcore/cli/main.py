@@ -17,6 +17,7 @@ from typing import Any
 
 import kvcore
 from kvcore.cli.arguments import COMPLETING, parse
+from kvcore.cli.pipes import holding_interrupts, quiet
 
 GROUP = "kvcore.commands"
 ELSEWHERE = {"generate": "kvcore-runtime"}
@@ -27,6 +28,7 @@ USAGE_ERROR = 2
 Command = Callable[[list[str]], int]
 
 
+@quiet
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; 2 if the call was wrong.
 
@@ -45,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in commands:
         print(f"kvcore: {_missing(name, names)}", file=sys.stderr)
         return USAGE_ERROR
-    command: Command = commands[name].load()
+    with holding_interrupts():
+        command: Command = commands[name].load()
     return command(list(arguments or ()))
 
 

@@ -1,35 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command whose reader has gone, as with `| head`.
+"""How a command ends if its reader has gone (`| head`), its output is full, or it is interrupted.
 
-It ends without a word, with the code of a process that the pipe ended; what it was to write
-to files is written before.
+It ends without a traceback: without a word, with the code of a process that the pipe ended; with
+one sentence if something cannot be written; with one word at an interrupt that the command itself
+does not report. What it was to write to files is written before.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import ParamSpec
+from typing import ParamSpec, TextIO
 
 READER_GONE = 141
 """128 and the number of SIGPIPE."""
+INTERRUPTED = 130
+"""128 and the number of SIGINT."""
+CANNOT_WRITE = 2
 
 P = ParamSpec("P")
 
 
 def quiet(command: Callable[P, int]) -> Callable[P, int]:
-    """The command; if nothing reads its output any more, it ends quietly."""
+    """The command, which ends as said above."""
 
     @wraps(command)
     def ended(*args: P.args, **options: P.kwargs) -> int:
         try:
-            code = command(*args, **options)
-            sys.stdout.flush()
+            try:
+                return command(*args, **options)
+            finally:  # also if argparse ends the process
+                sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return READER_GONE
+            code = READER_GONE
+        except KeyboardInterrupt:
+            _say("interrupted")
+            code = INTERRUPTED
+        except OSError as error:
+            of_file = f"{error.filename}: " if error.filename else "the output: "
+            _say(f"{of_file}{error.strerror or error}")
+            code = CANNOT_WRITE
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
         return code
 
     return ended
+
+
+@contextmanager
+def holding_interrupts() -> Iterator[None]:
+    """An interrupt comes at the end of the block: torch aborts if one comes in its import."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread gets interrupts, or may change who does
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):
+        print(f"kvcore: {sentence}", file=sys.stderr, flush=True)
+
+
+def _let_go(stream: TextIO) -> None:
+    """What cannot be flushed goes nowhere: the interpreter would try again at its end."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

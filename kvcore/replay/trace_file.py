@@ -3,12 +3,14 @@
 
 One line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
 is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
-nothing. Which form a file has, its first good line says: Bailian's requests have a `chat_id`,
-timestamps in seconds and 16 tokens per id; Mooncake's milliseconds and 512.
+nothing, and so does a byte order mark at the start. Which form a file has, its first good line
+says: Bailian's requests have a `chat_id`, timestamps in seconds and 16 tokens per id; Mooncake's
+milliseconds and 512.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from array import array
@@ -127,6 +129,7 @@ class TraceReader:
             self.position += len(line)
             if self.num_lines == 1:
                 self._check_plain(line)
+                line = line.removeprefix(codecs.BOM_UTF8)
             if len(line) == LINE_BYTES_MAX and not line.endswith(b"\n"):
                 rest = file.readline(LINE_BYTES_MAX)
                 too_long = bool(rest.strip())

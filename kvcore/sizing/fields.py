@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of a config.json, read with errors that name field and file.
 
-A field that is null counts as missing. A model with several parts has its language model in
-`text_config`; what is not said there is looked up around it, and shapes said twice must agree.
+A byte order mark at the start is skipped. A field that is null counts as missing. A model with
+several parts has its language model in `text_config`; what is not said there is looked up around
+it, and shapes said twice must agree.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def read_fields(path: str | Path) -> Fields:
     """
     file = str(path)
     try:
-        outer = json.loads(Path(path).read_text(encoding="utf-8"))
+        outer = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UnreadableModel(file=file, reason=f"cannot be read: {reason}") from error

@@ -23,6 +23,7 @@ from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
 from kvcore.check.mutants.hunt import Hunt, hunt, observe
 from kvcore.check.mutants.seeding import Mutant
+from kvcore.check.search.workers import leaving_interrupts
 from kvcore.check.world.world import World
 
 LONGEST_RUN = 9
@@ -73,7 +74,9 @@ def score_all(names: Iterable[str], num_workers: int = NUM_WORKERS) -> Iterable[
         yield from map(score_one, names)
         return
     with ProcessPoolExecutor(num_workers, get_context("spawn")) as pool:
-        yield from pool.map(score_one, names)
+        with leaving_interrupts():
+            scores = pool.map(score_one, names)
+        yield from scores
 
 
 def run_mutants(options: Any) -> int:

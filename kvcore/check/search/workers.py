@@ -10,7 +10,10 @@ error, not a result.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -41,6 +44,19 @@ class Result:
     kept_bytes: int
 
 
+@contextmanager
+def leaving_interrupts() -> Iterator[None]:
+    """Processes that are started in it leave an interrupt to this one, from their first line on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread gets interrupts, or may change who does
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Workers:
     """Processes that wait for nodes; make: makes an expander in each of them, squeezer: opens the
     nodes.
@@ -53,7 +69,8 @@ class Workers:
         for _ in range(num_workers):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, make, squeezer), daemon=True)
-            process.start()
+            with leaving_interrupts():
+                process.start()
             theirs.close()
             self._ends.append(mine)
             self._processes.append(process)

@@ -3,8 +3,10 @@
 
 All input is read and checked before the model is loaded, and before anything is written. Exit
 codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 the call or its input
-was wrong; 3 all answers are right, but something that --require-all demands did not happen.
-Progress goes to stderr where that is a terminal, results to stdout.
+was wrong; 3 all answers are right, but something that --require-all demands did not happen; 130
+interrupted. An answer is shown as soon as it is there, before it is verified; JSON comes at the
+end. Interrupted, it reports what was done, which is not verified then. Progress goes to stderr
+where that is a terminal, results to stdout.
 """
 
 import json
@@ -19,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from kvcore import InvariantViolation, KvcoreError
+from kvcore.cli.pipes import INTERRUPTED, quiet
 from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
@@ -30,8 +33,9 @@ from kvcore_runtime.generate.picture import draw_pool
 from kvcore_runtime.generate.pool_record import PoolRecord
 from kvcore_runtime.generate.report import (
     as_json,
-    format_answers,
+    format_answer,
     format_count,
+    format_refusal,
     format_table,
     summarise,
 )
@@ -51,6 +55,7 @@ DIRECTORY_SEED = "kvcore generate --directory"
 """With the model's identity the root of the keys of blocks in files, the same in every run."""
 
 
+@quiet
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     try:
@@ -62,12 +67,14 @@ def main(argv: list[str]) -> int:
         return 2
     held = run(arguments, engine, tokenizer)
     summary = summarise(engine, held)
+    if not arguments.as_json:
+        for refusal in held.refusals:
+            print(f"{format_refusal(refusal)}\n")
+        print(f"{format_table(summary)}\n", flush=True)
     proof = prove(arguments, engine, held, tokenizer)
     if arguments.as_json:
         result = as_json(summary, held, proof.as_json(), proof.not_exercised)
-        print(json.dumps(result, ensure_ascii=False, indent=1))
-    else:
-        print(f"{format_answers(held, arguments.prompts)}\n\n{format_table(summary)}\n", flush=True)
+        print(json.dumps(result, ensure_ascii=False, indent=1), flush=True)
     if arguments.picture is not None and record is not None:
         draw(arguments, record, summary)
     if not arguments.as_json and proof.counts and proof.failure is None:
@@ -79,6 +86,10 @@ def main(argv: list[str]) -> int:
         print(f"kvcore generate: not exercised: {proof.not_exercised}", file=sys.stderr)
     if proof.failure is not None:
         print(f"kvcore generate: NOT verified: {proof.failure}", file=sys.stderr)
+    if held.interrupted:
+        answers = format_count(len(held.answers), "answers")
+        print(f"kvcore generate: interrupted: {answers}, not verified", file=sys.stderr)
+        return INTERRUPTED
     if proof.failure is not None or held.refusals:
         return 1
     return 0 if proof.not_exercised is None else 3
@@ -135,8 +146,9 @@ def keep_in_directory(engine: Engine, *, path: Path, model: str) -> Exchange:
 
 
 def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
-    """Hold all conversations, under a progress bar."""
+    """Hold all conversations, under a progress bar; as text, each answer is printed at once."""
     total = sum(len(each.turns) * each.num_samples for each in arguments.prompts)
+    num_shown = [0]
     with tqdm(desc="answering", total=total, unit="answer", disable=None) as bar:
 
         def show(held: Held) -> None:
@@ -145,9 +157,20 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
                 f"pool {engine.metrics.usages[-1]:.0%}",
                 refresh=False,
             )
-            bar.update(len(held.answers) - bar.n)
+            show_answers(held)
 
-        return hold_conversations(engine, tokenizer, arguments.prompts, show)
+        def show_answers(held: Held) -> None:
+            new = held.answers[num_shown[0] :]
+            num_shown[0] += len(new)
+            bar.update(len(new))
+            if new and not arguments.as_json:
+                with bar.external_write_mode(file=sys.stdout):
+                    for answer in new:
+                        print(f"{format_answer(answer)}\n", flush=True)
+
+        held = hold_conversations(engine, tokenizer, arguments.prompts, show)
+        show_answers(held)  # those of a step that was interrupted
+        return held
 
 
 @attrs.frozen(kw_only=True)
@@ -167,14 +190,17 @@ class Proof:
 
 
 def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
-    """Check everything that was requested."""
+    """Check everything that was requested; nothing of a run that was interrupted."""
     counts: dict[str, int] = {}
     failure = not_exercised = None
     try:
-        counts |= check_answers(arguments, engine, held, tokenizer)
+        if not held.interrupted:
+            counts |= check_answers(arguments, engine, held, tokenizer)
     except (NotVerified, InvariantViolation) as error:
         failure = str(error)
-    if arguments.require_all:
+    except KeyboardInterrupt:
+        held.interrupted = True
+    if arguments.require_all and not held.interrupted:
         try:
             counts |= verify_pressure(engine, refused=bool(held.refusals))
         except NotExercised as error:

@@ -41,10 +41,14 @@ class Refusal:
 
 @attrs.define(kw_only=True)
 class Held:
-    """What came of all conversations: answers in the order they were finished."""
+    """What came of all conversations: answers in the order they were finished.
+
+    interrupted: whether a KeyboardInterrupt came before all were there.
+    """
 
     answers: list[Answer] = attrs.field(factory=list)
     refusals: list[Refusal] = attrs.field(factory=list)
+    interrupted: bool = False
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -65,8 +69,9 @@ def hold_conversations(
 ) -> Held:
     """Ask all prompts and hear all answers out.
 
-    A turn that does not fit is refused by name, the rest goes on. after_step: called with all that
-    came until then.
+    A turn that does not fit is refused by name, the rest goes on. A KeyboardInterrupt ends it, and
+    the result has what was done; the engine is then not to be used any more. after_step: called
+    with all that came until then.
     """
     held = Held()
     turns: dict[str, _Turn] = {}
@@ -80,22 +85,28 @@ def hold_conversations(
         else:
             turns[turn.request.request_id] = turn
 
-    for prompt in prompts:
-        ask(prompt, [])
-    while not engine.is_idle:
-        for completion in engine.step():
-            turn = turns[completion.request_id]
-            answer = _make_answer(turn, completion, tokenizer)
-            held.answers.append(answer)
-            turn.answers.append(answer)
-            if len(turn.answers) < turn.prompt.num_samples:
-                continue
-            del turns[completion.request_id]
-            history = [*turn.history, answer.text.strip() or NO_ANSWER]
-            if len(history) < len(turn.prompt.turns):
-                ask(turn.prompt, history)
-        if after_step is not None:
-            after_step(held)
+    def hear(completion: Completion) -> None:
+        turn = turns[completion.request_id]
+        answer = _make_answer(turn, completion, tokenizer)
+        held.answers.append(answer)
+        turn.answers.append(answer)
+        if len(turn.answers) < turn.prompt.num_samples:
+            return
+        del turns[completion.request_id]
+        history = [*turn.history, answer.text.strip() or NO_ANSWER]
+        if len(history) < len(turn.prompt.turns):
+            ask(turn.prompt, history)
+
+    try:
+        for prompt in prompts:
+            ask(prompt, [])
+        while not engine.is_idle:
+            for completion in engine.step():
+                hear(completion)
+            if after_step is not None:
+                after_step(held)
+    except KeyboardInterrupt:
+        held.interrupted = True
     return held
 
 

@@ -2,15 +2,14 @@
 """What a run tells: the answers, a table of figures, and both as JSON."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
-from kvcore_runtime.generate.conversation import Answer, Held
-from kvcore_runtime.generate.prompts import Prompt
+from kvcore_runtime.generate.conversation import Answer, Held, Refusal
 
 WIDTH = 96
 TABLE = {
@@ -37,12 +36,23 @@ TABLE = {
 }
 """The rows of the table of figures, and how each is written."""
 
+NEEDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "blocks swapped": lambda summary: summary["num_host_blocks"],
+    "drafts": lambda summary: summary["drafting"],
+    "blocks in files": lambda summary: summary["keeps_files"],
+    "in flight": lambda summary: summary["max_in_flight"],
+    "waits": lambda summary: summary["max_in_flight"],
+    "published": lambda summary: summary["max_in_flight"] or summary["publish"] != "scheduled",
+}
+"""Rows of features: when the feature was on."""
+
 
 def summarise(engine: Engine, held: Held) -> dict[str, Any]:
     """The figures of a finished run by name; drains the manager's statistics.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
-    came back from preemption. drafts: tokens guessed. blocks_stored: in files, of which
+    came back from preemption. drafting: whether tokens were guessed; drafts: how many. keeps_files:
+    whether blocks were kept in files. blocks_stored: in files, of which
     blocks_written were not there already; blocks_loaded: from files; operations_failed: stores and
     loads that are in neither. steps_overlapped: planned while another was computed; stalls: plans
     with nothing to do before a batch in flight was completed; waits_for_blocks: plans in which a
@@ -70,8 +80,10 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
         "blocks_swapped_in": metrics.num_blocks_in,
         "preemptions_by_swap": engine.scheduler.preemptions.by_swap,
         "preemptions_by_recompute": engine.scheduler.preemptions.by_recompute,
+        "drafting": engine.options.drafter is not None,
         "drafts": metrics.num_drafts,
         "drafts_accepted": metrics.num_accepted_drafts,
+        "keeps_files": kept is not None,
         "blocks_stored": kept.num_stored if kept else 0,
         "blocks_written": kept.num_written if kept else 0,
         "blocks_loaded": kept.num_loaded if kept else 0,
@@ -93,7 +105,7 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
 
 
 def format_table(summary: Mapping[str, Any]) -> str:
-    """The figures as a table of two columns."""
+    """The figures as a table of two columns, without those of features that were off."""
     reused, prompts = summary["prompt_tokens_reused"], summary["prompt_tokens"]
     more = {
         "reused": reused / prompts if prompts else 0.0,
@@ -101,8 +113,9 @@ def format_table(summary: Mapping[str, Any]) -> str:
         "counted_steps": format_count(summary["steps"], "steps"),
         "blocks_found": summary["blocks_stored"] - summary["blocks_written"],
     }
-    width = max(map(len, TABLE))
-    rows = ((name, row.format_map({**summary, **more})) for name, row in TABLE.items())
+    shown = [name for name in TABLE if name not in NEEDS or NEEDS[name](summary)]
+    width = max(map(len, shown))
+    rows = ((name, TABLE[name].format_map({**summary, **more})) for name in shown)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
@@ -115,19 +128,13 @@ def format_count(count: int, name: str) -> str:
     return f"1 {one}{space}{rest}"
 
 
-def format_answers(held: Held, prompts: Sequence[Prompt]) -> str:
-    """Every question with its answer, in the order of the prompts, refusals at the end."""
-    order = {prompt.prompt_id: place for place, prompt in enumerate(prompts)}
-    answers = sorted(
-        held.answers,
-        key=lambda each: (order[each.prompt.prompt_id], each.turn, each.completion.sample),
-    )
-    parts = [_format_answer(answer) for answer in answers]
-    parts += [f"-- {each.request_id}: refused\n   {each.reason}" for each in held.refusals]
-    return "\n\n".join(parts)
+def format_refusal(refusal: Refusal) -> str:
+    """A question that is not answered, and why."""
+    return f"-- {refusal.request_id}: refused\n   {refusal.reason}"
 
 
-def _format_answer(answer: Answer) -> str:
+def format_answer(answer: Answer) -> str:
+    """A question with its answer."""
     tokens = len(answer.completion.tokens)
     several = answer.prompt.num_samples > 1
     sample = f", sample {answer.completion.sample + 1}" if several else ""
@@ -171,6 +178,7 @@ def as_json(
             }
             for each in held.answers
         ],
+        "interrupted": held.interrupted,
         "refused": [attrs.asdict(each) for each in held.refusals],
         "summary": dict(summary),
         "verified": verified,

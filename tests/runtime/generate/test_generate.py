@@ -3,13 +3,11 @@
 
 import importlib.metadata
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-import torch
 from kvcore_runtime.generate import command
 from kvcore_runtime.generate.options import DEFAULTS, TINY
 from kvcore_runtime.generate.picture import draw_pool
@@ -21,42 +19,13 @@ from kvcore_runtime.generate.pool_record import (
     Life,
     PoolRecord,
 )
-from kvcore_runtime.generate.report import format_count
+from kvcore_runtime.generate.report import TABLE, format_count
 from kvcore_runtime.model.contiguous import Generation, generate_reference
 from kvcore_runtime.model.model import tiny_model
 
 from kvcore import _twin
 from kvcore.cli import main
-
-TWO_PROMPTS = (
-    '{"id": "sea", "system": "Be brief.", "turns": ["Why is the sea salt?", "And how deep?"]}\n'
-    '{"id": "song", "turns": ["Sing!"], "n": 2, "temperature": 1.0, "seed": 4}\n'
-)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(TWO_PROMPTS)
-    return path
-
-
-def call(prompts: Path, *options: str) -> list[str]:
-    """A small call: python core, tiny model, few tokens; later options win."""
-    small = ["--model", "tiny", "--max-tokens", "6", "--threads", "1", "--backend", "python"]
-    return ["--prompts", str(prompts), *small, *options]
-
-
-def run_json(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
-    code = command.main([*argv, "--json"])
-    return code, json.loads(capsys.readouterr().out)
+from tests.runtime.generate.calls import TWO_PROMPTS, call, run_json
 
 
 def test_answers_come_as_json_with_figures_and_proof(
@@ -77,13 +46,17 @@ def test_answers_come_as_json_with_figures_and_proof(
     assert result["verified"]["rows of logits bit by bit"] == generated
 
 
-def test_the_table_holds_every_figure(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(call(prompts)) == 0
+def test_the_table_holds_every_figure(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--drafts", "2", "--directory", str(tmp_path / "blocks"), "--in-flight", "1"]
+    assert command.main(call(prompts, *options)) == 0
     out, err = capsys.readouterr()
     assert err == "", "no bars where stderr is no terminal"
+    assert set(TABLE) == {line.split("  ")[0] for line in out.splitlines()} & set(TABLE)
     for name in (
         *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
-        *("drafts", "blocks in files", "in flight"),
+        *("drafts", "blocks in files", "in flight", "waits", "published"),
         *("preemptions", "pool in use", "speed", "manager", "verified: 4 answers"),
         *("-- sea/1: ", "-- sea/2: ", "-- song, sample 2: ", " > Why is the sea salt?"),
     ):

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How every command ends if its output is full or it is interrupted, and files with a BOM."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcore.cli.pipes import CANNOT_WRITE, INTERRUPTED, holding_interrupts, quiet
+from kvcore.replay.trace_file import TraceReader
+from kvcore.sizing import read_model
+
+ROOT = Path(__file__).parents[2]
+LLAMA_8B = ROOT / "examples" / "configs" / "llama-3-8b.json"
+MADE = ("trace", "generate", "--kind", "turns", "--requests", "2")
+COMMANDS = [
+    ("size", str(LLAMA_8B), "--memory", "80GiB"),
+    MADE,
+    ("trace", "show", "-"),
+    ("replay", "-", "--blocks", "512"),
+    ("check", "--list"),
+    ("check", "--blocks", "2", "--requests", "1", "--tokens", "2"),
+    ("simulate", "--runs", "1", "--steps", "5"),
+]
+
+
+def start(*words: str, out: str) -> str:
+    """What a command writes to standard error if its output goes to a file; it fails with 2."""
+    requests = subprocess.run(
+        [sys.executable, "-m", "kvcore", *MADE], capture_output=True, cwd=ROOT
+    )
+    with Path(out).open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvcore", *words],
+            input=requests.stdout,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            check=False,
+        )
+    assert done.returncode == CANNOT_WRITE
+    return done.stderr.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_an_output_that_is_full_is_one_sentence(words: tuple[str, ...]) -> None:
+    assert start(*words, out="/dev/full") == "kvcore: the output: No space left on device\n"
+
+
+def test_an_interrupt_that_nothing_reports_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    @quiet
+    def stopped() -> int:
+        print("half")
+        raise KeyboardInterrupt
+
+    assert stopped() == INTERRUPTED
+    assert capsys.readouterr() == ("half\n", "kvcore: interrupted\n")
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @quiet
+    def write() -> int:
+        tmp_path.write_text("")
+        return 0
+
+    assert write() == CANNOT_WRITE
+    assert capsys.readouterr().err == f"kvcore: {tmp_path}: Is a directory\n"
+
+
+def test_an_interrupt_waits_until_a_command_is_loaded() -> None:
+    done = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def load() -> None:
+        with holding_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            done.append("loaded")
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert done == ["loaded"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    config, trace = tmp_path / "config.json", tmp_path / "trace.jsonl"
+    config.write_bytes(codecs.BOM_UTF8 + LLAMA_8B.read_bytes())
+    assert read_model(config).layers == read_model(LLAMA_8B).layers
+    row = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}
+    lines = json.dumps(row).encode() + b"\n"
+    for start_of_file in (b"", codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n"):
+        trace.write_bytes(start_of_file + lines)
+        assert [each.prompt_len for each in TraceReader(str(trace))] == [3]
