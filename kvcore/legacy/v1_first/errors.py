@@ -25,6 +25,12 @@ class AlreadyAllocated(KvcoreError):
     message = "request {request} has {num_blocks} blocks: append to them, or free them first"
 
 
+class InputsNotInKeys(KvcoreError):
+    """Blocks are found by tokens alone; with other inputs they would answer for other contents."""
+
+    message = "request {request} has {field}, which is not in the keys of blocks: turn caching off"
+
+
 class BlockInUse(KvcoreError):
     """A block forgets its tokens while requests have it in their table."""
 

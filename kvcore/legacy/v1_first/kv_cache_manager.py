@@ -4,8 +4,9 @@
 A request gets its first blocks from `allocate_slots`, once, and more from `append_slots`. Both may
 add empty blocks ahead, for which no request is refused. There is no null block and no window.
 Tables only grow, so two blocks may have the same content; the older one is found. A full block is
-findable at once. A look-up changes nothing and may find a whole prompt; the engine then shortens
-the hit.
+findable at once. As in the original, keys are of tokens alone; requests with media, an adapter,
+embeddings or a salt are refused while caching is on. A look-up changes nothing and may find a whole
+prompt; the engine then shortens the hit.
 
 Invariants: a call that raises or returns None has changed nothing.
 
@@ -28,6 +29,7 @@ from kvcore.legacy.v1_first.blocks import CachedBlocks, FreeBlockQueue, KVCacheB
 from kvcore.legacy.v1_first.errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
+    InputsNotInKeys,
     NoTokensLeft,
     TooFewTokens,
     UnallocatedRequest,
@@ -56,6 +58,11 @@ __all__ = [
 ]
 
 NO_KEYS: Sequence[bytes] = ()
+NOT_IN_KEYS = (
+    *("lora_request", "mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_positions"),
+    *("prompt_embeds", "cache_salt"),
+)
+"""What engines' requests call inputs that no key of this manager has; None and empty is without."""
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
@@ -140,10 +147,11 @@ class KVCacheManager:
         """The longest cached prefix of a request, its last block included; changes nothing.
 
         A prompt that is found whole leaves nothing to compute: take the last block away then.
-        Raises InvalidToken.
+        Raises InvalidToken, InputsNotInKeys.
         """
         if not self.enable_caching:
             return []
+        _check_inputs(request)
         keys, pool = self._keys(self._root, request.all_token_ids), self.block_pool
         return [pool[number] for number in self._backing.blocks.lookup_prefix(keys, "device")]
 
@@ -158,7 +166,7 @@ class KVCacheManager:
 
         computed_blocks: of `get_computed_blocks`, or their ids. Returns the new blocks, room ahead
         included, or None if they do not fit. Raises InvalidCount, AlreadyAllocated,
-        HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken.
+        HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken, InputsNotInKeys.
         """
         num_tokens = read_count("num_tokens", num_tokens, 1)
         name = request.request_id
@@ -263,6 +271,7 @@ class KVCacheManager:
             if num_hits:
                 raise HitsWithoutCaching(request=name, num_blocks=num_hits)
             return []
+        _check_inputs(request)
         tokens, num_computed = request.all_token_ids, num_hits * self.block_size
         if len(tokens) <= num_computed:
             raise NoTokensLeft(request=name, num_tokens=len(tokens), num_computed=num_computed)
@@ -317,3 +326,11 @@ class KVCacheManager:
         if keys:
             numbers = [block.block_id for block in blocks[: len(keys)]]
             self._backing.blocks.publish_all(numbers, keys, "device")
+
+
+def _check_inputs(request: Any) -> None:
+    """Raise InputsNotInKeys if a request has other inputs than tokens."""
+    for field in NOT_IN_KEYS:
+        value = getattr(request, field, None)
+        if value is not None and (not hasattr(value, "__len__") or len(value)):
+            raise InputsNotInKeys(request=repr(request.request_id), field=field)

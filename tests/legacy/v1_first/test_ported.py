@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvcore.legacy.v1_first.errors import InputsNotInKeys
 from kvcore.legacy.v1_first.kv_cache_manager import (
+    NOT_IN_KEYS,
     FreeBlockQueue,
     KVCacheBlock,
     KVCacheManager,
@@ -54,6 +56,35 @@ def append(manager: KVCacheManager, request: Request, tokens: list[int]) -> None
     request.append_output_token_ids(tokens)
     assert manager.append_slots(request, len(tokens)) is not None
     request.num_computed_tokens += len(tokens)
+
+
+@pytest.mark.parametrize("field", NOT_IN_KEYS)
+def test_inputs_that_are_not_in_the_keys_are_refused_by_name(backend: Backend, field: str) -> None:
+    """Another image behind the same placeholder tokens would hit the first one's blocks."""
+    manager, tokens = make(backend), [1, 2, 3, 4, 5]
+    first = admit(manager, "first", tokens)
+    other = Request("other", tokens)
+    setattr(other, field, [])
+    assert len(manager.get_computed_blocks(other)) == 1
+    setattr(other, field, ["another image"])
+    before = manager.state()
+    with pytest.raises(InputsNotInKeys, match=f"request 'other' has {field}, which"):
+        manager.get_computed_blocks(other)
+    with pytest.raises(InputsNotInKeys, match=f"request 'other' has {field}, which"):
+        manager.allocate_slots(other, 5, [])
+    assert manager.state() == before
+    assert list(manager.req_to_blocks) == ["first"]
+    manager.free(first)
+    without = make(backend, enable_caching=False)
+    assert without.get_computed_blocks(other) == []
+    assert without.allocate_slots(other, 5, []) is not None
+
+
+def test_an_adapter_is_refused_too(backend: Backend) -> None:
+    request = Request("r", [1, 2, 3, 4])
+    request.lora_request = object()  # type: ignore[attr-defined] # as an engine's own has it
+    with pytest.raises(InputsNotInKeys, match="has lora_request"):
+        make(backend).get_computed_blocks(request)
 
 
 def test_a_hash_is_a_number_and_tokens() -> None:
