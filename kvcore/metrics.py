@@ -11,18 +11,37 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import attrs
 
 from kvcore.manager import KVCacheManager
-from kvcore.types.arguments import check_kind, read_count
+from kvcore.types.arguments import read_count, read_flag
 from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, SetTable, Touch
 from kvcore.types.errors import WrongArgument
-from kvcore.types.values import PrefixCacheStats
 
 MAX_RECENT_REQUESTS = 1000
 MAX_REUSE_GAPS = 4
+
+
+class StatsLike(Protocol):
+    """Counts since the last update, as `PrefixCacheStats` of this package and of vLLM have them."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that were looked up."""
+
+    @property
+    def queries(self) -> int:
+        """Tokens that were looked up."""
+
+    @property
+    def hits(self) -> int:
+        """Tokens that were found."""
+
+    @property
+    def reset(self) -> bool:
+        """Whether the cache was reset."""
 
 
 class PrefixCachingMetrics:
@@ -48,19 +67,23 @@ class PrefixCachingMetrics:
         self.aggregated_query_total = 0
         self.aggregated_query_hit = 0
 
-    def observe(self, stats: PrefixCacheStats) -> None:
-        """Add an update: requests, queried tokens, hit tokens.
+    def observe(self, stats: StatsLike) -> None:
+        """Add an update: requests, queried tokens, hit tokens. An engine's own class will do.
 
         An update with `reset` forgets the others first; one without requests adds nothing. Raises
-        WrongArgument.
+        WrongArgument, InvalidCount.
         """
-        check_kind("stats", stats, PrefixCacheStats)
-        if stats.reset:
+        names = ("requests", "queries", "hits")
+        if not all(hasattr(stats, name) for name in (*names, "reset")):
+            expected = f"an object with {', '.join(names)} and reset"
+            raise WrongArgument(name="stats", expected=expected, value=repr(stats))
+        counts = [read_count(name, getattr(stats, name)) for name in names]
+        if read_flag("reset", stats.reset):
             self.reset()
-        if stats.requests == 0:
+        if counts[0] == 0:
             return
-        self._count(stats.requests, stats.queries, stats.hits)
-        self.query_queue.append((stats.requests, stats.queries, stats.hits))
+        self._count(*counts)
+        self.query_queue.append((counts[0], counts[1], counts[2]))
         while self.aggregated_requests > self.max_recent_requests and len(self.query_queue) > 1:
             requests, queries, hits = self.query_queue.popleft()
             self._count(-requests, -queries, -hits)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,6 +32,16 @@ def aggregates(metrics: PrefixCachingMetrics) -> tuple[int, int, int]:
         metrics.aggregated_query_total,
         metrics.aggregated_query_hit,
     )
+
+
+@dataclass
+class EngineStats:
+    """Counts as an engine keeps them."""
+
+    reset: bool = False
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
 
 
 @pytest.mark.seed("S001-21", "S001-25")
@@ -149,8 +160,20 @@ def test_a_window_holds_at_least_one_request(value: Any) -> None:
 
 def test_only_statistics_are_observed() -> None:
     metrics = PrefixCachingMetrics()
-    with pytest.raises(WrongArgument, match="stats must be a PrefixCacheStats"):
+    metrics.observe(update(1, 10, 5))
+    with pytest.raises(WrongArgument, match="stats must be an object with requests, queries, hits"):
         metrics.observe((1, 10, 5))  # type: ignore[arg-type] # the mistake under test
+    with pytest.raises(InvalidCount, match="hits"):
+        metrics.observe(EngineStats(reset=True, requests=1, queries=2, hits=-1))
+    assert aggregates(metrics) == (1, 10, 5)
+
+
+def test_an_engines_own_statistics_are_updates() -> None:
+    """vLLM's class has these names; `PrefixCacheStats` of this package is another one."""
+    metrics = PrefixCachingMetrics()
+    metrics.observe(EngineStats(requests=2, queries=20, hits=5))
+    assert aggregates(metrics) == (2, 20, 5)
+    metrics.observe(EngineStats(reset=True))
     assert aggregates(metrics) == (0, 0, 0)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences as the V0 block manager reads them, and plain ones for use without an engine.
 
-A manager takes any object with these methods. The statuses of a sequence are ints with the
-original's numbers, and answers compare by name, so an engine's own enumerations compare equal.
+A manager takes any object with these methods. Statuses and answers compare by name, so an engine's
+own enumerations compare equal, whether or not their members are ints; a status also compares with
+ints, by the original's numbers.
 Source: S002-59, 61, 69, 72.
 """
 
@@ -10,18 +11,34 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence as List
-from typing import Protocol
+from functools import total_ordering
+from typing import Any, Protocol
 
 from kvcore.legacy.blocks.named_enum import NamedEnum
 
 
-class SequenceStatus(enum.IntEnum):
-    """Where a sequence stands."""
+@total_ordering
+class SequenceStatus(enum.Enum):
+    """Where a sequence stands. No subclass of int, which would compare other enumerations first."""
 
     WAITING = 0
     RUNNING = 1
     SWAPPED = 2
     FINISHED_STOPPED = 3
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, enum.Enum):
+            return self._name_ == other._name_
+        return self._value_ == other
+
+    def __lt__(self, other: Any) -> bool:
+        return self._value_ < int(other)
+
+    def __hash__(self) -> int:
+        return hash(self._name_)  # as all enumerations do
+
+    def __index__(self) -> int:
+        return self._value_
 
 
 class AllocStatus(NamedEnum):

@@ -2,7 +2,7 @@
 """Groups of encoder-decoder models, as V0's managers see them.
 
 A group without `is_encoder_decoder` has no encoder. Neither a sliding window nor prefix caching
-works with an encoder. Source: S002-72.
+works with an encoder; the error's fields name the request. Source: S002-72.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from typing import Any
 
 from kvcore.legacy.v0.errors import NotSupported, require
 from kvcore.legacy.v0.sequences import GroupLike, SequenceLike
+
+STR_NOT_IMPL_ENC_DEC_SWA = "an encoder goes with no sliding window yet"
+STR_NOT_IMPL_ENC_DEC_PREFIX_CACHE = "an encoder goes with no prefix cache yet"
+"""The whole texts of the errors, for engines that compare them as they do the original's."""
 
 
 def encoder_of(seq_group: GroupLike) -> SequenceLike | None:
@@ -34,5 +38,5 @@ def check_no_caching_or_swa_for_blockmgr_encdec(block_mgr: Any, seq_group: Group
     if has_encoder is None or not has_encoder():
         return
     window, name = block_mgr.sliding_window, group.request_id
-    what = f"sliding window ({window})" if window is not None else "prefix cache"
-    raise NotSupported(reason=f"request {name!r} has an encoder, which no {what} goes with yet")
+    text = STR_NOT_IMPL_ENC_DEC_PREFIX_CACHE if window is None else STR_NOT_IMPL_ENC_DEC_SWA
+    raise NotSupported(reason=text, request=name, window=window)

@@ -11,6 +11,7 @@ attributes is a request, a configuration or statistics. Source: S001-21 to 70.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
@@ -22,12 +23,12 @@ from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash, TokensMissing,
 from kvcore.sizing.memory import at_least_none, check_need, longest_in_memory, max_request_bytes
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import CountMismatch
-from kvcore.types.values import PrefixCacheStats
 
 NONE_HASH = block_hashes.NONE_HASH
 BlockHashType = block_hashes.BlockHashType
 FreeKVCacheBlockQueue = live_blocks.FreeKVCacheBlockQueue
 KVCacheBlock = live_blocks.KVCacheBlock
+PrefixCachingMetrics = metrics.PrefixCachingMetrics
 
 Layers = Mapping[str, Any]
 """The specs of a model's layers by name."""
@@ -141,18 +142,6 @@ def hash_more_tokens(
     return records
 
 
-class PrefixCachingMetrics(metrics.PrefixCachingMetrics):
-    """Hit rate over the most recent requests; queries and hits are what the statistics count.
-
-    The rule is the core's: as many old updates leave as it takes, the newest stays.
-    """
-
-    def observe(self, stats: Any) -> None:
-        """Add an update, an object with requests, queries, hits and reset. Raises WrongArgument."""
-        counts = layers.read_fields("stats", stats, "requests", "queries", "hits", "reset")
-        super().observe(PrefixCacheStats(**counts))
-
-
 def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_memory: int) -> int:
     """The longest request that fits, at most the configured length; 0 if not even one token.
 
@@ -194,12 +183,18 @@ def is_kv_cache_type_uniform(kv_cache_spec: Layers) -> bool:
 
 
 def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None:
-    """Make windows full attention if the model has full attention too; in place."""
+    """Make windows full attention if the model has full attention too; in place.
+
+    A layer that changes becomes a copy of the model's own spec of full attention, with its shape.
+    """
     read = layers.read_specs(kv_cache_spec)
+    full = [kv_cache_spec[name] for name, each in read.items() if each.keeps_all]
     for name, kept in sizing.unify_hybrid_kv_cache_specs(read).items():
         if kept is not read[name]:
             shape = layers.read_fields("a spec", kv_cache_spec[name], *layers.SHAPE)
-            kv_cache_spec[name] = layers.FullAttentionSpec(**shape)
+            kv_cache_spec[name] = made = copy.copy(full[0])
+            for field, value in {**shape, "use_mla": False}.items():
+                object.__setattr__(made, field, value)  # also of a frozen class
 
 
 @of_original_kind()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -224,6 +225,32 @@ def test_windows_beside_full_attention_become_full_in_place() -> None:
     assert alone == before
 
 
+def test_windows_become_specs_of_the_engines_own_class() -> None:
+    @dataclass(frozen=True)
+    class Full:
+        block_size: int
+        num_kv_heads: int
+        head_size: int
+        dtype: str
+        use_mla: bool
+
+    @dataclass(frozen=True)
+    class Window(Full):
+        sliding_window: int
+
+    shape = (16, 2, 64, "float32", False)
+    specs: dict[str, Any] = {"a": Full(*shape), "b": Window(32, 1, *shape[2:], 32)}
+    first = specs["a"]
+    unify_hybrid_kv_cache_specs(specs)
+    assert specs["a"] is first
+    assert specs == {"a": Full(*shape), "b": Full(32, 1, *shape[2:])}
+    assert first == Full(*shape)
+    alike: dict[str, Any] = {"a": Full(*shape), "b": Window(*shape, 32)}
+    made = get_kv_cache_config(engine(64), alike, 20 * PAGE)
+    assert {type(each) for each in alike.values()} == {Full}
+    assert type(made.kv_cache_groups[0].kv_cache_spec) is Full
+
+
 @pytest.mark.seed("S001-66")
 def test_a_configuration_converts_in_place_and_what_fits_no_group_is_refused() -> None:
     specs: dict[str, Any] = {"a": full(), "b": sliding(32)}
@@ -303,7 +330,7 @@ def test_metrics_take_an_engine_s_own_statistics() -> None:
     assert metrics.hit_rate == 10 / 20
     before = list(metrics.query_queue)
     with pytest.raises(WrongArgument, match="stats"):
-        metrics.observe(object())
+        metrics.observe(object())  # type: ignore[arg-type] # the mistake under test
     assert list(metrics.query_queue) == before
     metrics.reset()
     assert (metrics.aggregated_requests, metrics.hit_rate, len(metrics.query_queue)) == (0, 0.0, 0)

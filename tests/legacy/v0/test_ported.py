@@ -11,10 +11,12 @@ import pytest
 
 from kvcore.legacy.v0.block import NullBlock
 from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
+from kvcore.legacy.v0.errors import NotSupported
 from kvcore.legacy.v0.interfaces import BlockSpaceManager, Device
 from kvcore.legacy.v0.naive_block import NaiveBlock
 from kvcore.legacy.v0.prefix_caching_block import NoFreeBlocksError, PrefixCachingBlock
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.v0.utils import STR_NOT_IMPL_ENC_DEC_PREFIX_CACHE, STR_NOT_IMPL_ENC_DEC_SWA
 from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
 from tests.legacy.v0.small import SIZE, admit, allocator, manager, two_tiers, unchanged
@@ -240,7 +242,11 @@ def test_admission_counts_the_encoder_s_blocks(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"), [({"sliding_window": 4}, "window"), ({"enable_caching": True}, "cache")]
+    ("options", "text"),
+    [
+        ({"sliding_window": 4}, STR_NOT_IMPL_ENC_DEC_SWA),
+        ({"enable_caching": True}, STR_NOT_IMPL_ENC_DEC_PREFIX_CACHE),
+    ],
 )
 def test_encoders_go_with_neither_windows_nor_caching(
     backend: Backend, options: dict[str, Any], text: str
@@ -248,8 +254,10 @@ def test_encoders_go_with_neither_windows_nor_caching(
     held = manager(backend, **options)
     for call in (held.can_allocate, held.allocate):
         error = unchanged(call, held, given=(encoder_group("r", 3, 5)[0],))
+        assert isinstance(error, NotSupported)
         assert isinstance(error, NotImplementedError)
-        assert text in str(error)
+        assert str(error) == text
+        assert error.fields["request"] == "r"
         call(SequenceGroup("r", [Sequence(4, [1])]))
 
 
