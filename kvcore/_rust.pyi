@@ -168,7 +168,7 @@ class Manager:
         """
     def restore(self, data: bytes, /) -> None:
         """
-        Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
+        Put the state of canonical bytes in place. Raises DamagedState.
         """
     def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> tuple[str, ...]:
         """
@@ -365,7 +365,7 @@ def check_state(data: bytes, /) -> list[str]:
     """
     The names of the structural properties that do not hold in a state, from its canonical bytes.
 
-    Raises DamagedState, InvalidConfig.
+    Raises DamagedState.
     """
 
 def check_states(world: Any, /, *, max_states: SupportsIndex | None = None) -> list[tuple[bytes, list[str]]]:

@@ -80,7 +80,7 @@ def check_world(world: Any, **options: Any) -> dict[str, Any]:
 
 def check_state(data: bytes) -> list[str]:
     """The names of the properties that a state's bytes break, by the twin. Raises BackendMissing,
-    DamagedState, InvalidConfig.
+    DamagedState.
     """
     _check_there()
     return _rust.check_state(data)

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend over the pure functions: one state, and the table of transitions as methods.
 
-It has the methods of the compiled twin, `kvcore._rust.Manager`, whose stub has their types.
+It has the methods of the compiled twin, `kvcore._rust.Manager`, whose stub has their types. Here a
+manager also gets the backend that it names.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, cast
 
+from kvcore import _twin
 from kvcore.codec import decode as decoding
 from kvcore.codec import encode as encoding
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS
 from kvcore.types.config import Config
+from kvcore.types.errors import BackendMissing
 
 
 class PythonBackend:
@@ -43,6 +47,27 @@ class PythonBackend:
 
     def restore(self, data: bytes) -> None:
         self._state = decoding.decode(data)
+
+
+def default_backend() -> Literal["rust", "python"]:
+    """The twin if it is compiled, otherwise Python with a warning."""
+    if _twin.available():
+        return "rust"
+    warnings.warn(
+        "the compiled twin kvcore._rust is missing: the slow Python core is used",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return "python"
+
+
+def make_backend(config: Config, name: str) -> _twin.Backend:
+    """The backend of this name. Raises BackendMissing."""
+    if name == "python":
+        return cast("_twin.Backend", PythonBackend(config))
+    if name == "rust":
+        return _twin.make_backend(config)
+    raise BackendMissing(backend=repr(name), reason='the backends are "rust" and "python"')
 
 
 def _transition(name: str) -> Callable[..., Any]:

@@ -7,12 +7,11 @@ twin, with the same values, errors, commands, events and canonical bytes.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from kvcore import _twin
-from kvcore.backend import PythonBackend
+from kvcore.backend import PythonBackend, default_backend, make_backend
 from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
@@ -21,7 +20,7 @@ from kvcore.transitions.slot_request import check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
-from kvcore.types.errors import BackendMissing
+from kvcore.types.errors import DamagedState, InvariantViolation
 from kvcore.types.event_log import Events
 from kvcore.types.values import (
     Appended,
@@ -56,8 +55,8 @@ class KVCacheManager:
     def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:
         check_kind("config", config, Config)
         self.config = config
-        self.backend = backend or _default_backend()
-        self._core = _make_backend(config, self.backend)
+        self.backend = backend or default_backend()
+        self._core = make_backend(config, self.backend)
         if self.backend == "rust":
             self._hand_on()
 
@@ -363,10 +362,13 @@ class KVCacheManager:
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
-        """Take over canonical bytes, O(pool). Raises DamagedState, InvariantViolation."""
+        """Take over canonical bytes, O(pool). Raises DamagedState."""
         check_kind("data", data, bytes)
         state = decode.decode(data)
-        pool_and_state.check(state)
+        try:
+            pool_and_state.check(state)
+        except InvariantViolation as broken:
+            raise DamagedState(reason=str(broken), offset=len(data)) from None
         self._core.restore(data)
         self.config = state.config
 
@@ -379,22 +381,3 @@ class KVCacheManager:
         """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""
         if self.backend == "python" or _twin.check_state(self._core.encode()):
             pool_and_state.check(self.state())  # the twin names what is broken, not the numbers
-
-
-def _default_backend() -> Literal["rust", "python"]:
-    if _twin.available():
-        return "rust"
-    warnings.warn(
-        "the compiled twin kvcore._rust is missing: the slow Python core is used",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return "python"
-
-
-def _make_backend(config: Config, name: str) -> _twin.Backend:
-    if name == "python":
-        return cast("_twin.Backend", PythonBackend(config))
-    if name == "rust":
-        return _twin.make_backend(config)
-    raise BackendMissing(backend=repr(name), reason='the backends are "rust" and "python"')

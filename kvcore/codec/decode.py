@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state from its canonical bytes; the inverse of `encode.py`.
 
-Invariants: bytes that encode no state raise DamagedState with the offset, or InvalidConfig. Only
-the structure is checked here; `invariants.check` checks the content.
+Invariants: bytes that encode no state raise DamagedState with the offset, also if what they do not
+encode is a configuration. Only the structure is checked here; `invariants.check` checks the
+content.
 Twin: rust/src/codec/decode.rs.
 """
 
@@ -20,7 +21,7 @@ from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.pool.quarantine import Quarantine
 from kvcore.state.state import MAX_OPERATION, NO_HOST_BLOCK, Operation, RequestState, State
 from kvcore.types.config import Config
-from kvcore.types.errors import DamagedState, InvalidExtraKey
+from kvcore.types.errors import DamagedState, GroupsDoNotFit, InvalidConfig, InvalidExtraKey
 from kvcore.types.event_log import read_event
 from kvcore.types.extra_inputs import ExtraKeys, LoRA, MediaItem
 from kvcore.types.groups import KINDS as GROUP_KINDS
@@ -40,11 +41,14 @@ COUNTS = (
 
 
 def decode(data: bytes) -> State:
-    """The state of canonical bytes. Raises DamagedState, InvalidConfig."""
+    """The state of canonical bytes. Raises DamagedState."""
     source = Reader(data)
     if source.take(len(MAGIC)) != MAGIC:
         raise DamagedState(reason="the first bytes are not those of a state", offset=0)
-    config = _read_config(source)
+    try:
+        config = _read_config(source)
+    except (InvalidConfig, GroupsDoNotFit) as error:
+        raise source.damaged(str(error)) from None
     device = _read_pool(source, config, config.num_blocks, int(config.null_block))
     hosts = config.num_host_blocks
     host = _read_pool(source, config, hosts, 0) if hosts else None

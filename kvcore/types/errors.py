@@ -337,7 +337,9 @@ class InvalidKey(KvcoreError):
 
 
 class DamagedState(KvcoreError):
-    """Bytes that are not an encoded state."""
+    """Bytes that are not an encoded state, or one that no run reaches: then the offset is their end
+    and the reason names the property.
+    """
 
     message = "not an encoded state: {reason} at byte {offset}"
 

@@ -91,7 +91,7 @@ def raised(read: Callable[[], object], *kinds: type[Exception]) -> Exception | N
 
 def refuses(read: Callable[[], object], size: int) -> bool:
     """Whether some bytes are refused, with the place."""
-    error = raised(read, KvcoreError)
+    error = raised(read, DamagedState)
     if isinstance(error, DamagedState):
         place = error.fields["offset"]
         assert isinstance(place, int)

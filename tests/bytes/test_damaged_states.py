@@ -14,7 +14,6 @@ from kvcore import (
     BlockStored,
     Config,
     Group,
-    InvariantViolation,
     KVCacheManager,
     LoRA,
     MediaItem,
@@ -26,7 +25,7 @@ from kvcore.codec.decode import decode
 from kvcore.codec.encode import MAGIC, encode
 from kvcore.state.batch_records import Reporter
 from kvcore.types.commands import CutTable
-from kvcore.types.errors import DamagedState, InvalidConfig
+from kvcore.types.errors import DamagedState
 from kvcore.types.event_log import Events, write_event
 from kvcore.types.extra_inputs import (
     CACHE_SALT,
@@ -115,7 +114,7 @@ def read(data: bytes) -> State | tuple[type, str]:
     """The state of bytes, or the type and message of the error."""
     try:
         return decode(data)
-    except (DamagedState, InvalidConfig) as error:
+    except DamagedState as error:
         return type(error), str(error)
 
 
@@ -123,7 +122,7 @@ def restore(manager: KVCacheManager, data: bytes) -> str:
     """Restore, and say how it ended."""
     try:
         manager.restore(data)
-    except (DamagedState, InvalidConfig, InvariantViolation) as error:
+    except DamagedState as error:
         return str(error)
     return "restored"
 
@@ -163,7 +162,7 @@ def test_damaged_bytes_are_the_same_damage_in_both_languages(
     world: Callable[[Backend], KVCacheManager], backend: Backend
 ) -> None:
     twin, spec = make(backend), make("python")
-    for each in list(damaged(world("python").encode()))[::3]:
+    for each in list(damaged(world("python").encode()))[::2]:  # 10,000 in all worlds
         assert restore(twin, each) == restore(spec, each)
 
 
@@ -192,12 +191,13 @@ def test_no_damage_leaves_a_manager_half_restored(backend: Backend) -> None:
     reasons = set()
     for each in list(damaged(data))[::7]:
         reason = restore(manager, each)
-        reasons.add(re.sub(r"\d+", "n", reason.split(":")[0]))
+        named = re.match(r"not an encoded state: ([A-Z-]+):|", reason)
+        reasons.add(named and named[1])
         if reason == "restored":
             manager.restore(data)
         assert manager.encode() == data
     # What bytes can be wrong in: cut off, impossible, or well formed and untrue.
-    assert {"not an encoded state", "REF", "REQ-HASH"} <= reasons
+    assert {None, "REF", "REQ-HASH"} <= reasons
 
 
 def test_the_error_says_where_the_bytes_end() -> None:
@@ -250,7 +250,7 @@ def test_a_load_that_no_call_leaves_is_refused(
     state = manager.state()
     load = replace(state.loads[0], **changed)
     damaged = encode(replace(state, loads=(load,)))
-    with pytest.raises((DamagedState, InvariantViolation), match=message):
+    with pytest.raises(DamagedState, match=message):
         manager.restore(damaged)
     assert manager.state() == state
 

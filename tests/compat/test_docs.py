@@ -33,7 +33,7 @@ NO_COUNTERPART = TEXT.partition("## What has no counterpart")[2].partition("\n##
 def test_programs_of_the_page_run(
     heading: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    monkeypatch.setattr("kvcore.manager.default_backend", lambda: backend)
     code = compile(PROGRAMS[heading], PAGE.name, "exec", dont_inherit=True)
     exec(code, {"__name__": "tests.compat.test_docs"})
 

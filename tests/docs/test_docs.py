@@ -57,7 +57,7 @@ PROGRAMS = [
 def test_programs_of_a_page_run(
     page: Path, source: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    monkeypatch.setattr("kvcore.manager.default_backend", lambda: backend)
     exec(compile(source, page.name, "exec"), {"__name__": "__page__"})
 
 
@@ -68,7 +68,7 @@ def test_a_program_prints_the_comments_that_follow_its_prints(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    monkeypatch.setattr("kvcore.manager.default_backend", lambda: backend)
     exec(compile(source, "page", "exec"), {"__name__": "__page__"})
     said = re.findall(r"^# (.*)$", source, re.MULTILINE)
     assert len(said) >= 3

@@ -27,7 +27,7 @@ def check_example(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Assert that a program prints on a backend what its header says."""
-    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    monkeypatch.setattr("kvcore.manager.default_backend", lambda: backend)
     header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     command, *expected = header[header.index("    $ ") :].splitlines()
     assert command == f"    $ python {path.relative_to(ROOT).as_posix()}"

@@ -12,7 +12,7 @@ use crate::invariants::requests::Scratch;
 
 /// The names of the structural properties that do not hold in a state, from its canonical bytes.
 ///
-/// Raises DamagedState, InvalidConfig.
+/// Raises DamagedState.
 #[pyfunction]
 #[pyo3(signature = (data, /))]
 pub(crate) fn check_state(py: Python<'_>, data: &[u8]) -> PyResult<Vec<&'static str>> {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A state from its canonical bytes; the inverse of `encode.rs`.
 //!
-//! Invariants: bytes that encode no state fail with DamagedState with the offset, or InvalidConfig.
-//! Only the structure is checked here; `kvcore.invariants.pool_and_state` checks the content.
+//! Invariants: bytes that encode no state fail with DamagedState with the offset, also if what they
+//! do not encode is a configuration. Only the structure is checked here;
+//! `kvcore.invariants.pool_and_state` checks the content.
 //! Twin: kvcore/codec/decode.py.
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::types::keys::{HASHINGS, Key};
 use crate::types::values::PrefixCacheStats;
 use crate::types::wire::Reader;
 
-/// The state of canonical bytes. Fails with DamagedState, InvalidConfig.
+/// The state of canonical bytes. Fails with DamagedState.
 pub fn decode(data: &[u8]) -> Result<State, Error> {
     let mut source = Reader::new(data);
     if source.take(MAGIC.len())? != MAGIC {
@@ -34,7 +35,7 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
         return Err(Error::DamagedState { reason, offset: 0 });
     }
     let config = read_config(&mut source)?;
-    config.check()?;
+    config.check().map_err(|error| source.damaged(error.to_string()))?;
     let device = read_pool(&mut source, &config, config.num_blocks, config.null_block)?;
     let hosts = config.num_host_blocks;
     let host = if hosts > 0 { Some(read_pool(&mut source, &config, hosts, false)?) } else { None };
@@ -103,7 +104,7 @@ fn read_group(source: &mut Reader<'_>) -> Result<Group, Error> {
         zero_new_blocks: source.flag()?,
         page_bytes: Some(source.u64()?).filter(|&bytes| bytes > 0),
     };
-    group.check()?;
+    group.check().map_err(|error| source.damaged(error.to_string()))?;
     Ok(group)
 }
 
