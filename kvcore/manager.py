@@ -38,12 +38,15 @@ READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done"}
 """Arguments that the manager reads before either language sees them."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that are the twin's own, with the same arguments by the same names."""
+OWN = {"config", "backend", "_core", *HANDED_ON}
+"""Attributes of a manager; all others are a subclass's."""
 
 
 class KVCacheManager:
     """Decides which block holds which tokens; touches no tensor.
 
-    backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing.
+    backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
+    PoolTooLarge.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
@@ -65,6 +68,11 @@ class KVCacheManager:
         for name in HANDED_ON:
             if getattr(type(self), name) is getattr(KVCacheManager, name):
                 self.__dict__[name] = getattr(self._core, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of every kind have a state of their own, from its canonical bytes."""
+        others = {name: value for name, value in self.__dict__.items() if name not in OWN}
+        return _rebuild, (type(self), self.backend, self.encode()), others or None
 
     def __repr__(self) -> str:
         free, usable = self.num_free_blocks, self.config.num_usable_blocks
@@ -362,7 +370,7 @@ class KVCacheManager:
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
-        """Take over canonical bytes, O(pool). Raises DamagedState."""
+        """Take over canonical bytes, O(pool). Raises DamagedState, PoolTooLarge."""
         check_kind("data", data, bytes)
         state = decode.decode(data)
         try:
@@ -381,3 +389,10 @@ class KVCacheManager:
         """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""
         if self.backend == "python" or _twin.check_state(self._core.encode()):
             pool_and_state.check(self.state())  # the twin names what is broken, not the numbers
+
+
+def _rebuild(kind: type[KVCacheManager], backend: Any, data: bytes) -> KVCacheManager:
+    made = kind.__new__(kind)
+    KVCacheManager.__init__(made, Config(2), backend)
+    KVCacheManager.restore(made, data)
+    return made
