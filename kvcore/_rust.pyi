@@ -21,7 +21,7 @@ class Manager:
     """
     def __new__(cls, config: Config, /) -> Manager:
         """
-        The empty state of a configuration. Raises InvalidConfig.
+        The empty state of a configuration. Raises InvalidConfig, PoolTooLarge.
         """
     def accept(self, /, request_id: str, num_accepted: int) -> None:
         """
@@ -168,7 +168,7 @@ class Manager:
         """
     def restore(self, data: bytes, /) -> None:
         """
-        Put the state of canonical bytes in place. Raises DamagedState.
+        Put the state of canonical bytes in place. Raises DamagedState, PoolTooLarge.
         """
     def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> tuple[str, ...]:
         """
@@ -223,7 +223,8 @@ class Tiers:
     """
     def __new__(cls, num_blocks: SupportsIndex, num_host_blocks: SupportsIndex, /, *, null_block: bool, eviction: str, order: str) -> Tiers:
         """
-        Empty tiers, which have one policy and one order in which blocks are first taken.
+        Empty tiers, which have one policy and one order in which blocks are first taken. Raises
+        PoolTooLarge.
         """
     def admit(self, blocks: Iterable[int], count: int, keys: Iterable[bytes] | None, tier: str, /) -> tuple[int, ...] | Refused:
         """

@@ -33,14 +33,14 @@ def available() -> bool:
 
 
 def make_backend(config: Config) -> Backend:
-    """A manager backend over the twin. Raises BackendMissing."""
+    """A manager backend over the twin. Raises BackendMissing, PoolTooLarge."""
     _check_there()
     return _rust.Manager(config)
 
 
 def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
     """The blocks of `kvcore/legacy/blocks/blocks.py` over the twin. Raises BackendMissing,
-    InvalidConfig.
+    InvalidConfig, PoolTooLarge.
     """
     _check_there()
     return _rust.Tiers(num_blocks, num_host_blocks, **options)

@@ -62,7 +62,7 @@ def default_backend() -> Literal["rust", "python"]:
 
 
 def make_backend(config: Config, name: str) -> _twin.Backend:
-    """The backend of this name. Raises BackendMissing."""
+    """The backend of this name. Raises BackendMissing, PoolTooLarge."""
     if name == "python":
         return cast("_twin.Backend", PythonBackend(config))
     if name == "rust":

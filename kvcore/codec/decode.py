@@ -27,6 +27,7 @@ from kvcore.types.extra_inputs import ExtraKeys, LoRA, MediaItem
 from kvcore.types.groups import KINDS as GROUP_KINDS
 from kvcore.types.groups import Group
 from kvcore.types.keys import HASHINGS
+from kvcore.types.memory import check_memory
 from kvcore.types.values import PrefixCacheStats
 from kvcore.types.wire import Reader
 
@@ -41,7 +42,7 @@ COUNTS = (
 
 
 def decode(data: bytes) -> State:
-    """The state of canonical bytes. Raises DamagedState."""
+    """The state of canonical bytes. Raises DamagedState, PoolTooLarge."""
     source = Reader(data)
     if source.take(len(MAGIC)) != MAGIC:
         raise DamagedState(reason="the first bytes are not those of a state", offset=0)
@@ -130,6 +131,7 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
     # At least five bytes per block: a damaged count must not become an allocation.
     if 5 * num_blocks > len(source.data) - source.offset:
         raise source.damaged(f"{num_blocks} blocks are missing")
+    check_memory(num_blocks)
     ref_counts: list[int] = []
     keys: list[bytes | None] = []
     ranked: dict[bytes, list[tuple[int, int]]] = {}

@@ -21,6 +21,7 @@ from kvcore.types.config import Config
 from kvcore.types.events import Event
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.keys import GROUP_BYTES
+from kvcore.types.memory import check_memory
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
@@ -121,9 +122,10 @@ class State(Struct, frozen=True, gc=False):
 
 
 def make_state(config: Config) -> State:
-    """The empty state of a configuration. Raises WrongArgument."""
+    """The empty state of a configuration. Raises WrongArgument, PoolTooLarge."""
     check_kind("config", config, Config)
     hosts, waits = config.num_host_blocks, config.max_in_flight > 0
+    check_memory(config.num_blocks + hosts)
     device = make_pool(
         config.num_blocks,
         null_block=config.null_block,

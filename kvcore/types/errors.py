@@ -49,6 +49,12 @@ class GroupsDoNotFit(KvcoreError):
     message = "groups {groups} have blocks of {sizes} bytes: one pool has one block size"
 
 
+class PoolTooLarge(KvcoreError):
+    """Pools that do not fit in memory."""
+
+    message = "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available"
+
+
 class UnknownRequest(KvcoreError):
     """No request of this id (or row) is known."""
 
@@ -337,9 +343,7 @@ class InvalidKey(KvcoreError):
 
 
 class DamagedState(KvcoreError):
-    """Bytes that are not an encoded state, or one that no run reaches: then the offset is their end
-    and the reason names the property.
-    """
+    """Bytes that are no state, or one that breaks a property: then the offset is their end."""
 
     message = "not an encoded state: {reason} at byte {offset}"
 

@@ -48,7 +48,7 @@ class Backing:
         order: Order = "ascending",
         backend: BackendName = "python",
     ) -> None:
-        """Raises InvalidConfig, BackendMissing."""
+        """Raises InvalidConfig, BackendMissing, PoolTooLarge."""
         options: Any = {"null_block": null_block, "eviction": eviction, "order": order}
         self.blocks: _twin.Blocks = _make(backend, (num_blocks, num_host_blocks), options)
         self._first_block = int(null_block)

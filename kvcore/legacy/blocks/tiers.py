@@ -25,6 +25,7 @@ from kvcore.types.commands import Batch, Command, CopyOnWrite, SwapIn, SwapOut, 
 from kvcore.types.config import MAX_BLOCKS
 from kvcore.types.effects import Effects
 from kvcore.types.errors import InvalidConfig, KvcoreError, NoHostTier, NoOwner, WrongArgument
+from kvcore.types.memory import check_memory
 from kvcore.types.values import Outcome, Reason, Refused
 
 Order = Literal["ascending", "descending"]
@@ -97,11 +98,13 @@ def make_tiers(
 ) -> Tiers:
     """Empty tiers, which have one policy and one order in which blocks are first taken.
 
-    null_block: device block 0 stands for none and is never taken. Raises InvalidConfig.
+    null_block: device block 0 stands for none and is never taken. Raises InvalidConfig,
+    PoolTooLarge.
     """
     num_blocks, num_host_blocks = check_options(
         num_blocks, num_host_blocks, null_block, eviction, order
     )
+    check_memory(num_blocks + num_host_blocks)
     step = 1 if order == "ascending" else -1
 
     def pool(size: int, *, null_block: bool) -> BlockPool:

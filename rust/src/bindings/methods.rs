@@ -39,7 +39,7 @@ use crate::types::errors::Error;
 
 #[pymethods]
 impl Manager {
-    /// The empty state of a configuration. Raises InvalidConfig.
+    /// The empty state of a configuration. Raises InvalidConfig, PoolTooLarge.
     #[new]
     #[pyo3(signature = (config, /))]
     fn new(py: Python<'_>, config: ConfigArg<'_, '_>) -> PyResult<Self> {

@@ -164,7 +164,7 @@ impl Manager {
         Ok(PyBytes::new(slf.py(), &bytes))
     }
 
-    /// Put the state of canonical bytes in place. Raises DamagedState.
+    /// Put the state of canonical bytes in place. Raises DamagedState, PoolTooLarge.
     #[pyo3(signature = (data, /))]
     fn restore(slf: &Bound<'_, Self>, data: &[u8]) -> PyResult<()> {
         let py = slf.py();

@@ -77,7 +77,8 @@ impl Tiers {
 
 #[pymethods]
 impl Tiers {
-    /// Empty tiers, which have one policy and one order in which blocks are first taken.
+    /// Empty tiers, which have one policy and one order in which blocks are first taken. Raises
+    /// PoolTooLarge.
     #[new]
     #[pyo3(signature = (num_blocks, num_host_blocks, /, *, null_block, eviction, order))]
     fn new(
@@ -90,7 +91,8 @@ impl Tiers {
     ) -> PyResult<Self> {
         let policy = pool_eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
         let descending = order == "descending";
-        Ok(Tiers(make_tiers(num_blocks, num_host_blocks, null_block, policy, descending)))
+        let tiers = make_tiers(num_blocks, num_host_blocks, null_block, policy, descending);
+        Ok(Tiers(tiers.map_err(|error| raise(py, error))?))
     }
 
     /// Give `count` free blocks one owner each; refused as a whole. Raises InvalidCount.

@@ -24,10 +24,11 @@ use crate::types::event_log::read_events;
 use crate::types::groups::{Group, KINDS};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::{HASHINGS, Key};
+use crate::types::memory::check_memory;
 use crate::types::values::PrefixCacheStats;
 use crate::types::wire::Reader;
 
-/// The state of canonical bytes. Fails with DamagedState.
+/// The state of canonical bytes. Fails with DamagedState, PoolTooLarge.
 pub fn decode(data: &[u8]) -> Result<State, Error> {
     let mut source = Reader::new(data);
     if source.take(MAGIC.len())? != MAGIC {
@@ -118,6 +119,7 @@ fn read_pool(
     if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
         return Err(source.damaged(format!("{num_blocks} blocks are missing")));
     }
+    check_memory(num_blocks.into())?;
     let mut pool = make_pool(num_blocks, null_block, config.eviction, config.max_in_flight > 0);
     let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
     for block in (0..num_blocks).map(BlockId) {

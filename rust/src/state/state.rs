@@ -25,6 +25,7 @@ use crate::types::extra_inputs::{ExtraKeys, NO_EXTRA_KEYS};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
+use crate::types::memory::check_memory;
 use crate::types::values::{PrefixCacheStats, Status};
 
 /// Entry of a device table for a block that no query sees any more.
@@ -186,10 +187,11 @@ clone_in_place! {
     }
 }
 
-/// The empty state of a configuration. Fails with InvalidConfig.
+/// The empty state of a configuration. Fails with InvalidConfig, PoolTooLarge.
 pub fn make_state(config: Config) -> Result<State, Error> {
     config.check()?;
     let (hosts, waits) = (config.num_host_blocks, config.max_in_flight > 0);
+    check_memory(u64::from(config.num_blocks) + u64::from(hosts))?;
     let num_groups = config.groups.len();
     Ok(State {
         root: root_hash(&config.hash_seed, config.hashing),

@@ -168,6 +168,9 @@ errors! {
     /// One pool has one page size, so that any block can serve any group.
     GroupsDoNotFit { groups: String, sizes: String }
         "groups {groups} have blocks of {sizes} bytes: one pool has one block size";
+    /// Pools that do not fit in memory.
+    PoolTooLarge { num_blocks: i64, needed_bytes: i64, available_bytes: i64 }
+        "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available";
     /// No request of this id (or row) is known.
     UnknownRequest { request: String } "request {request} is not known";
     /// A request of this id exists already, or is named twice in one call.

@@ -12,6 +12,7 @@ pub mod extra_inputs;
 pub mod groups;
 pub mod ids;
 pub mod keys;
+pub mod memory;
 pub mod values;
 pub mod violation;
 pub mod wire;

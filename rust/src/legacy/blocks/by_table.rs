@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn owners_move_to_one_copy_of_their_block_and_leave_it_or_stay() {
-        let mut tiers = make_tiers(3, 2, false, LRU, false);
+        let mut tiers = make_tiers(3, 2, false, LRU, false).unwrap();
         take(&mut tiers, 2, Tier::Device).unwrap().unwrap();
         touch(&mut tiers, &[0, 0], Tier::Device).unwrap();
         taken(&mut tiers);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_lone_owner_writes_in_place_and_others_to_a_copy() {
-        let mut tiers = make_tiers(3, 0, false, LRU, false);
+        let mut tiers = make_tiers(3, 0, false, LRU, false).unwrap();
         take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
         assert_eq!(own(&mut tiers, 0).unwrap(), Ok(A));
         touch(&mut tiers, &[0], Tier::Device).unwrap();
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_table_grows_by_a_block_or_has_its_last_one_copied() {
-        let mut tiers = make_tiers(3, 0, false, LRU, false);
+        let mut tiers = make_tiers(3, 0, false, LRU, false).unwrap();
         assert_eq!(append(&mut tiers, None, 0, 0).unwrap(), Ok(None), "there is nothing to write");
         assert_eq!(append(&mut tiers, None, 0, 1).unwrap(), Ok(Some(A)));
         assert_eq!(append(&mut tiers, Some(0), 1, 1).unwrap(), Ok(None));

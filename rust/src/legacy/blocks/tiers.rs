@@ -20,6 +20,7 @@ use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
+use crate::types::memory::check_memory;
 use crate::types::values::{Admitted, Reason, Refused};
 
 /// The blocks of the device and the host, None without a host tier, and the open batch.
@@ -116,15 +117,15 @@ impl Tiers {
 /// Empty tiers, which have one policy and one order in which blocks are first taken.
 ///
 /// num_host_blocks: 0 for no host tier. null_block: device block 0 stands for none and is never
-/// taken. descending: the highest block is first taken.
-#[must_use]
+/// taken. descending: the highest block is first taken. Fails with PoolTooLarge.
 pub fn make_tiers(
     num_blocks: u32,
     num_host_blocks: u32,
     null_block: bool,
     eviction: PoolEviction,
     descending: bool,
-) -> Tiers {
+) -> Result<Tiers, Error> {
+    check_memory(u64::from(num_blocks) + u64::from(num_host_blocks))?;
     let pool = |size: u32, null_block: bool| {
         let mut pool = priority_eviction::make_pool(size, null_block, eviction);
         if descending {
@@ -133,13 +134,13 @@ pub fn make_tiers(
         }
         pool
     };
-    Tiers {
+    Ok(Tiers {
         device: pool(num_blocks, null_block),
         host: (num_host_blocks > 0).then(|| pool(num_host_blocks, false)),
         number: 0,
         effects: Effects::new(false),
         host_effects: Effects::silent(),
-    }
+    })
 }
 
 /// Give `count` free blocks one owner each; refused as a whole.

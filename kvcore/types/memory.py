@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether pools fit in memory, asked before they are made.
+
+Why: a system that lends more memory than it has ends the process when the pages are written, and a
+failed allocation ends it at once in the twin. What a pool needs is the language's own figure.
+Twin: rust/src/types/memory.rs.
+"""
+
+from __future__ import annotations
+
+from kvcore.types.errors import PoolTooLarge
+
+BLOCK_BYTES = 172
+"""While a pool is made, with a quarantine; 144 stay."""
+SMALL_BYTES = 2**26
+"""A need that is not compared with the memory of the machine."""
+MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup/memory.max"
+
+
+def check_memory(num_blocks: int) -> None:
+    """Raise PoolTooLarge unless pools of so many blocks fit."""
+    needed = BLOCK_BYTES * num_blocks
+    available = num_reservable(needed)
+    if needed > SMALL_BYTES:
+        available = min([available, *num_available()])
+    if available < needed:
+        raise PoolTooLarge(num_blocks=num_blocks, needed_bytes=needed, available_bytes=available)
+
+
+def num_reservable(needed: int) -> int:
+    """The bytes that are needed, or their largest half, quarter and so on that can be allocated."""
+    while needed:
+        try:
+            bytes(needed)  # zeros that are not written, so no page is used
+        except (MemoryError, OverflowError):
+            needed //= 2
+        else:
+            break
+    return needed
+
+
+def num_available() -> list[int]:
+    """Bytes that the machine and the container can give, as far as the system says."""
+    found = []
+    sizes = {name: size for name, size, *_ in map(str.split, _read(MEMINFO).splitlines())}
+    if "MemAvailable:" in sizes:
+        found.append(1024 * (int(sizes["MemAvailable:"]) + int(sizes.get("SwapFree:", 0))))
+    most = _read(CGROUP).strip()
+    if most.isdigit():
+        found.append(int(most))
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:  # noqa: PTH123 - pathlib is slow to import
+            return file.read()
+    except OSError:
+        return ""
