@@ -17,7 +17,7 @@ class Manager:
     """
     A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 
-    A call that raises has changed nothing. Threads take turns.
+    A call that raises has changed nothing. Raises ConcurrentCall while another thread's call runs.
     """
     def __new__(cls, config: Config, /) -> Manager:
         """

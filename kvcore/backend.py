@@ -8,8 +8,9 @@ manager also gets the backend that it names.
 from __future__ import annotations
 
 import warnings
+from _thread import allocate_lock, get_ident
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from kvcore import _twin
 from kvcore.codec import decode as decoding
@@ -17,36 +18,62 @@ from kvcore.codec import encode as encoding
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS
 from kvcore.types.config import Config
-from kvcore.types.errors import BackendMissing
+from kvcore.types.errors import BackendMissing, ConcurrentCall
+from kvcore.types.values import Outcome
+
+T = TypeVar("T")
 
 
 class PythonBackend:
-    """The newest state, and the pure functions on it."""
+    """The newest state, and the pure functions on it, one at a time.
+
+    An argument may ask the manager while it is read, on the thread that made the call.
+    """
 
     def __init__(self, config: Config) -> None:
         self._state = make_state(config)
+        self._running = allocate_lock()
+        self._thread = 0
 
     def state(self) -> State:
-        """The state as it is."""
+        """The state as it is. Raises ConcurrentCall."""
+        if self._running.locked() and self._thread != get_ident():
+            raise ConcurrentCall
         return self._state
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        return tuple(each.number for each in self._state.in_flight)
+        return tuple(each.number for each in self.state().in_flight)
 
     @property
     def num_free_blocks(self) -> int:
-        return self._state.device.num_free
+        return self.state().device.num_free
 
     @property
     def num_free_host_blocks(self) -> int:
-        return 0 if self._state.host is None else self._state.host.num_free
+        host = self.state().host
+        return 0 if host is None else host.num_free
 
     def encode(self) -> bytes:
-        return encoding.encode(self._state)
+        return encoding.encode(self.state())
 
     def restore(self, data: bytes) -> None:
-        self._state = decoding.decode(data)
+        state = decoding.decode(data)
+        self._change(lambda _: Outcome(state, (), None))
+
+    def _change(
+        self, transition: Callable[..., Outcome[State, T]], *args: Any, **options: Any
+    ) -> T:
+        """Run a transition. Raises ConcurrentCall."""
+        if not self._running.acquire(blocking=False):
+            raise ConcurrentCall
+        self._thread = get_ident()
+        try:
+            outcome = transition(self._state, *args, **options)
+            self._state = outcome.state
+        finally:
+            self._running.release()
+        return outcome.value
 
 
 def default_backend() -> Literal["rust", "python"]:
@@ -72,16 +99,14 @@ def make_backend(config: Config, name: str) -> _twin.Backend:
 
 def _transition(name: str) -> Callable[..., Any]:
     def call(self: PythonBackend, *args: Any, **options: Any) -> Any:
-        outcome = TRANSITIONS[name](self._state, *args, **options)
-        self._state = outcome.state
-        return outcome.value
+        return self._change(TRANSITIONS[name], *args, **options)
 
     return call
 
 
 def _query(name: str) -> Callable[..., Any]:
     def call(self: PythonBackend, *args: Any, **options: Any) -> Any:
-        return QUERIES[name](self._state, *args, **options)
+        return QUERIES[name](self.state(), *args, **options)
 
     return call
 

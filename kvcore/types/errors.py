@@ -10,6 +10,7 @@ Twin: rust/src/types/errors.rs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -24,11 +25,7 @@ class KvcoreError(ValueError):
         super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.fields))
-
-
-def _rebuild(kind: type[KvcoreError], fields: dict[str, object]) -> KvcoreError:
-    return kind(**fields)
+        return (partial(type(self), **self.fields), ())
 
 
 class WrongArgument(KvcoreError):
@@ -53,6 +50,12 @@ class PoolTooLarge(KvcoreError):
     """Pools that do not fit in memory."""
 
     message = "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available"
+
+
+class ConcurrentCall(KvcoreError):
+    """One manager runs one call at a time."""
+
+    message = "another call of this manager is running: make one call at a time"
 
 
 class UnknownRequest(KvcoreError):

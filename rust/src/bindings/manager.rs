@@ -3,12 +3,13 @@
 //! Its methods are in `methods.rs` and `questions.rs`.
 //!
 //! A call reads its arguments, runs one transition and makes its result. The state is borrowed for
-//! the transition alone, in which no Python runs, so threads take turns.
+//! the transition alone, in which no Python runs. A call of many tokens lets other threads run
+//! meanwhile; one that finds the state borrowed raises ConcurrentCall.
 
 use pyo3::prelude::*;
 
 use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, items};
-use crate::bindings::errors::{Given, Wrong};
+use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::lists::{only_id, only_item};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
@@ -21,7 +22,7 @@ use crate::types::values::{Admitted, Appended, Swapped};
 
 /// A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 ///
-/// A call that raises has changed nothing. Threads take turns.
+/// A call that raises has changed nothing. Raises ConcurrentCall while another thread's call runs.
 #[pyclass(module = "kvcore._rust")]
 pub(crate) struct Manager {
     pub(crate) state: State,
@@ -35,7 +36,22 @@ pub(crate) struct Manager {
     pub(crate) room: Batch,
 }
 
+/// Tokens whose hashing takes about half a millisecond: other threads run meanwhile.
+const MANY_TOKENS: usize = 1 << 14;
+
 impl Manager {
+    /// The manager, to change. Raises ConcurrentCall.
+    #[inline]
+    pub(crate) fn lent<'py>(this: &Bound<'py, Self>) -> PyResult<PyRefMut<'py, Self>> {
+        this.try_borrow_mut().map_err(|_| raise(this.py(), Error::ConcurrentCall {}))
+    }
+
+    /// The manager, to read. Raises ConcurrentCall.
+    #[inline]
+    pub(crate) fn shown<'py>(this: &Bound<'py, Self>) -> PyResult<PyRef<'py, Self>> {
+        this.try_borrow().map_err(|_| raise(this.py(), Error::ConcurrentCall {}))
+    }
+
     /// A manager that holds this state.
     pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
         let no_blocks = values::no_blocks(py, state.config.groups.len())?.0.unbind();
@@ -51,8 +67,25 @@ impl Manager {
         given: &Given<'_>,
         transition: impl FnOnce(&mut State) -> Result<T, E>,
     ) -> PyResult<T> {
-        let outcome = transition(&mut this.try_borrow_mut()?.state);
+        let outcome = transition(&mut Self::lent(this)?.state);
         outcome.map_err(|wrong| wrong.into().raise(this.py(), given))
+    }
+
+    /// Run a transition that hashes so many tokens.
+    pub(crate) fn change_by<T: Send>(
+        this: &Bound<'_, Self>,
+        given: &Given<'_>,
+        num_tokens: usize,
+        transition: impl FnOnce(&mut State) -> Result<T, Wrong> + Send,
+    ) -> PyResult<T> {
+        if num_tokens < MANY_TOKENS {
+            return Self::change(this, given, transition);
+        }
+        let mut manager = Self::lent(this)?;
+        let state = &mut manager.state;
+        let outcome = this.py().detach(|| transition(state));
+        drop(manager);
+        outcome.map_err(|wrong| wrong.raise(this.py(), given))
     }
 
     /// Run a transition of one request.
@@ -108,7 +141,7 @@ impl Manager {
         given: &Given<'_>,
         question: impl FnOnce(&State) -> Result<T, Error>,
     ) -> PyResult<T> {
-        let outcome = question(&this.try_borrow()?.state);
+        let outcome = question(&Self::shown(this)?.state);
         outcome.map_err(|error| Wrong::from(error).raise(this.py(), given))
     }
 
@@ -134,7 +167,7 @@ impl Manager {
 
     /// The `KVCacheBlocks` of a call that grew no table.
     pub(crate) fn grown_none<'py>(this: &Bound<'py, Self>) -> PyResult<PyBlocks<'py>> {
-        Ok(PyBlocks(this.try_borrow()?.no_blocks.bind(this.py()).clone()))
+        Ok(PyBlocks(Self::shown(this)?.no_blocks.bind(this.py()).clone()))
     }
 
     /// How far an `append` came.
@@ -146,11 +179,11 @@ impl Manager {
         if far.refused.is_some() {
             return values::appended(py, far);
         }
-        if this.try_borrow()?.appended.0 == far.done {
-            return Ok(PyAppended(this.try_borrow()?.appended.1.bind(py).clone()));
+        if Self::shown(this)?.appended.0 == far.done {
+            return Ok(PyAppended(Self::shown(this)?.appended.1.bind(py).clone()));
         }
         let made = values::appended(py, far)?;
-        this.try_borrow_mut()?.appended = (far.done, made.0.clone().unbind());
+        Self::lent(this)?.appended = (far.done, made.0.clone().unbind());
         Ok(made)
     }
 
@@ -167,7 +200,7 @@ impl Manager {
             Ok(name) if !name.is_empty() => name,
             _ => return Ok(None),
         };
-        let mut manager = this.try_borrow_mut()?;
+        let mut manager = Self::lent(this)?;
         let outcome = append(&mut manager.state, Requests::Ids(&[name]), &[token]);
         if let Ok(Appended { done: 1, refused: None }) = outcome {
             return Ok(Some(PyAppended(manager.appended_one.bind(this.py()).clone())));

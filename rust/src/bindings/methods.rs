@@ -12,6 +12,7 @@ use crate::bindings::arguments::{
     TokensArg, flag, held, items,
 };
 use crate::bindings::errors::{Given, Wrong, raise};
+use crate::bindings::lists::Tokens;
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::{Named, TOKENS, read_named, read_tokens};
 use crate::bindings::values::{
@@ -63,9 +64,10 @@ impl Manager {
         let mut given = Given::default();
         let name = given.name(request_id.0);
         let tokens = read_tokens(tokens, &TOKENS);
-        Self::change(slf, &given, |state| {
+        let count = tokens.as_ref().map_or(0, Tokens::len);
+        Self::change_by(slf, &given, count, |state| {
             state.request(name)?;
-            Ok::<_, Wrong>(add_tokens(state, name, &tokens?)?)
+            Ok(add_tokens(state, name, &tokens?)?)
         })
     }
 
@@ -283,8 +285,8 @@ impl Manager {
     }
 
     /// Forget every key; False, and nothing happens, while any block of any tier is used.
-    fn reset_prefix_cache(&mut self) -> bool {
-        reset_prefix_cache(&mut self.state)
+    fn reset_prefix_cache(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        Ok(reset_prefix_cache(&mut Self::lent(slf)?.state))
     }
 
     /// Copy blocks to the external store under their keys; returns one operation per block.
@@ -333,10 +335,10 @@ impl Manager {
 
     /// Close and number the open batch.
     fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
-        let mut room = std::mem::take(&mut slf.try_borrow_mut()?.room);
+        let mut room = std::mem::take(&mut Self::lent(slf)?.room);
         Self::change(slf, &Given::default(), |state| take_batch_into(state, &mut room))?;
         let taken = values::batch(slf.py(), &room);
-        slf.try_borrow_mut()?.room = room;
+        Self::lent(slf)?.room = room;
         taken
     }
 
@@ -358,23 +360,25 @@ impl Manager {
 
     /// Hand out the events since the last call.
     fn take_events<'py>(slf: &Bound<'py, Self>) -> PyResult<PyEvents<'py>> {
-        let taken = take_events(&mut slf.try_borrow_mut()?.state);
+        let taken = take_events(&mut Self::lent(slf)?.state);
         values::events(slf.py(), &taken)
     }
 
     /// Hand out the look-up statistics since the last call.
     fn take_stats<'py>(slf: &Bound<'py, Self>) -> PyResult<PyStats<'py>> {
-        let taken = take_stats(&mut slf.try_borrow_mut()?.state);
+        let taken = take_stats(&mut Self::lent(slf)?.state);
         values::stats(slf.py(), &taken)
     }
 
     /// Hand out the blocks that full-attention groups got since the last call, group by group.
-    fn take_new_block_ids(&mut self) -> Vec<u32> {
-        take_new_block_ids(&mut self.state).into_iter().map(|block| block.0).collect()
+    fn take_new_block_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u32>> {
+        let taken = take_new_block_ids(&mut Self::lent(slf)?.state);
+        Ok(taken.into_iter().map(|block| block.0).collect())
     }
 
     /// Say that a scheduling step begins.
-    fn new_step_starts(&mut self) {
-        new_step_starts(&mut self.state);
+    fn new_step_starts(slf: &Bound<'_, Self>) -> PyResult<()> {
+        new_step_starts(&mut Self::lent(slf)?.state);
+        Ok(())
     }
 }

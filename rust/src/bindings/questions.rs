@@ -142,25 +142,27 @@ impl Manager {
     /// The numbers of the batches in flight, oldest first.
     #[getter]
     fn in_flight<'py>(slf: &Bound<'py, Self>) -> PyResult<PyNumbers<'py>> {
-        let numbers: Vec<u64> = slf.try_borrow()?.state.in_flight().collect();
+        let numbers: Vec<u64> = Self::shown(slf)?.state.in_flight().collect();
         values::numbers(slf.py(), numbers)
     }
 
     /// Device blocks in the free queue.
     #[getter]
-    fn num_free_blocks(&self) -> u32 {
-        self.state.device.num_free()
+    fn num_free_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.device.num_free())
     }
 
     /// Host blocks in the free queue; 0 without a host tier.
     #[getter]
-    fn num_free_host_blocks(&self) -> u32 {
-        self.state.host.as_ref().map_or(0, |host| host.num_free())
+    fn num_free_host_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.host.as_ref().map_or(0, |host| host.num_free()))
     }
 
     /// The canonical bytes of the state. O(pool).
     fn encode<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = encode(&slf.try_borrow()?.state);
+        let manager = Self::shown(slf)?;
+        let state = &manager.state;
+        let bytes = slf.py().detach(|| encode(state));
         Ok(PyBytes::new(slf.py(), &bytes))
     }
 
@@ -168,8 +170,8 @@ impl Manager {
     #[pyo3(signature = (data, /))]
     fn restore(slf: &Bound<'_, Self>, data: &[u8]) -> PyResult<()> {
         let py = slf.py();
-        let state = decode(data).map_err(|error| raise(py, error))?;
-        *slf.try_borrow_mut()? = Self::of(py, state)?;
+        let state = py.detach(|| decode(data)).map_err(|error| raise(py, error))?;
+        *Self::lent(slf)? = Self::of(py, state)?;
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::bindings::arguments::{HashesArg, RequestArg, TokensArg, hashes};
-use crate::bindings::errors::{Given, Wrong};
+use crate::bindings::errors::Given;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::{TOKENS, read_tokens};
@@ -29,12 +29,13 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let extra_keys = parts.keys(&mut given);
     let skip_reading_prefix_cache =
         request.0.getattr(intern!(py, "skip_reading_prefix_cache"))?.is_truthy()?;
-    let row = Manager::change(manager, &given, |state| {
+    let count = tokens.as_ref().map_or(0, |tokens| tokens.len());
+    let row = Manager::change_by(manager, &given, count, |state| {
         check_new_id(state, request_id)?;
         let tokens = tokens?.into_vec();
         let request =
             Request { request_id, tokens, extra_keys, block_hashes, skip_reading_prefix_cache };
-        Ok::<_, Wrong>(add_request(state, request)?)
+        Ok(add_request(state, request)?)
     })?;
     Ok(row.0)
 }

@@ -171,6 +171,8 @@ errors! {
     /// Pools that do not fit in memory.
     PoolTooLarge { num_blocks: i64, needed_bytes: i64, available_bytes: i64 }
         "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available";
+    /// One manager runs one call at a time.
+    ConcurrentCall { } "another call of this manager is running: make one call at a time";
     /// No request of this id (or row) is known.
     UnknownRequest { request: String } "request {request} is not known";
     /// A request of this id exists already, or is named twice in one call.

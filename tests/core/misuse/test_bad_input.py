@@ -41,12 +41,13 @@ WITHOUT_ARGUMENTS = {
     *("take_new_block_ids", "new_step_starts"),
 }
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_too_large.py,
-# test_bad_releases.py, tests/bytes and test_damaged_batches.py; a TraceError is that of the trace
-# reader.
+# test_bad_releases.py, test_threads.py, tests/bytes and test_damaged_batches.py; a TraceError is
+# that of the trace reader.
 ELSEWHERE = {
     "InvalidConfig",
     "GroupsDoNotFit",
     "PoolTooLarge",
+    "ConcurrentCall",
     "DamagedState",
     "DamagedBatch",
     "BackendMissing",
