@@ -89,4 +89,4 @@ def check_state(data: bytes) -> list[str]:
 def _check_there() -> None:
     if _missing:
         reason = "the extension kvcore._rust is not built; `make twin` builds it"
-        raise BackendMissing(backend="'rust'", reason=reason)
+        raise BackendMissing(backend="rust", reason=reason)

@@ -94,7 +94,7 @@ def make_backend(config: Config, name: str) -> _twin.Backend:
         return cast("_twin.Backend", PythonBackend(config))
     if name == "rust":
         return _twin.make_backend(config)
-    raise BackendMissing(backend=repr(name), reason='the backends are "rust" and "python"')
+    raise BackendMissing(backend=name, reason='the backends are "rust" and "python"')
 
 
 def _transition(name: str) -> Callable[..., Any]:

@@ -137,7 +137,7 @@ class BlockObserver:
         is_number = isinstance(sample_rate, int | float) and not isinstance(sample_rate, bool)
         if not is_number or not 0.0 < sample_rate <= 1.0:
             expected = "a number above 0.0, at most 1.0"
-            raise WrongArgument(name="sample_rate", expected=expected, value=repr(sample_rate))
+            raise WrongArgument(name="sample_rate", expected=expected, value=sample_rate)
         self.sample_rate = sample_rate
         import random  # here: an import of kvcore needs none of it
 
@@ -157,7 +157,7 @@ class BlockObserver:
         """
         if not now >= self._now:
             expected = f"a time of at least {self._now}"
-            raise WrongArgument(name="now", expected=expected, value=repr(now))
+            raise WrongArgument(name="now", expected=expected, value=now)
         self._now = now
         for command in commands:
             match command:

@@ -104,7 +104,7 @@ def encode_events(
 
 def _check(name: str, value: object, fits: bool, expected: str) -> None:
     if not fits:
-        raise WrongArgument(name=name, expected=expected, value=repr(value))
+        raise WrongArgument(name=name, expected=expected, value=value)
 
 
 def _salt(keys: Sequence[Sequence[ExtraKey]]) -> str | None:
@@ -116,7 +116,7 @@ def _salt(keys: Sequence[Sequence[ExtraKey]]) -> str | None:
 def _spec(groups: Sequence[Group], number: int) -> dict[str, Any]:
     if number >= len(groups):
         expected = f"at least {number + 1} groups"
-        raise WrongArgument(name="groups", expected=expected, value=str(len(groups)))
+        raise WrongArgument(name="groups", expected=expected, value=len(groups))
     group = groups[number]
     window = group.window if group.kind == "sliding_window" else None
     return {

@@ -62,9 +62,7 @@ def find_span(
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     counted = core.num_computed_tokens(seen.name)
     if seen.num_computed > max(counted, known.end):
-        raise BeyondComputed(
-            request=repr(seen.name), num_computed=counted, requested=seen.num_computed
-        )
+        raise BeyondComputed(request=seen.name, num_computed=counted, requested=seen.num_computed)
     again = seen.num_computed < counted
     if again and seen.name in steps:
         # The engine's count stays until the schedule is made.
@@ -95,7 +93,7 @@ def check_windows(core: Core, seen: Seen, counted: int) -> None:
         kept_from = skipped_blocks(group, counted)
         if skipped_blocks(group, seen.num_computed) < kept_from:
             raise BehindWindow(
-                request=repr(seen.name),
+                request=seen.name,
                 requested=seen.num_computed,
                 group_id=index,
                 first=kept_from * group.block_size,

@@ -56,7 +56,7 @@ def see(request: EngineRequest) -> Seen:
         name, tokens, computed = request.request_id, request.num_tokens, request.num_computed_tokens
     except AttributeError:
         expected = "an object with request_id, num_tokens and num_computed_tokens"
-        raise WrongArgument(name="request", expected=expected, value=repr(request)) from None
+        raise WrongArgument(name="request", expected=expected, value=request) from None
     return Seen(
         name, read_count("num_tokens", tokens, 1), read_count("num_computed_tokens", computed)
     )
@@ -74,7 +74,7 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
         prompt = getattr(request, "prompt_token_ids", None)
         if prompt is None:
             expected = "an object with all_token_ids, or with prompt_token_ids"
-            raise WrongArgument(name="request", expected=expected, value=repr(request))
+            raise WrongArgument(name="request", expected=expected, value=request)
         output = getattr(request, "output_token_ids", None)
         split = len(prompt)
         tokens = list(prompt[first:end])
@@ -82,7 +82,7 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
             tokens += output[max(0, first - split) : end - split]
     if len(tokens) != end - first:
         raise CountMismatch(
-            request=repr(request.request_id),
+            request=request.request_id,
             given=first + len(tokens),
             name="tokens",
             expected=end,
@@ -178,6 +178,6 @@ def _read_embeds(embeds: Any) -> PromptEmbeds | None:
     except (TypeError, AttributeError, ZeroDivisionError) as error:
         raise InvalidExtraKey(
             name="prompt_embeds",
-            expected="a tensor on the CPU or an array of [tokens, hidden size]",
-            value=f"a {type(embeds).__name__} ({error})",
+            expected=f"a tensor on the CPU or an array of [tokens, hidden size] ({error})",
+            value=type(embeds),
         ) from None

@@ -19,8 +19,8 @@ class TokensChanged(KvcoreError):
     """Tokens of a request that holds blocks were taken back or replaced."""
 
     message = (
-        "request {request} holds blocks for {num_known} tokens that are not its first {num_known} "
-        "any more: free it first"
+        "request {request!r} holds blocks for {num_known} tokens that are not its first "
+        "{num_known} any more: free it first"
     )
 
 
@@ -28,8 +28,8 @@ class BehindWindow(KvcoreError):
     """Computing again would read what a window gave back."""
 
     message = (
-        "request {request} would compute from token {requested} again, and group {group_id} keeps "
-        "nothing before token {first}: free it first"
+        "request {request!r} would compute from token {requested} again, and group {group_id} "
+        "keeps nothing before token {first}: free it first"
     )
 
 

@@ -55,7 +55,7 @@ class KVCacheManager:
     ) -> None:
         if config.duplicates == "merge" and not keep_commands:
             reason = "tables change in place, so the commands must be kept and applied"
-            raise InvalidConfig(field="duplicates", value="'merge'", reason=reason)
+            raise InvalidConfig(field="duplicates", value="merge", reason=reason)
         self.core = Core(config, backend)
         self.config = config
         self.enable_caching = config.enable_caching

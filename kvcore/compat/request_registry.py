@@ -152,7 +152,7 @@ class RequestRegistry:
     def _replace(self, known: Known, seen: Seen, num_known: int) -> Known:
         """Add a request anew whose tokens changed. Raises TokensChanged while it holds blocks."""
         if seen.name not in self._resting:
-            raise TokensChanged(request=repr(seen.name), num_known=num_known)
+            raise TokensChanged(request=seen.name, num_known=num_known)
         self._forget(seen.name)
         return self._add(known.request, seen)
 

@@ -43,7 +43,7 @@ def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> 
         data, row = request.prompt_embeds.data, request.prompt_embeds.bytes_per_token
         if len(data) != num_tokens * row:
             raise CountMismatch(
-                request=repr(request.request_id),
+                request=request.request_id,
                 name="bytes of prompt embeddings",
                 given=len(data),
                 expected=num_tokens * row,
@@ -85,7 +85,7 @@ def _check_media(
     for position, item in enumerate(media):
         if item.offset < first or item.end > num_tokens:
             raise UnsortedMedia(
-                request=repr(request_id),
+                request=request_id,
                 position=position,
                 offset=item.offset,
                 length=item.length,
@@ -95,6 +95,5 @@ def _check_media(
         first = item.end
     for position, (item, later) in enumerate(zip(media, media[MAX_MEDIA:], strict=False)):
         if later.offset // block_size == (item.end - 1) // block_size:
-            expected = f"at most {MAX_MEDIA} items in a block"
-            count = f"{MAX_MEDIA + 1} from item {position} on"
-            raise InvalidExtraKey(name="media", expected=expected, value=count)
+            name, expected = f"media from item {position} on", f"at most {MAX_MEDIA} in a block"
+            raise InvalidExtraKey(name=name, expected=expected, value=MAX_MEDIA + 1)

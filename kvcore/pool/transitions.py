@@ -189,7 +189,7 @@ def set_priority(
     def change(tx: PoolTransaction) -> None:
         if not isinstance(tx, PriorityPoolTransaction):
             reason = "blocks have priorities only if it is 'priority'"
-            raise InvalidConfig(field="eviction", value=repr(tx.eviction), reason=reason)
+            raise InvalidConfig(field="eviction", value=tx.eviction, reason=reason)
         for block in ids:
             tx.check_block(block)
         tx.set_priority(ids, when, tokens)
@@ -263,7 +263,7 @@ def _read_time(time: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         finite = False
     if not finite:
-        raise WrongArgument(name="time", expected="a finite number", value=repr(time))
+        raise WrongArgument(name="time", expected="a finite number", value=time)
     return float(time)
 
 
@@ -273,7 +273,7 @@ def _read_length(length: Any) -> int | None:
     number = read_int(length)
     if not isinstance(number, int) or not 0 <= number <= NO_LIMIT:
         expected = f"an integer from 0 to {NO_LIMIT}"
-        raise WrongArgument(name="length", expected=expected, value=repr(length))
+        raise WrongArgument(name="length", expected=expected, value=length)
     return number
 
 
@@ -286,6 +286,6 @@ def _check_keys(keys: Sequence[bytes], num_blocks: int) -> None:
     """Raise WrongArgument or InvalidKey unless there is one key per block."""
     if len(keys) != num_blocks:
         expected = f"{num_blocks} of them, one for each block"
-        raise WrongArgument(name="keys", expected=expected, value=repr(len(keys)))
+        raise WrongArgument(name="keys", expected=expected, value=len(keys))
     for key in keys:
         _check_key(key)

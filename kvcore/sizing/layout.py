@@ -92,8 +92,7 @@ def check_pages(specs: Sequence[LayerSpec]) -> None:
     """Raise GroupsDoNotFit unless all layers have one page size."""
     pages = [spec.page_bytes for spec in specs]
     if len(set(pages)) > 1:
-        names = ", ".join(f"{index} ({spec.type_id})" for index, spec in enumerate(specs))
-        raise GroupsDoNotFit(groups=names, sizes=", ".join(map(str, pages)))
+        raise GroupsDoNotFit(groups=[spec.type_id for spec in specs], sizes=pages)
 
 
 def num_slots(groups: Sequence[KVCacheGroupSpec]) -> int:

@@ -193,4 +193,4 @@ def check_count(name: str, value: int, least: int = 1) -> None:
 def check_integer(name: str, value: int) -> None:
     """Raise WrongArgument unless an integer; True and False are none."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise WrongArgument(name=name, expected="an integer", value=repr(value))
+        raise WrongArgument(name=name, expected="an integer", value=value)

@@ -94,14 +94,14 @@ class Transaction:
         """The request of this id. Raises UnknownRequest."""
         request = self.requests.get(request_id) if isinstance(request_id, str) else None
         if request is None:
-            raise UnknownRequest(request=repr(request_id))
+            raise UnknownRequest(request=request_id)
         return request
 
     def on_device(self, request_id: str) -> RequestState:
         """The request of this id, which is not swapped out. Raises UnknownRequest, SwappedOut."""
         request = self.request(request_id)
         if request.host_tables:
-            raise SwappedOut(request=repr(request_id))
+            raise SwappedOut(request=request_id)
         return request
 
     def idle(self, request_id: str) -> RequestState:
@@ -111,7 +111,7 @@ class Transaction:
         """
         request = self.on_device(request_id)
         if request.num_loading:
-            raise LoadUnfinished(request=repr(request_id), num_operations=request.num_loading)
+            raise LoadUnfinished(request=request_id, num_operations=request.num_loading)
         return request
 
     def distinct(self, request_ids: list[str]) -> list[RequestState]:
@@ -121,7 +121,7 @@ class Transaction:
         for request_id in request_ids:
             requests.append(self.request(request_id))
             if request_id in seen:
-                raise RepeatedRequest(request=repr(request_id))
+                raise RepeatedRequest(request=request_id, reason="is named twice in one call")
             seen.add(request_id)
         return requests
 

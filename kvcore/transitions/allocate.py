@@ -30,7 +30,7 @@ from kvcore.transitions.slot_request import SlotOptions, SlotRequest
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
-from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRequest
+from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRow
 from kvcore.types.tokens import read_named, read_tokens
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
@@ -116,7 +116,7 @@ def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
     for row in rows:
         request_id = tx.rows[row] if row < len(tx.rows) else None
         if request_id is None:
-            raise UnknownRequest(request=f"in row {row}")
+            raise UnknownRow(row=row)
         ids.append(request_id)
     return ids
 
@@ -133,7 +133,7 @@ def check_append(tx: Transaction, request_ids: list[str], tokens: list[int]) -> 
         requested = request.num_computed + times[request_id]
         if requested > tx.config.length_limit:
             raise BeyondModelLength(
-                request=repr(request_id), requested=requested, max_model_len=tx.config.length_limit
+                request=request_id, requested=requested, max_model_len=tx.config.length_limit
             )
 
 

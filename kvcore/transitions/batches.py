@@ -88,10 +88,7 @@ def check_in_flight(tx: Transaction, number: object) -> None:
     """Raise NotInFlight unless this is the number of a batch in flight."""
     numbers = [batch.number for batch in tx.in_flight]
     if not isinstance(number, int) or number not in numbers:
-        known = ", ".join(map(str, numbers)) or "none"
-        raise NotInFlight(
-            batch=number if isinstance(number, int) else repr(number), in_flight=known
-        )
+        raise NotInFlight(batch=number, in_flight=numbers)
 
 
 def close_entries(state: State) -> BatchInFlight:

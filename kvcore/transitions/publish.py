@@ -39,7 +39,7 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
         count = read_count("num_computed_tokens", num_computed_tokens)
         if count > request.num_computed:
             raise BeyondComputed(
-                request=repr(request_id), num_computed=request.num_computed, requested=count
+                request=request_id, num_computed=request.num_computed, requested=count
             )
         if tx.config.enable_caching:
             if tx.config.publish == "completed":

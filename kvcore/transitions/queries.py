@@ -17,7 +17,7 @@ def find_request(state: State, request_id: str) -> RequestState:
     """The request of this id. Raises UnknownRequest."""
     request = state.requests.get(request_id) if isinstance(request_id, str) else None
     if request is None:
-        raise UnknownRequest(request=repr(request_id))
+        raise UnknownRequest(request=request_id)
     return request
 
 

@@ -122,9 +122,9 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         count = read_count("num_accepted", num_accepted)
         scheduled = max(0, request.num_computed - len(request.tokens))
         if scheduled and request_id in tx.records:
-            raise InOpenBatch(thing=f"request {request_id!r}")
+            raise InOpenBatch(kind="request", value=request_id)
         if count > scheduled:
-            raise BeyondDrafts(request=repr(request_id), num_scheduled=scheduled, requested=count)
+            raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)
         longer = extend(tx, request, request.drafts[:count])
         tx.put(
             replace(
@@ -148,7 +148,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
         request = tx.request(request_id)
         held = sum(len(table) for table in (*request.tables, *request.host_tables))
         if held:
-            raise StillHoldsBlocks(request=repr(request_id), num_blocks=held)
+            raise StillHoldsBlocks(request=request_id, num_blocks=held)
         del tx.requests[request_id]
         forget(tx, request_id)
         forget_reporter(tx, request_id)
@@ -161,15 +161,15 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
 def check_new_id(tx: Transaction, request_id: str) -> None:
     """Raise EmptyRequestId or RepeatedRequest unless a request of this id can be added."""
     if not isinstance(request_id, str) or not request_id or not _is_text(request_id):
-        raise EmptyRequestId(value=repr(request_id))
+        raise EmptyRequestId(value=request_id)
     if request_id in tx.requests:
-        raise RepeatedRequest(request=repr(request_id))
+        raise RepeatedRequest(request=request_id, reason="is there already")
 
 
 def check_no_drafts(request: RequestState) -> None:
     """Raise DraftsPending while the request has drafts."""
     if request.drafts:
-        raise DraftsPending(request=repr(request.request_id), num_drafts=len(request.drafts))
+        raise DraftsPending(request=request.request_id, num_drafts=len(request.drafts))
 
 
 def check_drafts_settled(request: RequestState) -> None:
@@ -232,6 +232,6 @@ def extend_hashes(tx: Transaction, request: RequestState, hashes: Sequence[bytes
     elif not all(isinstance(each, bytes) and len(each) == HASH_SIZE for each in given):
         reason = f"each must be {HASH_SIZE} bytes"
     if reason is not None:
-        name = repr(request.request_id)
+        name = request.request_id
         raise WrongBlockHashes(request=name, num_hashes=len(given), reason=reason)
     return replace(request, block_hashes=request.block_hashes.extend(given))

@@ -72,9 +72,7 @@ def check_rewound(tx: Transaction, request: RequestState, num_tokens: int) -> No
         tx.idle(request.request_id)
     most = max(request.num_computed, loaded)
     if num_tokens > most:
-        raise BeyondComputed(
-            request=repr(request.request_id), num_computed=most, requested=num_tokens
-        )
+        raise BeyondComputed(request=request.request_id, num_computed=most, requested=num_tokens)
 
 
 def fall(tx: Transaction, request: RequestState, num_tokens: int) -> None:

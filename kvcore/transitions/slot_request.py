@@ -109,7 +109,7 @@ def check_hit_kind(hit: Any) -> None:
         for ids in hit.blocks.blocks:
             iter(ids)
     except TypeError:
-        name, value = "hit.blocks.blocks", repr(hit.blocks.blocks)
+        name, value = "hit.blocks.blocks", hit.blocks.blocks
         raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
 
 
@@ -121,7 +121,7 @@ def check_slot_request(
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     if request.drafts:
         check_drafts_settled(request)
-    name = repr(request.request_id)
+    name = request.request_id
     if slot_request.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
         raise NoEncoderGroup(request=name, num_encoder_tokens=slot_request.num_encoder_tokens)
     hits: tuple[tuple[int, ...], ...] = ((),) * len(request.tables)
@@ -137,7 +137,7 @@ def check_slot_request(
 def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
     """Raise unless the hit is a prefix of the request that the pool still holds under its keys."""
     groups = hit.blocks.blocks
-    name, num_blocks = repr(request.request_id), max(len(blocks) for blocks in groups)
+    name, num_blocks = request.request_id, max(len(blocks) for blocks in groups)
     if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=num_blocks)
     if any(request.tables):
@@ -163,7 +163,7 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
 
 def check_length(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
     """Raise unless the request has the tokens, drafts included, and the model takes them."""
-    name, limit = repr(request.request_id), tx.config.length_limit
+    name, limit = request.request_id, tx.config.length_limit
     local = request.num_computed + (0 if slot_request.hit is None else slot_request.hit.num_tokens)
     total = min(local + slot_request.num_external_computed_tokens, limit)
     scheduled = max(local, total + slot_request.num_new_tokens)
@@ -183,7 +183,7 @@ def _all_counts(values: Iterable[Any]) -> bool:
 
 
 def _read_hit(hit: Hit | None) -> Hit | None:
-    """A hit with ints if they can be read; a token count that is no int becomes its repr."""
+    """A hit with ints if they can be read; a token count that is no int stays what it is."""
     if hit is None:
         return None
     groups, num_tokens = hit.blocks.blocks, hit.num_tokens
@@ -191,7 +191,4 @@ def _read_hit(hit: Hit | None) -> Hit | None:
     if plain and all(type(ids) is tuple and _all_counts(ids) for ids in groups):
         return hit
     groups = tuple(tuple(read_ints(ids)) for ids in groups)
-    number = read_int(num_tokens)
-    if not isinstance(number, int):
-        number = repr(number)
-    return Hit(KVCacheBlocks(groups), number)
+    return Hit(KVCacheBlocks(groups), read_int(num_tokens))

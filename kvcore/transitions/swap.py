@@ -42,7 +42,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped
         requests = tx.distinct(ids)
         for request in requests:
             if request.status is not Status.RUNNING:
-                raise NotRunning(request=repr(request.request_id))
+                raise NotRunning(request=request.request_id)
             tx.idle(request.request_id)
         check_leaving(tx, requests)
         blocks = list(dict.fromkeys(block for each in requests for block in kept(tx, each)))
@@ -74,7 +74,7 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped 
         requests = tx.distinct(ids)
         for request in requests:
             if request.status is not Status.SWAPPED:
-                raise NotSwapped(request=repr(request.request_id))
+                raise NotSwapped(request=request.request_id)
         hits = find_hits(tx, requests)
         found = set(hits.values()) - {None}
         in_queue = sum(tx.device.is_queued(block) for block in found if block is not None)

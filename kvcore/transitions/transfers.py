@@ -54,7 +54,7 @@ def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, .
             if tx.device.keys[block] is None:
                 raise NotPublished(block=block)
             if block in unwritten:
-                raise InOpenBatch(thing=f"block {block}")
+                raise InOpenBatch(kind="block", value=block)
             if tx.loads and is_unconfirmed(tx, block):
                 raise LoadUnconfirmed(block=block)
         started = []
@@ -119,7 +119,7 @@ def load(
 
 def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | None) -> None:
     """Raise unless the load is of whole blocks with keys and leaves a token to compute."""
-    name = repr(request.request_id)
+    name = request.request_id
     if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=0)
     first = request.num_computed + (0 if hit is None else read_int(hit.num_tokens))
@@ -180,9 +180,9 @@ def complete_operation(state: State, operation: int, done: bool) -> Outcome[Stat
     def change(tx: Transaction) -> None:
         found = tx.operations.get(number) if isinstance(number, int) else None
         if found is None:
-            raise UnknownOperation(operation=number if isinstance(number, int) else repr(number))
+            raise UnknownOperation(operation=number)
         if found.batch == tx.batch.number:
-            raise InOpenBatch(thing=f"operation {number}")
+            raise InOpenBatch(kind="operation", value=number)
         tx.operations = tx.operations.delete(number)
         tx.device.unpin(found.block)
         if found.request_id is not None:

@@ -28,10 +28,7 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
         request = tx.idle(request_id)
         keep = read_int(num_tokens)
         if not isinstance(keep, int) or not 1 <= keep <= len(request.tokens):
-            requested = keep if isinstance(keep, int) else repr(keep)
-            raise BeyondRequest(
-                request=repr(request_id), num_tokens=len(request.tokens), requested=requested
-            )
+            raise BeyondRequest(request=request_id, num_tokens=len(request.tokens), requested=keep)
         check_leaving(tx, [request])
         leave_open_batch(tx, request)
         cut_tables(tx, tx.request(request_id), keep)

@@ -44,7 +44,7 @@ def remove_skipped_blocks(
         count = read_count("total_computed_tokens", total_computed_tokens)
         if count > request.num_accepted:
             raise BeyondComputed(
-                request=repr(request_id), num_computed=request.num_accepted, requested=count
+                request=request_id, num_computed=request.num_accepted, requested=count
             )
         trims = plan_trims(tx, request, visible_from(tx, request, count))
         tx.put(apply_trims(tx, request, trims))

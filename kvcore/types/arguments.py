@@ -41,7 +41,7 @@ def read_count(name: str, value: Any, least: int = 0) -> int:
     """The int that a count stands for. Raises InvalidCount if it is none, or below least."""
     number = value if type(value) is int else read_int(value)
     if not isinstance(number, int):
-        raise InvalidCount(name=name, value=repr(value), least=least)
+        raise InvalidCount(name=name, value=value, least=least)
     if number < least:
         raise InvalidCount(name=name, value=number, least=least)
     return number
@@ -77,7 +77,7 @@ def read_scalars(made: Any) -> None:
 def check_kind(name: str, value: Any, kind: type) -> None:
     """Raise WrongArgument unless a value is of this kind."""
     if not isinstance(value, kind):
-        raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(value))
+        raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=value)
 
 
 def check_request(request: Any) -> None:
@@ -97,7 +97,7 @@ def check_items(name: str, values: Any, expected: str) -> None:
             return
     except TypeError:
         pass
-    raise WrongArgument(name=name, expected=expected, value=repr(values))
+    raise WrongArgument(name=name, expected=expected, value=values)
 
 
 def read_list(name: str, values: Any, expected: str = "a list of ids") -> list[Any]:
@@ -114,12 +114,10 @@ def read_once(values: Any) -> Any:
 def check_kinds(request: Request) -> None:
     """Raise WrongArgument unless each part of a request's extra keys is of its kind."""
     if not isinstance(request.media, Sequence) or isinstance(request.media, str):
-        raise WrongArgument(
-            name="media", expected="a sequence of MediaItem", value=repr(request.media)
-        )
+        raise WrongArgument(name="media", expected="a sequence of MediaItem", value=request.media)
     parts: list[tuple[str, Any, type]] = [("media", item, MediaItem) for item in request.media]
     parts.append(("lora", request.lora, LoRA))
     parts.append(("prompt_embeds", request.prompt_embeds, PromptEmbeds))
     for name, part, kind in parts:
         if not isinstance(part, kind) and (name == "media" or part is not None):
-            raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(part))
+            raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=part)

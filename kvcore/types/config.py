@@ -181,10 +181,9 @@ def _check_groups(config: Config) -> None:
     given = [(index, size) for index, size in pages if size is not None]
     if len({size for _, size in given}) > 1:
         raise GroupsDoNotFit(
-            groups=", ".join(str(index) for index, _ in given),
-            sizes=", ".join(str(size) for _, size in given),
+            groups=[index for index, _ in given], sizes=[size for _, size in given]
         )
-    kinds = ", ".join(group.kind for group in config.groups)
+    kinds = [group.kind for group in config.groups]
     for group in config.groups:
         reason = None
         if group.is_windowed and not config.null_block:
@@ -198,7 +197,7 @@ def _check_groups(config: Config) -> None:
         if reason is not None:
             raise InvalidConfig(field="groups", value=kinds, reason=reason)
     if math.lcm(*(group.block_size for group in config.groups)) > MAX_BLOCKS:
-        sizes = ", ".join(str(group.block_size) for group in config.groups)
+        sizes = [group.block_size for group in config.groups]
         reason = f"the least common multiple of the block sizes must be at most {MAX_BLOCKS}"
         raise InvalidConfig(field="groups", value=sizes, reason=reason)
 
@@ -241,4 +240,4 @@ def _is_text(seed: bytes) -> bool:
 
 
 def _refuse(config: Config, name: str, reason: str) -> None:
-    raise InvalidConfig(field=name, value=repr(getattr(config, name)), reason=reason)
+    raise InvalidConfig(field=name, value=getattr(config, name), reason=reason)

@@ -10,34 +10,19 @@ Twin: rust/src/types/errors.rs.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, ClassVar
-
-
-class KvcoreError(ValueError):
-    """A call that was wrong; nothing has changed."""
-
-    message: ClassVar[str] = "misuse"
-
-    def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        text = self.message.format(**fields)
-        super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (partial(type(self), **self.fields), ())
+from kvcore.types.base_error import KvcoreError as KvcoreError
 
 
 class WrongArgument(KvcoreError):
     """An argument of a kind that the call does not take."""
 
-    message = "{name} must be {expected}, not {value}"
+    message = "{name} must be {expected}, not {value!r}"
 
 
 class InvalidConfig(KvcoreError):
     """A configuration that cannot work."""
 
-    message = "config {field}={value}: {reason}"
+    message = "config {field}={value!r}: {reason}"
 
 
 class GroupsDoNotFit(KvcoreError):
@@ -59,41 +44,45 @@ class ConcurrentCall(KvcoreError):
 
 
 class UnknownRequest(KvcoreError):
-    """No request of this id (or row) is known."""
+    """No request of this id is known."""
 
-    message = "request {request} is not known"
+    message = "request {request!r} is not known"
+
+
+class UnknownRow(UnknownRequest):
+    """No request is in this row."""
+
+    message = "request in row {row!r} is not known"
 
 
 class RepeatedRequest(KvcoreError):
     """A request of this id exists already, or is named twice in one call."""
 
-    message = "request {request} is there already, or is named twice in one call"
+    message = "request {request!r} {reason}"
 
 
 class EmptyRequestId(KvcoreError):
     """A request id is a non-empty str that has a UTF-8 form."""
 
-    message = "a request id must be a non-empty str, not {value}"
+    message = "a request id must be a non-empty str, not {value!r}"
 
 
 class EmptyTokens(KvcoreError):
     """A request has at least one token; an extension adds at least one."""
 
-    message = "request {request} is given no tokens"
+    message = "request {request!r} is given no tokens"
 
 
 class InvalidToken(KvcoreError):
     """A token id is an integer from 0 to 2**32 - 1."""
 
-    message = "token {value} at position {position} of the call is not an integer in [0, 2**32)"
+    message = "token {value!r} at position {position} of the call is not an integer in [0, 2**32)"
 
 
 class UnsupportedBuffer(KvcoreError):
     """A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers."""
 
-    message = (
-        "{name}: a buffer of format {format} and {dimensions} dimensions is no row of integers"
-    )
+    message = "{name}: a buffer of format {format}, {dimensions}-dimensional, is no row of integers"
 
 
 class LengthMismatch(KvcoreError):
@@ -105,51 +94,53 @@ class LengthMismatch(KvcoreError):
 class InvalidCount(KvcoreError):
     """A count is below what the call needs."""
 
-    message = "{name} is {value}, must be at least {least}"
+    message = "{name} is {value!r}, must be at least {least}"
 
 
 class TooManyTokens(KvcoreError):
     """Slots are requested for tokens that the request does not have."""
 
     message = (
-        "request {request} has {num_tokens} tokens, slots are requested up to token {requested}"
+        "request {request!r} has {num_tokens} tokens, slots are requested up to token {requested}"
     )
 
 
 class BeyondModelLength(KvcoreError):
     """New tokens would pass the longest length that the model takes."""
 
-    message = "request {request} would reach {requested} tokens, the model takes {max_model_len}"
+    message = "request {request!r} would reach {requested} tokens, the model takes {max_model_len}"
 
 
 class BeyondComputed(KvcoreError):
     """The call names more tokens than were computed."""
 
-    message = "request {request} has {num_computed} computed tokens, the call names {requested}"
+    message = "request {request!r} has {num_computed} computed tokens, the call names {requested}"
 
 
 class WrongBlockHashes(KvcoreError):
     """Hashes supplied by an engine have one size, and there is at most one per full block."""
 
-    message = "request {request} is given {num_hashes} block hashes: {reason}"
+    message = "request {request!r} is given {num_hashes} block hashes: {reason}"
 
 
 class DraftsPending(KvcoreError):
     """Draft tokens were not yet accepted or dropped."""
 
-    message = "request {request} has {num_drafts} draft tokens, accept or drop them first"
+    message = "request {request!r} has {num_drafts} draft tokens, accept or drop them first"
 
 
 class BeyondDrafts(KvcoreError):
     """Only drafts that were scheduled can be accepted."""
 
-    message = "request {request} has {num_scheduled} scheduled drafts, the call accepts {requested}"
+    message = (
+        "request {request!r} has {num_scheduled} scheduled drafts, the call accepts {requested}"
+    )
 
 
 class InOpenBatch(KvcoreError):
     """The open batch is executed later, so what it schedules is not written yet."""
 
-    message = "{thing} is in the open batch: take the batch first"
+    message = "{kind} {value!r} is in the open batch: take the batch first"
 
 
 class TooManyInFlight(KvcoreError):
@@ -164,45 +155,43 @@ class TooManyInFlight(KvcoreError):
 class NotInFlight(KvcoreError):
     """No batch in flight has this number."""
 
-    message = "batch {batch} is not in flight; in flight are: {in_flight}"
+    message = "batch {batch!r} is not in flight; in flight are: {in_flight}"
 
 
 class BatchOutOfOrder(KvcoreError):
     """Batches are completed in the order of their numbers."""
 
-    message = "batch {batch} cannot be completed before batch {oldest}"
+    message = "batch {batch!r} cannot be completed before batch {oldest}"
 
 
 class LoadUnfinished(KvcoreError):
     """The request waits for the external store."""
 
-    message = (
-        "request {request} has {num_operations} unfinished loads: complete them or free the request"
-    )
+    message = "request {request!r} has {num_operations} unfinished loads: complete or free them"
 
 
 class LoadUnconfirmed(KvcoreError):
     """A block that rests on external tokens is not stored while their load may fail."""
 
-    message = "block {block} rests on external tokens whose load may still fail: store it later"
+    message = "block {block!r} rests on external tokens whose load may still fail: store it later"
 
 
 class WrongLoad(KvcoreError):
     """Only whole blocks with keys can be loaded."""
 
-    message = "request {request} cannot load {num_tokens} tokens: {reason}"
+    message = "request {request!r} cannot load {num_tokens} tokens: {reason}"
 
 
 class NotPublished(KvcoreError):
     """Only a block with a key can be stored."""
 
-    message = "block {block} has no key to be stored under"
+    message = "block {block!r} has no key to be stored under"
 
 
 class UnknownOperation(KvcoreError):
     """No unfinished operation has this number."""
 
-    message = "there is no unfinished operation {operation}"
+    message = "there is no unfinished operation {operation!r}"
 
 
 class HeldByOthers(KvcoreError):
@@ -215,7 +204,8 @@ class NoEncoderGroup(KvcoreError):
     """Encoder tokens need a cross-attention group."""
 
     message = (
-        "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention"
+        "request {request!r} brings {num_encoder_tokens} encoder tokens, no group is "
+        "cross-attention"
     )
 
 
@@ -223,23 +213,23 @@ class BeyondRequest(KvcoreError):
     """A cut lies outside the request."""
 
     message = (
-        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to "
-        "{num_tokens}"
+        "request {request!r} has {num_tokens} tokens, cannot be cut to {requested!r}: "
+        "keep 1 to {num_tokens}"
     )
 
 
 class HitsOnRunningRequest(KvcoreError):
     """Only a request that holds nothing can bring hits."""
 
-    message = "request {request} already holds blocks and brings {num_blocks} hit blocks"
+    message = "request {request!r} already holds blocks and brings {num_blocks} hit blocks"
 
 
 class WrongHit(KvcoreError):
     """The blocks of a hit and its token count do not belong together, or not to this request."""
 
     message = (
-        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens: "
-        "bring the hit that was found for it"
+        "request {request!r}: {num_blocks} hit blocks cannot stand for {num_tokens!r} of its "
+        "tokens: bring the hit that was found for it"
     )
 
 
@@ -247,39 +237,39 @@ class StaleHits(KvcoreError):
     """A hit block does not, or no longer, hold the request's key."""
 
     message = (
-        "request {request}: block {block} at position {position} does not hold its key, or not "
-        "any more: look up again"
+        "request {request!r}: block {block} at position {position} does not hold its key: the hit "
+        "is of other tokens, or out of date; look up again"
     )
 
 
 class CachingDisabled(KvcoreError):
     """Hits are given although prefix caching is off."""
 
-    message = "request {request} brings {num_blocks} hit blocks, prefix caching is off"
+    message = "request {request!r} brings {num_blocks} hit blocks, prefix caching is off"
 
 
 class SwappedOut(KvcoreError):
     """The request's blocks are in the host tier."""
 
-    message = "request {request} is swapped out, swap it in first"
+    message = "request {request!r} is swapped out, swap it in first"
 
 
 class NotSwapped(KvcoreError):
     """The request has nothing in the host tier."""
 
-    message = "request {request} is not swapped out"
+    message = "request {request!r} is not swapped out"
 
 
 class NotRunning(KvcoreError):
     """The request holds no blocks."""
 
-    message = "request {request} holds no blocks"
+    message = "request {request!r} holds no blocks"
 
 
 class StillHoldsBlocks(KvcoreError):
     """A request is forgotten only after it gave back its blocks."""
 
-    message = "request {request} still holds {num_blocks} blocks, free it first"
+    message = "request {request!r} still holds {num_blocks} blocks, free it first"
 
 
 class HitInOpenBatch(KvcoreError):
@@ -300,43 +290,43 @@ class NoHostTier(KvcoreError):
 class UnknownBlock(KvcoreError):
     """The pool has no such block, or it is the null block."""
 
-    message = "block {block} is not one of the blocks {first} to {last} of this pool"
+    message = "block {block!r} is not one of the blocks {first} to {last} of this pool"
 
 
 class DoubleFree(KvcoreError):
     """A block is given back more often than it is held."""
 
-    message = "block {block} has {ref_count} owners, the call releases {requested}"
+    message = "block {block!r} has {ref_count} owners, the call releases {requested}"
 
 
 class NotPinned(KvcoreError):
     """A block is unpinned more often than it was pinned."""
 
-    message = "block {block} has {num_pins} pins, the call removes {requested}"
+    message = "block {block!r} has {num_pins} pins, the call removes {requested}"
 
 
 class WrongKey(KvcoreError):
     """A block does not, or no longer, have the key that the call expects of it."""
 
-    message = "block {block} at position {position} does not have the key of that position"
+    message = "block {block!r} at position {position} does not have the key of that position"
 
 
 class UnusedBlock(KvcoreError):
     """A block without owner and key holds nothing that could be kept."""
 
-    message = "block {block} has neither owner nor key"
+    message = "block {block!r} has neither owner nor key"
 
 
 class NoOwner(KvcoreError):
     """A block that is copied or taken over has an owner."""
 
-    message = "block {block} has no owner"
+    message = "block {block!r} has no owner"
 
 
 class AlreadyPublished(KvcoreError):
     """A block has at most one key."""
 
-    message = "block {block} already has a key"
+    message = "block {block!r} already has a key"
 
 
 class InvalidKey(KvcoreError):
@@ -354,7 +344,7 @@ class DamagedState(KvcoreError):
 class DamagedBatch(KvcoreError):
     """Columns and keys that are not a batch."""
 
-    message = "batch {batch} is damaged: {reason}"
+    message = "batch {batch!r} is damaged: {reason}"
 
 
 class TraceError(KvcoreError):
@@ -366,20 +356,20 @@ class TraceError(KvcoreError):
 class BackendMissing(KvcoreError):
     """The compiled twin is not installed, or the backend has no such name."""
 
-    message = "backend {backend} is not available: {reason}"
+    message = "backend {backend!r} is not available: {reason}"
 
 
 class InvalidExtraKey(KvcoreError):
     """A part of a block's extra keys that no key can be made of."""
 
-    message = "{name} must be {expected}, not {value}"
+    message = "{name} must be {expected}, not {value!r}"
 
 
 class UnsortedMedia(KvcoreError):
     """Media items stand in the prompt one behind the other."""
 
     message = (
-        "request {request}: media item {position} takes {length} tokens from {offset} on, "
+        "request {request!r}: media item {position} takes {length} tokens from {offset} on, "
         "must lie within tokens {first} to {num_tokens}"
     )
 
@@ -387,13 +377,12 @@ class UnsortedMedia(KvcoreError):
 class CountMismatch(KvcoreError):
     """Two parts of one request do not have the sizes that belong together."""
 
-    message = "request {request} is given {given} {name}, must be {expected}"
+    message = "request {request!r} is given {given} {name}, must be {expected}"
 
 
 class InvariantViolation(AssertionError):
     """A named property of every reachable state does not hold."""
 
     def __init__(self, name: str, detail: str) -> None:
-        self.name = name
-        self.detail = detail
+        self.name, self.detail = name, detail
         super().__init__(f"{name}: {detail}")

@@ -56,7 +56,7 @@ def _read_integer(name: str, value: Any, least: int) -> int:
         number = -1
     if not least <= number < 2**32:
         expected = f"an integer in [{least}, 2**32)"
-        raise InvalidExtraKey(name=name, expected=expected, value=repr(value))
+        raise InvalidExtraKey(name=name, expected=expected, value=value)
     return number
 
 
@@ -77,7 +77,7 @@ def _read_bytes(data: Any) -> bytes:
         return data if isinstance(data, bytes) else memoryview(data).tobytes()
     except TypeError:
         name, expected = "the data of prompt embeddings", "a buffer of bytes"
-        raise InvalidExtraKey(name=name, expected=expected, value=repr(data)) from None
+        raise InvalidExtraKey(name=name, expected=expected, value=data) from None
 
 
 @attrs.frozen
@@ -245,4 +245,4 @@ def check_text(name: str, value: Any) -> None:
             return
     except UnicodeEncodeError:
         pass
-    raise InvalidExtraKey(name=name, expected=TEXT, value=repr(value))
+    raise InvalidExtraKey(name=name, expected=TEXT, value=value)

@@ -59,7 +59,7 @@ class Group:
         if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
             _refuse("block_size", self.block_size, f"must be from 1 to {MAX_BLOCK_SIZE}")
         if not isinstance(self.kind, str) or self.kind not in KINDS:
-            _refuse("kind", repr(self.kind), f"must be one of {', '.join(KINDS)}")
+            _refuse("kind", self.kind, f"must be one of {', '.join(KINDS)}")
         if self.kind in WINDOWED:
             if not _is_count(self.window, 1, MAX_BLOCK_SIZE):
                 reason = f"a {self.kind} group needs 1 to {MAX_BLOCK_SIZE} tokens"
@@ -68,7 +68,7 @@ class Group:
             _refuse("window", self.window, f"a {self.kind} group has none")
         for name in ("eagle", "zero_new_blocks"):
             if not isinstance(getattr(self, name), bool):
-                _refuse(name, repr(getattr(self, name)), "must be True or False")
+                _refuse(name, getattr(self, name), "must be True or False")
         if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
             _refuse("page_bytes", self.page_bytes, "must be at least 1 if it is given")
         object.__setattr__(self, "is_windowed", self.kind in WINDOWED)

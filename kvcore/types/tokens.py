@@ -16,7 +16,7 @@ from kvcore.types.arguments import read_int
 from kvcore.types.errors import (
     EmptyTokens,
     InvalidToken,
-    UnknownRequest,
+    UnknownRow,
     UnsupportedBuffer,
     WrongArgument,
 )
@@ -54,14 +54,14 @@ def read_named(requests: Any) -> tuple[list[Any] | None, list[int]]:
     try:
         return None, check_tokens(values)
     except InvalidToken as error:
-        raise UnknownRequest(request=f"in row {error.fields['value']}") from None
+        raise UnknownRow(row=error.fields["value"]) from None
 
 
 def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
     """The same, at least one. Raises EmptyTokens too."""
     values = read_tokens(tokens)
     if not values:
-        raise EmptyTokens(request=repr(request_id))
+        raise EmptyTokens(request=request_id)
     return values
 
 
@@ -74,7 +74,7 @@ def check_tokens(values: Sequence[Any]) -> list[int]:
         number = value if type(value) is int else read_int(value)
         is_int = isinstance(number, int) and not isinstance(value, bool)
         if not is_int or not 0 <= number <= MAX_TOKEN:
-            raise InvalidToken(position=position, value=repr(value))
+            raise InvalidToken(position=position, value=value)
         checked.append(number)
     return checked
 
@@ -88,7 +88,7 @@ def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
     except TypeError:
         if isinstance(tokens, Iterable) and not isinstance(tokens, str | set | frozenset | dict):
             return list(tokens)
-        raise WrongArgument(name=name, expected=expected, value=repr(tokens)) from None
+        raise WrongArgument(name=name, expected=expected, value=tokens) from None
     code = view.format.lstrip("@=<")
     if view.ndim != 1 or code not in _INTEGER_FORMATS:
         raise UnsupportedBuffer(name=name, format=view.format, dimensions=view.ndim)

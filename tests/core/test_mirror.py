@@ -38,7 +38,6 @@ PYTHON_ONLY = {
     ("types/event_log", "to_bytes"): "`as_bytes` of `EventLog`, which has them",
     ("types/extra_inputs", "check_text"): "a text of the twin is UTF-8",
     ("types/errors", "BackendMissing"): "the twin is not missing where it runs",
-    ("types/errors", "KvcoreError"): "the enum of its subclasses, `Error`",
     ("types/errors", "WrongArgument"): "raised before a call reaches either language",
     ("hashing/extra_keys", "vllm_key"): "the twin lays out its bytes at once, in hash_message.rs",
     ("pool/free_queue", "FreeQueueTransaction"): TRANSACTION,

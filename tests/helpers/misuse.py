@@ -47,4 +47,4 @@ def check_error(raised: KvcoreError, expected: KvcoreError) -> None:
     assert raised.fields == expected.fields
     assert str(raised) == str(expected)
     for value in raised.fields.values():
-        assert str(value) in str(raised)
+        assert str(value) in str(raised) or repr(value) in str(raised)

@@ -156,7 +156,7 @@ def test_each_layer_has_its_tensor_and_the_group_the_models_order() -> None:
 def test_layers_of_one_pool_have_one_page_size() -> None:
     model = layers(full(), full(head_size=96))
     groups = create_kv_cache_group_specs(model, [["layer 0"], ["layer 1"]])
-    with pytest.raises(GroupsDoNotFit, match=f"blocks of {PAGE}, {PAGE * 3 // 2} bytes"):
+    with pytest.raises(GroupsDoNotFit, match=rf"blocks of \[{PAGE}, {PAGE * 3 // 2}\] bytes"):
         make_layout(groups, 4)
     with pytest.raises(SpecsDiffer):
         make_uniform_config(model, 100 * PAGE, SHORT)

@@ -160,5 +160,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_not_known_is_misuse(backend: Backend) -> None:
-    text = f"{STORY}host_table b\n  = error UnknownRequest request='b'\n"
+    text = f"{STORY}host_table b\n  = error UnknownRequest request=b\n"
     trace_file.replay(trace_file.parse_trace(text, source="story.trace"), backend)

@@ -122,5 +122,5 @@ def _make(backend: Any, sizes: tuple[Any, Any], options: Any) -> Any:
         return PureBlocks(make_tiers(*sizes, **options))
     if backend != "rust":
         reason = "there are 'python' and 'rust'"
-        raise BackendMissing(backend=repr(backend), reason=reason)
+        raise BackendMissing(backend=backend, reason=reason)
     return _twin.make_tiers(*check_options(*sizes, *options.values()), **options)

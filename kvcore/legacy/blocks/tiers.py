@@ -46,7 +46,7 @@ class Tiers:
         if tier == "device":
             return self.device
         if tier != "host":
-            raise WrongArgument(name="tier", expected="'device' or 'host'", value=repr(tier))
+            raise WrongArgument(name="tier", expected="'device' or 'host'", value=tier)
         if self.host is None:
             raise NoHostTier
         return self.host
@@ -316,4 +316,4 @@ def _read_size(name: str, value: Any, least: int) -> int:
 
 
 def _refuse(name: str, value: Any, reason: str) -> NoReturn:
-    raise InvalidConfig(field=name, value=repr(value), reason=reason)
+    raise InvalidConfig(field=name, value=value, reason=reason)

@@ -277,7 +277,7 @@ class CpuGpuBlockAllocator:
             if block_id in allocator.all_block_ids:
                 return device
         known = f"there are {len(self.all_block_ids)} of both devices"
-        raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
+        raise UnknownName(name="block", value=block_id, known=known, block=block_id)
 
 
 DeviceAwareBlockAllocator = CpuGpuBlockAllocator

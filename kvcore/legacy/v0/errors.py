@@ -33,7 +33,7 @@ class NotSupported(KvcoreError, NotImplementedError):
 class UnknownName(KvcoreError, KeyError):
     """An id of a block or a sequence that nobody has."""
 
-    message = "{name} {value} is not known: {known}"
+    message = "{name} {value!r} is not known: {known}"
 
     def __str__(self) -> str:
         return str(self.args[0])

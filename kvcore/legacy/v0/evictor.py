@@ -103,7 +103,7 @@ class LRUEvictor(Evictor):
         """Set when a block was used. Raises UnknownName if it is not in the evictor."""
         if block_id not in self:
             known = f"{self.num_blocks} blocks are in the evictor"
-            raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
+            raise UnknownName(name="block", value=block_id, known=known, block=block_id)
         self._blocks.set_priority([block_id], last_accessed)
 
     def remove(self, block_id: BlockId) -> None:

@@ -90,7 +90,7 @@ class TierBlocks:
         place = self._places.get(block)
         if place is None:
             known = f"there are {len(self)} blocks from {min(self.ids, default=None)} on"
-            raise UnknownName(name="block", value=repr(block), known=known, block=block)
+            raise UnknownName(name="block", value=block, known=known, block=block)
         return place
 
     def places(self, blocks: Iterable[int]) -> list[int]:

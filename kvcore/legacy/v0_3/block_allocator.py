@@ -197,7 +197,7 @@ class BlockAllocator:
         """Take one owner from a block. Raises AlreadyFreed, ForeignBlock."""
         self.check_own(block)
         if block.ref_count == 0:
-            raise AlreadyFreed(block=repr(block), ref_count=0, requested=1)
+            raise AlreadyFreed(block=block, ref_count=0, requested=1)
         self.release([block.block_number])
 
     def hold(self, numbers: Sequence[int]) -> None:
@@ -215,9 +215,7 @@ class BlockAllocator:
         number = getattr(block, "block_number", None)
         own = isinstance(number, int) and 0 <= number < self.num_blocks and self._blocks[number]
         if own is not block:
-            raise ForeignBlock(
-                block=repr(block), num_blocks=self.num_blocks, device=self.device.name
-            )
+            raise ForeignBlock(block=block, num_blocks=self.num_blocks, device=self.device.name)
 
     def block(self, number: int) -> PhysicalTokenBlock:
         """The view of a block."""

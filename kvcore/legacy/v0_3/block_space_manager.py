@@ -96,7 +96,7 @@ class BlockSpaceManager:
         self.num_total_cpu_blocks = read_count("num_cpu_blocks", num_cpu_blocks)
         self.block_sliding_window = _window_blocks(sliding_window, self.block_size)
         if not _is_share(watermark):
-            raise WrongWatermark(watermark=repr(watermark))
+            raise WrongWatermark(watermark=watermark)
         self.watermark = watermark
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.copy_reused = copy_reused
@@ -331,7 +331,7 @@ def _waiting(seq_group: SequenceGroup) -> list[Sequence]:
     """A group's waiting sequences. Raises NoWaitingSequence."""
     waiting = seqs_of(seq_group, SequenceStatus.WAITING)
     if not waiting:
-        raise NoWaitingSequence(group=repr(seq_group.request_id), num_seqs=seq_group.num_seqs())
+        raise NoWaitingSequence(group=seq_group.request_id, num_seqs=seq_group.num_seqs())
     return waiting
 
 

@@ -22,13 +22,13 @@ class OutOfMemory(KvcoreError):
 class AlreadyFreed(DoubleFree):
     """A block without owner is given back."""
 
-    message = "Double free! {block} is already freed."
+    message = "Double free! {block!r} is already freed."
 
 
 class ForeignBlock(KvcoreError):
     """A block of another allocator."""
 
-    message = "{block} is none of the {num_blocks} blocks of this allocator on the {device}"
+    message = "{block!r} is none of the {num_blocks} blocks of this allocator on the {device}"
 
 
 class UnknownSequence(KvcoreError, KeyError):
@@ -43,7 +43,7 @@ class UnknownSequence(KvcoreError, KeyError):
 class NoWaitingSequence(KvcoreError, IndexError):
     """A group is admitted by its first waiting sequence."""
 
-    message = "group {group} has no waiting sequence: {num_seqs} have another status"
+    message = "group {group!r} has no waiting sequence: {num_seqs} have another status"
 
 
 class EmptyTable(KvcoreError, IndexError):
@@ -61,20 +61,20 @@ class WrongWindow(KvcoreError, AssertionError):
 class WrongWatermark(KvcoreError, AssertionError):
     """A watermark is a share of the blocks."""
 
-    message = "watermark is {watermark}, must be at least 0"
+    message = "watermark is {watermark!r}, must be at least 0"
 
 
 class OnOtherDevice(KvcoreError, AssertionError):
     """A call needs a sequence's blocks on one device and finds them on the other."""
 
-    message = "block {block} of sequence {sequence} is on the {device}, must be on the {expected}"
+    message = "block {block!r} of sequence {sequence} is on the {device}, must be on the {expected}"
 
 
 class PrefixNotReady(KvcoreError, AssertionError):
     """A group with a prefix is swapped in only behind that prefix."""
 
     message = (
-        "the prefix of group {group} must be allocated and computed: allocated is {allocated}, "
+        "the prefix of group {group!r} must be allocated and computed: allocated is {allocated}, "
         "computed is {computed}"
     )
 
@@ -88,7 +88,7 @@ class WrongPrefix(KvcoreError, AssertionError):
 class PrefixTooLong(KvcoreError):
     """A prefix is part of each prompt that has it."""
 
-    message = "group {group} has {num_blocks} blocks of tokens, its prefix has {num_prefix}"
+    message = "group {group!r} has {num_blocks} blocks of tokens, its prefix has {num_prefix}"
 
 
 class UnknownPrefix(KvcoreError):
@@ -106,7 +106,7 @@ class AlreadyAllocated(KvcoreError):
 class StrangeSequence(KvcoreError, KeyError):
     """A group does not have a sequence of this id."""
 
-    message = "sequence {sequence} is none of the {num_seqs} of group {group}"
+    message = "sequence {sequence} is none of the {num_seqs} of group {group!r}"
 
     def __str__(self) -> str:
         return ValueError.__str__(self)
@@ -115,19 +115,19 @@ class StrangeSequence(KvcoreError, KeyError):
 class KnownSequence(KvcoreError):
     """A group has one sequence of each number."""
 
-    message = "group {group} has a sequence {sequence}: remove it first"
+    message = "group {group!r} has a sequence {sequence}: remove it first"
 
 
 class BlockTooFull(KvcoreError, AssertionError):
     """More tokens than a logical block has slots."""
 
-    message = "block {block} has {num_slots} empty slots, {given} tokens are appended"
+    message = "block {block!r} has {num_slots} empty slots, {given} tokens are appended"
 
 
 class NoLastToken(KvcoreError, AssertionError):
     """The newest token of a logical block without tokens."""
 
-    message = "block {block} has no tokens"
+    message = "block {block!r} has no tokens"
 
 
 class NoLogprob(KvcoreError, AssertionError):

@@ -251,7 +251,7 @@ class SequenceGroup:
     def add(self, seq: Sequence) -> None:
         """Add a sequence, such as a fork. Raises KnownSequence."""
         if seq.seq_id in self.seqs_dict:
-            raise KnownSequence(sequence=seq.seq_id, group=repr(self.request_id))
+            raise KnownSequence(sequence=seq.seq_id, group=self.request_id)
         self.seqs_dict[seq.seq_id] = seq
 
     def remove(self, seq_id: int) -> None:
@@ -261,7 +261,7 @@ class SequenceGroup:
     def find(self, seq_id: int) -> Sequence:
         """The sequence of an id. Raises StrangeSequence."""
         if seq_id not in self.seqs_dict:
-            name, count = repr(self.request_id), len(self.seqs_dict)
+            name, count = self.request_id, len(self.seqs_dict)
             raise StrangeSequence(sequence=seq_id, group=name, num_seqs=count)
         return self.seqs_dict[seq_id]
 

@@ -134,7 +134,7 @@ class SequenceTables:
             self.check_prefix(prefix)
         num_prefix = prefix.get_num_blocks()
         if num_prefix > num_blocks:
-            who = repr(seq_group.request_id)
+            who = seq_group.request_id
             raise PrefixTooLong(group=who, num_blocks=num_blocks, num_prefix=num_prefix)
         return num_prefix
 
@@ -148,7 +148,7 @@ class SequenceTables:
             return []
         if prefix.block_table is None or not prefix.computed:
             raise PrefixNotReady(
-                group=repr(seq_group.request_id),
+                group=seq_group.request_id,
                 allocated=prefix.allocated,
                 computed=prefix.computed,
             )
@@ -183,7 +183,7 @@ def distinct_of(tables: Iterable[BlockTable]) -> list[int]:
 def on_other_device(seq: Sequence, table: BlockTable, device: Device) -> OnOtherDevice:
     """The error that a sequence's blocks are not on a device."""
     return OnOtherDevice(
-        block=table.numbers[-1] if table.numbers else "none",
+        block=table.numbers[-1] if table.numbers else None,
         sequence=seq.seq_id,
         device=table.allocator.device.name,
         expected=device.name,

@@ -82,7 +82,7 @@ def read_record(record: Any) -> BlockHashType:
         return record
     if isinstance(record, tuple) and len(record) in (2, 3):
         return BlockHashType(*record)
-    raise WrongArgument(name="block_hash", expected="a BlockHashType", value=repr(record))
+    raise WrongArgument(name="block_hash", expected="a BlockHashType", value=record)
 
 
 def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.hash_block) -> bytes:
@@ -100,7 +100,7 @@ def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.h
         form = ascii(_canonical((number, tuple(tokens), extra))).encode()
     except (TypeError, ValueError):
         expected = "a number, tokens and extra keys"
-        raise WrongArgument(name="a block hash", expected=expected, value=repr(record)) from None
+        raise WrongArgument(name="a block hash", expected=expected, value=record) from None
     return hashlib.sha256(form).digest() + _OTHER
 
 

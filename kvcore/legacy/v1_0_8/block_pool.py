@@ -151,7 +151,7 @@ class BlockPool:
         """The ids of blocks of this pool. Raises ForeignBlock."""
         for block in blocks:
             if getattr(block, "_queue", None) is not self.free_block_queue:
-                raise errors.ForeignBlock(block=repr(block), num_blocks=self.num_gpu_blocks)
+                raise errors.ForeignBlock(block=block, num_blocks=self.num_gpu_blocks)
         return [block.block_id for block in blocks]
 
 

@@ -33,7 +33,7 @@ class AlreadyHashed(errors.AlreadyPublished, AssertionError):
 class ForeignBlock(KvcoreError):
     """A block of another pool."""
 
-    message = "{block} is none of the {num_blocks} blocks of this pool"
+    message = "{block!r} is none of the {num_blocks} blocks of this pool"
 
 
 class BeyondMedia(KvcoreError, AssertionError):
@@ -88,7 +88,7 @@ class TooLong(KvcoreError, AssertionError):
     """A request needs more blocks than the model's length allows."""
 
     message = (
-        "request {request} has {held} blocks with its hits and needs {needed} more: "
+        "request {request!r} has {held} blocks with its hits and needs {needed} more: "
         "max_model_len={max_model_len} allows {most}"
     )
 
@@ -112,7 +112,7 @@ class StaleHit(errors.StaleHits, AssertionError):
 class NotRunningRequest(errors.NotRunning, AssertionError):
     """Only a running request has a common prefix."""
 
-    message = "request {request} is {status}, must be RUNNING"
+    message = "request {request!r} is {status}, must be RUNNING"
 
 
 class NotOneGroup(KvcoreError, AssertionError):

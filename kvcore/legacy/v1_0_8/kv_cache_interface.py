@@ -35,7 +35,7 @@ def read_fields(name: str, value: Any, *fields: str) -> dict[str, Any]:
         return {field: attrgetter(field)(value) for field in fields}
     except AttributeError:
         expected = f"an object with {', '.join(fields)}"
-        raise WrongArgument(name=name, expected=expected, value=repr(value)) from None
+        raise WrongArgument(name=name, expected=expected, value=value) from None
 
 
 @dataclass

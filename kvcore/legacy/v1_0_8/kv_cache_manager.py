@@ -189,7 +189,7 @@ class KVCacheManager:
         """Leading blocks that all running requests own. Raises NotRunningRequest."""
         status = getattr(request, "status", None)
         if getattr(status, "name", status) != "RUNNING":
-            raise errors.NotRunningRequest(request=repr(request.request_id), status=status)
+            raise errors.NotRunningRequest(request=request.request_id, status=status)
         table = self.req_to_blocks[request.request_id]
         return len([*takewhile(lambda block: block.ref_cnt == num_running_requests, table)])
 
@@ -211,7 +211,7 @@ class KVCacheManager:
 
         Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit.
         """
-        name, count = repr(request.request_id), len(hits)
+        name, count = request.request_id, len(hits)
         if not self.enable_caching:
             raise errors.HitsWithoutCaching(request=name, num_blocks=count)
         places = self.block_pool.check_own(hits)
@@ -241,7 +241,7 @@ class KVCacheManager:
             return None
         if held >= most:
             fields = {"needed": more, "max_model_len": self.max_model_len, "most": most}
-            raise errors.TooLong(request=repr(request.request_id), held=held, **fields)
+            raise errors.TooLong(request=request.request_id, held=held, **fields)
         return min(more, most - held)
 
     def _hash(self, request: Any, first: int, num_full: int) -> tuple[Records, Records]:
@@ -267,7 +267,7 @@ class KVCacheManager:
         except (WrongKey, UnknownBlock) as error:
             block: Any = error.fields["block"]
             fields = {"block": block, "position": held - len(hits) + hits.index(block)}
-            raise errors.StaleHit(request=repr(request.request_id), **fields) from None
+            raise errors.StaleHit(request=request.request_id, **fields) from None
         assert not isinstance(taken, Refused)
         return [self.block_pool.blocks[place] for place in taken]
 

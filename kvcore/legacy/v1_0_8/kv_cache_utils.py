@@ -52,7 +52,7 @@ def _gen_mm_extra_hash_keys(
     positions, hashes = request.mm_positions or [], request.mm_hashes or []
     count = len(positions)
     if count and len(hashes) != count:
-        fields = {"request": repr(request.request_id), "given": len(hashes), "expected": count}
+        fields = {"request": request.request_id, "given": len(hashes), "expected": count}
         raise CountMismatch(name="multi-modal hashes", **fields)
     if not count or _span(positions[-1])[1] < start_token_idx:
         return [], start_mm_idx
@@ -61,7 +61,7 @@ def _gen_mm_extra_hash_keys(
     keys: list[Any] = []
     for index in range(count)[start_mm_idx:]:
         if hashes[index] is None:
-            raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value="None")
+            raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value=None)
         first, end = _span(positions[index])
         if first < end_token_idx and end >= start_token_idx:
             keys.append(hashes[index])
@@ -127,7 +127,7 @@ def hash_more_tokens(
     """
     tokens, end, start = request.all_token_ids, num_full * block_size, len(known) * block_size
     if start < end and len(tokens) < end:
-        raise TokensMissing(request=repr(request.request_id), num_tokens=len(tokens), requested=end)
+        raise TokensMissing(request=request.request_id, num_tokens=len(tokens), requested=end)
     number = block_hashes.read_record(known[-1]).hash_value if known and start < end else NONE_HASH
     marked, keys, next_mm_idx = need_extra_keys(request), None, 0
     records: list[BlockHashType] = []

@@ -13,7 +13,7 @@ from kvcore.types.errors import KvcoreError
 class UnallocatedRequest(KvcoreError, KeyError):
     """Slots are appended to a request that `allocate_slots` gave none."""
 
-    message = "request {request} has no blocks: {num_requests} requests have some"
+    message = "request {request!r} has no blocks: {num_requests} requests have some"
 
     def __str__(self) -> str:
         return ValueError.__str__(self)
@@ -22,7 +22,7 @@ class UnallocatedRequest(KvcoreError, KeyError):
 class AlreadyAllocated(KvcoreError):
     """A request has one table; another would lose the first one's blocks."""
 
-    message = "request {request} has {num_blocks} blocks: append to them, or free them first"
+    message = "request {request!r} has {num_blocks} blocks: append to them, or free them first"
 
 
 class InputsNotInKeys(KvcoreError):
@@ -40,16 +40,18 @@ class BlockInUse(KvcoreError):
 class NoTokensLeft(KvcoreError, RuntimeError):
     """Slots are requested for tokens that the request does not have."""
 
-    message = "request {request} has {num_tokens} tokens, none behind the {num_computed} computed"
+    message = "request {request!r} has {num_tokens} tokens, none behind the {num_computed} computed"
 
 
 class TooFewTokens(KvcoreError, AssertionError):
     """Slots are appended for tokens that the request does not have."""
 
-    message = "request {request} has {num_tokens} tokens, slots are wanted up to token {requested}"
+    message = (
+        "request {request!r} has {num_tokens} tokens, slots are wanted up to token {requested}"
+    )
 
 
 class HitsWithoutCaching(KvcoreError, AssertionError):
     """Computed blocks are given although caching is off."""
 
-    message = "request {request} brings {num_blocks} computed blocks, caching is off"
+    message = "request {request!r} brings {num_blocks} computed blocks, caching is off"

@@ -125,9 +125,9 @@ class KVCacheManager:
         shows_keys = hashing is not None or hash_seed is not None
         hashing = "sha256" if hashing is None else hashing
         if hashing not in HASHINGS:
-            raise InvalidConfig(field="hashing", value=repr(hashing), reason=f"one of {HASHINGS}")
+            raise InvalidConfig(field="hashing", value=hashing, reason=f"one of {HASHINGS}")
         if not isinstance(hash_seed, bytes | None):
-            raise InvalidConfig(field="hash_seed", value=repr(hash_seed), reason="must be bytes")
+            raise InvalidConfig(field="hash_seed", value=hash_seed, reason="must be bytes")
         self._backend = backend
         self._shows_keys = shows_keys
         self._hashing: Hashing = hashing
@@ -171,7 +171,7 @@ class KVCacheManager:
         num_tokens = read_count("num_tokens", num_tokens, 1)
         name = request.request_id
         if name in self.req_to_blocks:
-            raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
+            raise AlreadyAllocated(request=name, num_blocks=len(self.req_to_blocks[name]))
         keys = self._keys_of_prompt(request, len(computed_blocks), num_tokens)
         numbers, needed = [*map(self._number, computed_blocks)], -(-num_tokens // self.block_size)
         taken = self._admit(request, computed_blocks, numbers, keys[: len(numbers)], needed)
@@ -199,7 +199,7 @@ class KVCacheManager:
         num_tokens = read_count("num_tokens", num_tokens)
         blocks = self.req_to_blocks.get(request.request_id)
         if blocks is None:
-            name = repr(request.request_id)
+            name = request.request_id
             raise UnallocatedRequest(request=name, num_requests=len(self.req_to_blocks))
         size = self.block_size
         start = read_count("num_computed_tokens", request.num_computed_tokens)
@@ -211,7 +211,7 @@ class KVCacheManager:
             tokens, content = request.all_token_ids, blocks[-1].content
             text = content and content[0]
             if end > len(tokens):
-                name = repr(request.request_id)
+                name = request.request_id
                 raise TooFewTokens(request=name, num_tokens=len(tokens), requested=end)
             if end // size > start // size and (text is None or text.reaches(start)):
                 first, keys = self._keys_of_filled(tokens, blocks, end // size)
@@ -266,7 +266,7 @@ class KVCacheManager:
 
     def _keys_of_prompt(self, request: Any, num_hits: int, num_tokens: int) -> list[bytes]:
         """The keys of the hits, then of the blocks that num_tokens tokens behind them fill."""
-        name = repr(request.request_id)
+        name = request.request_id
         if not self.enable_caching:
             if num_hits:
                 raise HitsWithoutCaching(request=name, num_blocks=num_hits)
@@ -291,8 +291,8 @@ class KVCacheManager:
         except (UnknownBlock, WrongKey) as error:
             place: Any = error.fields.get("position")
             place = numbers.index(-1) if place is None else place
-            number = getattr(hits[place], "block_id", repr(hits[place]))
-            name = repr(request.request_id)
+            number = getattr(hits[place], "block_id", hits[place])
+            name = request.request_id
             raise StaleHits(request=name, block=number, position=place) from None
         return None if type(taken) is Refused else taken
 

@@ -11,13 +11,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyTuple};
 use smallvec::SmallVec;
 
-use crate::bindings::errors::{APART, Given, raise, wrong_argument};
+use crate::bindings::errors::{APART, Given, raise, wrong_argument, wrong_config};
 use crate::bindings::lists::exact_ids;
 use crate::pool::priority_eviction::PoolEviction;
 use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::types::commands::Tier;
 use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
-use crate::types::errors::{Error, repr};
+use crate::types::errors::Error;
 use crate::types::groups::{Group, KINDS};
 use crate::types::keys::Hashing;
 use crate::types::values::GivenHashes;
@@ -97,7 +97,7 @@ impl<'py> Given<'py> {
     pub(crate) fn count(&mut self, value: CountArg<'_, 'py>) -> PyResult<i64> {
         match self.integer(value.0)? {
             Some(number) => Ok(number),
-            None => Ok(self.stand_in(true, value.0.repr()?.into_any())),
+            None => Ok(self.stand_in(true, value.0.to_owned())),
         }
     }
 
@@ -174,17 +174,24 @@ impl<'py> Given<'py> {
         })
     }
 
-    /// An integer, or the stand-in of one that is too big; None for what is no integer.
+    /// An integer, or the stand-in of one that is too big; None for what is no integer, for any
+    /// reason: as `read_int` in kvcore/types/arguments.py.
     fn integer(&mut self, value: Borrowed<'_, 'py, PyAny>) -> PyResult<Option<i64>> {
-        let negative = match value.extract::<i64>() {
+        let py = value.py();
+        let (negative, object) = match value.extract::<i64>() {
             Ok(number) if number.unsigned_abs() < FAR.unsigned_abs() / 2 => {
                 return Ok(Some(number));
             }
-            Ok(number) => number < 0,
-            Err(error) if !error.is_instance_of::<PyOverflowError>(value.py()) => return Ok(None),
-            Err(_) => value.call_method0("__index__")?.lt(0)?,
+            Ok(number) => (number < 0, number.into_pyobject(py)?.into_any()),
+            Err(error) if !error.is_instance_of::<PyOverflowError>(py) => {
+                return excused(py, error);
+            }
+            Err(_) => match value.call_method0("__index__") {
+                Ok(object) => (object.lt(0)?, object),
+                Err(error) => return excused(py, error),
+            },
         };
-        Ok(Some(self.stand_in(negative, value.call_method0("__index__")?)))
+        Ok(Some(self.stand_in(negative, object)))
     }
 
     fn stand_in(&mut self, negative: bool, object: Bound<'py, PyAny>) -> i64 {
@@ -193,6 +200,11 @@ impl<'py> Given<'py> {
         self.numbers.push((stand_in, object));
         stand_in
     }
+}
+
+/// Nothing for an error that an argument raised while it was read; what ends a program stays.
+pub(crate) fn excused<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
+    if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
 }
 
 /// Whether a flag is set; WrongArgument for anything but a bool, or a scalar whose dtype is bool.
@@ -276,7 +288,7 @@ pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
     match name.extract() {
         Ok("lru") => Ok(Eviction::Lru),
         Ok("uncached_first") => Ok(Eviction::UncachedFirst),
-        _ => Err(unknown("eviction", name, "must be one of lru, uncached_first")),
+        _ => Err(wrong_config("eviction", name, "must be one of lru, uncached_first")),
     }
 }
 
@@ -336,7 +348,7 @@ fn group(object: Borrowed<'_, '_, PyAny>) -> PyResult<Group> {
     let Some(kind) = kind else {
         let names: Vec<&str> = KINDS.iter().map(|kind| kind.name()).collect();
         let reason = format!("must be one of {}", names.join(", "));
-        return Err(unknown("kind", name.as_borrowed(), &reason));
+        return Err(wrong_config("kind", name.as_borrowed(), &reason));
     };
     Ok(Group {
         block_size: object.getattr("block_size")?.extract()?,
@@ -352,7 +364,7 @@ fn duplicates(name: Borrowed<'_, '_, PyAny>) -> PyResult<Duplicates> {
     match name.extract() {
         Ok("keep") => Ok(Duplicates::Keep),
         Ok("merge") => Ok(Duplicates::Merge),
-        _ => Err(unknown("duplicates", name, "must be one of keep, merge")),
+        _ => Err(wrong_config("duplicates", name, "must be one of keep, merge")),
     }
 }
 
@@ -360,17 +372,7 @@ fn publish(name: Borrowed<'_, '_, PyAny>) -> PyResult<Publish> {
     match name.extract() {
         Ok("scheduled") => Ok(Publish::Scheduled),
         Ok("completed") => Ok(Publish::Completed),
-        _ => Err(unknown("publish", name, "must be one of scheduled, completed")),
-    }
-}
-
-fn unknown(field: &'static str, value: Borrowed<'_, '_, PyAny>, reason: &str) -> PyErr {
-    match value.repr() {
-        Ok(shown) => {
-            let (value, reason) = (shown.to_string(), reason.to_owned());
-            raise(shown.py(), Error::InvalidConfig { field, value, reason })
-        }
-        Err(error) => error,
+        _ => Err(wrong_config("publish", name, "must be one of scheduled, completed")),
     }
 }
 
@@ -382,7 +384,7 @@ pub(crate) fn hashing(py: Python<'_>, name: &str) -> PyResult<Hashing> {
         "xxh3" => Ok(Hashing::Xxh3),
         _ => {
             let reason = "must be one of sha256, sha256_cbor, xxh3".to_owned();
-            Err(raise(py, Error::InvalidConfig { field: "hashing", value: repr(name), reason }))
+            Err(raise(py, Error::InvalidConfig { field: "hashing", value: name.into(), reason }))
         }
     }
 }

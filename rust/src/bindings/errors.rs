@@ -2,12 +2,12 @@
 //! The twin's errors as Python's: the class of the same name with the same fields.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::bindings::classes::Classes;
 use crate::legacy::blocks::tiers::Misuse;
 use crate::types::commands::Tier;
-use crate::types::errors::{Error, Field, repr};
+use crate::types::errors::{Error, Field};
 
 /// Stand-ins of one call are so far apart, and what the twin adds to them is less than half of it.
 pub(crate) const APART: i64 = 1 << 40;
@@ -90,13 +90,45 @@ pub(crate) fn raise_in<'py>(py: Python<'py>, misuse: Misuse, given: &Given<'py>)
 
 /// The exception for an argument that is of no kind that a call takes.
 pub(crate) fn wrong_argument(name: &str, expected: &str, value: Borrowed<'_, '_, PyAny>) -> PyErr {
-    let make = || {
-        let py = value.py();
-        let fields = PyDict::new(py);
+    misuse(value.py(), "WrongArgument", |fields| {
         fields.set_item("name", name)?;
         fields.set_item("expected", expected)?;
-        fields.set_item("value", value.repr()?)?;
-        let class = Classes::get(py)?.errors.bind(py).getattr("WrongArgument")?;
+        fields.set_item("value", value)
+    })
+}
+
+/// The exception for a field of a configuration that is none of those there are.
+pub(crate) fn wrong_config(name: &str, value: Borrowed<'_, '_, PyAny>, reason: &str) -> PyErr {
+    misuse(value.py(), "InvalidConfig", |fields| {
+        fields.set_item("field", name)?;
+        fields.set_item("value", value)?;
+        fields.set_item("reason", reason)
+    })
+}
+
+/// The exception for an item that is no token.
+pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize) -> PyErr {
+    misuse(value.py(), "InvalidToken", |fields| {
+        fields.set_item("value", value)?;
+        fields.set_item("position", position)
+    })
+}
+
+/// The exception for an item that is no row of a request.
+pub(crate) fn wrong_row(row: &Bound<'_, PyAny>) -> PyErr {
+    misuse(row.py(), "UnknownRow", |fields| fields.set_item("row", row))
+}
+
+/// The exception of this class with these fields, which are objects of Python.
+fn misuse(
+    py: Python<'_>,
+    name: &str,
+    fill: impl FnOnce(&Bound<'_, PyDict>) -> PyResult<()>,
+) -> PyErr {
+    let make = || {
+        let fields = PyDict::new(py);
+        fill(&fields)?;
+        let class = Classes::get(py)?.errors.bind(py).getattr(name)?;
         Ok(PyErr::from_value(class.call((), Some(&fields))?))
     };
     make().unwrap_or_else(|broken| broken)
@@ -121,10 +153,13 @@ fn value<'py>(py: Python<'py>, field: &Field, given: &Given<'py>) -> PyResult<Bo
             Some(object) => Ok(object),
             None => Ok(number.into_pyobject(py)?.into_any()),
         },
+        Field::Missing => Ok(py.None().into_bound(py)),
+        Field::Long(number) => Ok(number.into_pyobject(py)?.into_any()),
         Field::Text(text) => match given.unnamed() {
-            Some(object) if *text == repr("") => Ok(object.repr()?.into_any()),
+            Some(object) if text.is_empty() => Ok(object.clone()),
             _ => Ok(PyString::new(py, text).into_any()),
         },
+        Field::Bytes(bytes) => Ok(PyBytes::new(py, bytes).into_any()),
         Field::Ints(numbers) => numbers.into_pyobject(py),
         Field::Texts(texts) => texts.into_pyobject(py),
     }

@@ -16,8 +16,8 @@ use pyo3::types::{
     PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
 };
 
-use crate::bindings::arguments::{TokensArg, items, listed};
-use crate::bindings::errors::{raise, wrong_argument};
+use crate::bindings::arguments::{TokensArg, excused, items, listed};
+use crate::bindings::errors::{raise, wrong_argument, wrong_row, wrong_token};
 use crate::bindings::lists::{Tokens, exact_ids};
 use crate::types::errors::Error;
 use crate::types::values::room_for;
@@ -99,7 +99,7 @@ pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'p
             fields.get_item("value")
         };
         match item() {
-            Ok(value) => raise(py, Error::UnknownRequest { request: format!("in row {value}") }),
+            Ok(value) => wrong_row(&value),
             Err(_) => wrong,
         }
     })?;
@@ -137,7 +137,7 @@ fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Toke
 /// None: the items are not of this type, or not aligned.
 fn copy<T>(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Tokens>>
 where
-    T: Element + ToString,
+    T: Element + Into<i128>,
     u32: TryFrom<T>,
 {
     match buffer.as_typed::<T>() {
@@ -180,14 +180,14 @@ fn read_view(view: &Bound<'_, PyMemoryView>, argument: &Argument) -> PyResult<To
 /// The values as u32, in passes that the compiler makes wide ones.
 fn narrow<T>(py: Python<'_>, values: impl Iterator<Item = T> + Clone) -> PyResult<Tokens>
 where
-    T: Copy + ToString,
+    T: Copy + Into<i128>,
     u32: TryFrom<T>,
 {
     let fits = |value: T| u32::try_from(value).is_ok();
     if !values.clone().fold(true, |all, value| all & fits(value)) {
         let wrong = values.enumerate().find(|(_, value)| !fits(*value));
-        let (position, value) = wrong.map_or((0, String::new()), |(at, one)| (at, one.to_string()));
-        return Err(invalid(py, position, value));
+        let (position, value) = wrong.map_or((0, 0), |(at, one)| (at, one.into()));
+        return Err(wrong_token(PyInt::new(py, value).as_any(), position));
     }
     Ok(with_room(values.map(|value| u32::try_from(value).unwrap_or_default())))
 }
@@ -202,10 +202,12 @@ fn with_room(values: impl Iterator<Item = u32>) -> Tokens {
 fn read_items(items: &Bound<'_, PyTuple>) -> PyResult<Tokens> {
     let mut values = Tokens::with_capacity(items.len());
     for (position, item) in items.iter_borrowed().enumerate() {
-        let value = if is_integer(item) { item.extract::<u32>().ok() } else { None };
+        let py = item.py();
+        let read = || item.extract::<u32>().map(Some).or_else(|error| excused(py, error));
+        let value = if is_integer(item) { read()? } else { None };
         match value {
             Some(value) => values.push(value),
-            None => return Err(invalid(item.py(), position, item.repr()?.to_string())),
+            None => return Err(wrong_token(&item, position)),
         }
     }
     Ok(values)
@@ -248,8 +250,4 @@ fn is_iterable(object: Borrowed<'_, '_, PyAny>) -> PyResult<bool> {
         || object.is_instance_of::<PyDict>();
     let iterable = object.hasattr("__iter__")? && !object.is_instance_of::<PyString>();
     Ok(iterable && !without_order)
-}
-
-fn invalid(py: Python<'_>, position: usize, value: String) -> PyErr {
-    raise(py, Error::InvalidToken { value, position: position as i64 })
 }

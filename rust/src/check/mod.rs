@@ -76,7 +76,7 @@ fn check_in_flight(world: &World) -> Result<(), Error> {
         0 => Ok(()),
         most => Err(Error::InvalidConfig {
             field: "max_in_flight",
-            value: most.to_string(),
+            value: most.into(),
             reason: "the twin checks states of worlds without batches in flight".to_owned(),
         }),
     }

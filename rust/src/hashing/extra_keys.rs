@@ -3,13 +3,13 @@
 //!
 //! Their forms are those of `types/extra_inputs.rs`. Twin: kvcore/hashing/extra_keys.py.
 
-use crate::types::errors::{Error, repr};
+use crate::types::errors::{Error, Field};
 use crate::types::extra_inputs::{
     ExtraKeys, GivenKeys, MAX_MEDIA, MediaItem, PromptEmbeds, digest_of,
 };
 
 const TEXT: &str = "a non-empty str";
-const FEW_MEDIA: &str = "at most 252 items in a block";
+const FEW_MEDIA: &str = "at most 252 in a block";
 
 /// The extra keys of a request whose prompt has `num_tokens` tokens.
 ///
@@ -24,8 +24,8 @@ pub fn read_extra_keys(
 ) -> Result<ExtraKeys, Error> {
     let GivenKeys { lora, media, cache_salt, prompt_embeds } = given;
     if cache_salt == Some("") {
-        let value = repr("");
-        return Err(Error::InvalidExtraKey { name: "cache_salt", expected: TEXT, value });
+        let (name, value) = ("cache_salt".to_owned(), "".into());
+        return Err(Error::InvalidExtraKey { name, expected: TEXT, value });
     }
     check_media(request_id, &media, num_tokens, hash_block_size)?;
     let mut embeds = Vec::new();
@@ -33,7 +33,7 @@ pub fn read_extra_keys(
         let (given, row) = (data.len() as i64, i64::from(bytes_per_token));
         let expected = i64::from(num_tokens) * row;
         if given != expected {
-            let (request, name) = (repr(request_id), "bytes of prompt embeddings");
+            let (request, name) = (request_id.to_owned(), "bytes of prompt embeddings");
             return Err(Error::CountMismatch { request, name, given, expected });
         }
         let step = hash_block_size as usize * bytes_per_token as usize;
@@ -54,7 +54,7 @@ fn check_media(
     for (position, item) in media.iter().enumerate() {
         if u64::from(item.offset) < first || item.end() > u64::from(num_tokens) {
             return Err(Error::UnsortedMedia {
-                request: repr(request_id),
+                request: request_id.to_owned(),
                 position: position as i64,
                 offset: i64::from(item.offset),
                 length: i64::from(item.length),
@@ -68,8 +68,9 @@ fn check_media(
     for (position, (item, later)) in media.iter().zip(later).enumerate() {
         let block_size = u64::from(block_size);
         if u64::from(later.offset) / block_size == (item.end() - 1) / block_size {
-            let value = format!("{} from item {position} on", MAX_MEDIA + 1);
-            return Err(Error::InvalidExtraKey { name: "media", expected: FEW_MEDIA, value });
+            let name = format!("media from item {position} on");
+            let value = Field::from(MAX_MEDIA as i64 + 1);
+            return Err(Error::InvalidExtraKey { name, expected: FEW_MEDIA, value });
         }
     }
     Ok(())

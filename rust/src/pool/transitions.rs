@@ -9,7 +9,7 @@ use crate::pool::block_pool::{BlockPool, count_blocks};
 use crate::pool::priority_eviction;
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
-use crate::types::errors::{Error, repr};
+use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::values::{Admitted, Reason, Refused};
@@ -124,10 +124,10 @@ pub fn set_priority(
     length: Option<u32>,
 ) -> Result<(), Error> {
     if pool.priorities.is_none() {
-        let value = repr(match pool.eviction() {
-            Eviction::Lru => "lru",
-            Eviction::UncachedFirst => "uncached_first",
-        });
+        let value = match pool.eviction() {
+            Eviction::Lru => "lru".into(),
+            Eviction::UncachedFirst => "uncached_first".into(),
+        };
         let reason = "blocks have priorities only if it is 'priority'".to_owned();
         return Err(Error::InvalidConfig { field: "eviction", value, reason });
     }

@@ -7,7 +7,6 @@ use std::ops::{Index, IndexMut};
 
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{RequestState, State, request_mut};
-use crate::types::errors::repr;
 use crate::types::ids::Row;
 
 impl RequestState {
@@ -26,7 +25,7 @@ impl RequestState {
     /// The request's name in messages.
     #[must_use]
     pub fn name(&self) -> String {
-        repr(&self.request_id)
+        self.request_id.to_string()
     }
 }
 

@@ -20,7 +20,7 @@ use crate::state::open_batch::OpenBatch;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::config::Config;
 use crate::types::effects::Effects;
-use crate::types::errors::{Error, repr};
+use crate::types::errors::Error;
 use crate::types::extra_inputs::{ExtraKeys, NO_EXTRA_KEYS};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
@@ -221,7 +221,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
 impl State {
     /// The row of the request of this id. Fails with UnknownRequest.
     pub fn request(&self, request_id: &str) -> Result<Row, Error> {
-        let unknown = || Error::UnknownRequest { request: repr(request_id) };
+        let unknown = || Error::UnknownRequest { request: request_id.to_owned() };
         self.rows.get(request_id).copied().ok_or_else(unknown)
     }
 
@@ -268,7 +268,8 @@ impl State {
         for &request_id in request_ids {
             let row = self.request(request_id)?;
             if !seen.insert(row) {
-                return Err(Error::RepeatedRequest { request: repr(request_id) });
+                let (request, reason) = (request_id.to_owned(), "is named twice in one call");
+                return Err(Error::RepeatedRequest { request, reason });
             }
             rows.push(row);
         }

@@ -150,7 +150,7 @@ fn append_quietly(state: &mut State, row: Row, token: u32) -> bool {
 pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
     match rows.iter().find(is_free) {
-        Some(row) => Err(Error::UnknownRequest { request: format!("in row {row}") }),
+        Some(row) => Err(Error::UnknownRow { row: (*row).into() }),
         None => Ok(()),
     }
 }

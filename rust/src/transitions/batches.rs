@@ -92,8 +92,7 @@ pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
     if numbers().any(|each| Ok(each) == u64::try_from(number)) {
         return Ok(());
     }
-    let known: Vec<String> = numbers().map(|each| each.to_string()).collect();
-    let in_flight = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    let in_flight = numbers().map(|each| each as i64).collect();
     Err(Error::NotInFlight { batch: number, in_flight })
 }
 
@@ -216,12 +215,10 @@ mod tests {
         let before = encode(&state);
         let many = Error::TooManyInFlight { num_in_flight: 1, max_in_flight: 1 };
         assert_eq!(take_batch(&mut state), Err(many));
-        let unknown = |batch, in_flight: &str| {
-            Err(Error::NotInFlight { batch, in_flight: in_flight.to_owned() })
-        };
-        assert_eq!(complete(&mut state, -1), unknown(-1, "0"));
+        let unknown = |batch, in_flight| Err(Error::NotInFlight { batch, in_flight });
+        assert_eq!(complete(&mut state, -1), unknown(-1, vec![0]));
         assert_eq!(encode(&state), before);
         complete(&mut state, 0).unwrap();
-        assert_eq!(complete(&mut state, 0), unknown(0, "none"));
+        assert_eq!(complete(&mut state, 0), unknown(0, vec![]));
     }
 }

@@ -16,7 +16,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::forget;
 use crate::transitions::unconfirmed_loads::forget_reporter;
-use crate::types::errors::{Error, check_count, repr};
+use crate::types::errors::{Error, check_count};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
 use crate::types::ids::{Row, Table};
 use crate::types::keys::HASH_SIZE;
@@ -90,7 +90,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     check_count("num_accepted", num_accepted, 0)?;
     let num_scheduled = i64::from(request.num_computed - request.num_accepted());
     if num_scheduled > 0 && state.batch.records.get(row).is_some() {
-        return Err(Error::InOpenBatch { thing: format!("request {}", request.name()) });
+        return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
     }
     if num_accepted > num_scheduled {
         let request = request.name();
@@ -131,10 +131,13 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
 /// Fails with EmptyRequestId or RepeatedRequest unless a request of this id can be added.
 pub fn check_new_id(state: &State, request_id: &str) -> Result<(), Error> {
     if request_id.is_empty() {
-        return Err(Error::EmptyRequestId { value: repr(request_id) });
+        return Err(Error::EmptyRequestId { value: request_id.to_owned() });
     }
     if state.rows.contains_key(request_id) {
-        return Err(Error::RepeatedRequest { request: repr(request_id) });
+        return Err(Error::RepeatedRequest {
+            request: request_id.to_owned(),
+            reason: "is there already",
+        });
     }
     Ok(())
 }
@@ -225,13 +228,13 @@ fn check_hashes(
     } else {
         return Ok(());
     };
-    let (request, num_hashes) = (repr(request_id), hashes.len() as i64);
+    let (request, num_hashes) = (request_id.to_owned(), hashes.len() as i64);
     Err(Error::WrongBlockHashes { request, num_hashes, reason })
 }
 
 fn check_tokens(request_id: &str, tokens: &[u32]) -> Result<(), Error> {
     if tokens.is_empty() {
-        return Err(Error::EmptyTokens { request: repr(request_id) });
+        return Err(Error::EmptyTokens { request: request_id.to_owned() });
     }
     Ok(())
 }
@@ -294,13 +297,13 @@ mod tests {
     fn misuse_is_named() {
         let mut state = state();
         add_request(&mut state, Request::new("a", &[1])).unwrap();
-        let name = "'a'".to_owned();
-        let repeated = Error::RepeatedRequest { request: name.clone() };
+        let name = "a".to_owned();
+        let repeated = Error::RepeatedRequest { request: name.clone(), reason: "is there already" };
         assert_eq!(add_request(&mut state, Request::new("a", &[1])), Err(repeated));
         assert_eq!(add_tokens(&mut state, "a", &[]), Err(Error::EmptyTokens { request: name }));
-        let unknown = Error::UnknownRequest { request: "'b'".to_owned() };
+        let unknown = Error::UnknownRequest { request: "b".to_owned() };
         assert_eq!(remove_request(&mut state, "b"), Err(unknown));
-        let empty = Error::EmptyRequestId { value: "''".to_owned() };
+        let empty = Error::EmptyRequestId { value: String::new() };
         assert_eq!(add_request(&mut state, Request::new("", &[1])), Err(empty));
     }
 }

@@ -36,7 +36,7 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
             return Err(Error::NotPublished { block: number });
         };
         if unwritten.contains(&block) {
-            return Err(Error::InOpenBatch { thing: format!("block {number}") });
+            return Err(Error::InOpenBatch { kind: "block", value: number.into() });
         }
         if is_unconfirmed(state, block) {
             return Err(Error::LoadUnconfirmed { block: number });
@@ -164,7 +164,7 @@ pub fn complete_operation(state: &mut State, operation: i64, done: bool) -> Resu
     let known = u32::try_from(operation).ok().and_then(|number| state.operations.get(&number));
     let Some(found) = known else { return Err(Error::UnknownOperation { operation }) };
     if found.batch == state.batch.number {
-        return Err(Error::InOpenBatch { thing: format!("operation {operation}") });
+        return Err(Error::InOpenBatch { kind: "operation", value: operation.into() });
     }
     let found = found.clone();
     state.operations.remove(&(operation as u32));
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_load_counts_up_to_its_first_failure() {
         let (mut state, row) = loading();
-        let open = Error::InOpenBatch { thing: "operation 0".to_owned() };
+        let open = Error::InOpenBatch { kind: "operation", value: 0_i64.into() };
         assert_eq!(complete_operation(&mut state, 0, true), Err(open));
         take_batch(&mut state).unwrap();
         complete_operation(&mut state, 1, false).unwrap();
@@ -235,7 +235,7 @@ mod tests {
         let slot_request =
             |count| SlotRequest { num_external_computed_tokens: count, ..SlotRequest::default() };
         let beyond = load(&mut state, "a", &slot_request(6));
-        let request = "'a'".to_owned();
+        let request = "a".to_owned();
         assert_eq!(
             beyond,
             Err(Error::BeyondModelLength { request, requested: 6, max_model_len: 4 })

@@ -61,7 +61,7 @@ mod tests {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
         add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
         for requested in [0, 3, -1] {
-            let request = "'a'".to_owned();
+            let request = "a".to_owned();
             let beyond = Error::BeyondRequest { request, num_tokens: 2, requested };
             assert_eq!(truncate(&mut state, "a", requested), Err(beyond));
         }

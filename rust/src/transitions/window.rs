@@ -154,7 +154,7 @@ mod tests {
         remove_skipped_blocks(&mut state, "a", 6).unwrap();
         assert_eq!(state[row].tables, [[1, 2, 3].map(BlockId)]);
         let beyond = remove_skipped_blocks(&mut state, "a", 7);
-        let request = "'a'".to_owned();
+        let request = "a".to_owned();
         assert_eq!(beyond, Err(Error::BeyondComputed { request, num_computed: 6, requested: 7 }));
     }
 }

@@ -6,7 +6,7 @@
 //! Twin: kvcore/types/config.py.
 
 use crate::types::clone_in_place::clone_in_place;
-use crate::types::errors::{Error, bytes_repr};
+use crate::types::errors::{Error, Field};
 use crate::types::groups::{Group, admission_cap};
 use crate::types::keys::Hashing;
 
@@ -198,8 +198,8 @@ impl Config {
 
 fn check_options(config: &Config) -> Result<(), Error> {
     if config.hashing == Hashing::Sha256Cbor && str::from_utf8(&config.hash_seed).is_err() {
-        let shown = bytes_repr(&config.hash_seed);
-        return Err(refuse("hash_seed", shown, "must be UTF-8 text for sha256_cbor"));
+        let seed = Field::Bytes(config.hash_seed.clone());
+        return Err(refuse("hash_seed", seed, "must be UTF-8 text for sha256_cbor"));
     }
     check_count("num_host_blocks", config.num_host_blocks, 0)?;
     check_count("num_preallocate_tokens", config.num_preallocate_tokens, 0)?;
@@ -217,18 +217,18 @@ fn check_options(config: &Config) -> Result<(), Error> {
 fn check_groups(config: &Config) -> Result<(), Error> {
     let groups = &config.groups;
     if groups.is_empty() {
-        return Err(refuse("groups", "", "at least one group"));
+        return Err(refuse("groups", Field::Ints(Vec::new()), "at least one group"));
     }
     groups.iter().try_for_each(Group::check)?;
     if groups.len() > MAX_GROUPS {
-        return Err(refuse("groups", groups.len(), format!("at most {MAX_GROUPS} groups")));
+        return Err(refuse("groups", groups.len() as i64, format!("at most {MAX_GROUPS} groups")));
     }
     let pages = groups.iter().enumerate();
     let said: Vec<(usize, u64)> =
         pages.filter_map(|(index, group)| Some((index, group.page_bytes?))).collect();
     if said.iter().any(|(_, size)| *size != said[0].1) {
-        let groups = listed(said.iter().map(|(index, _)| index));
-        let sizes = listed(said.iter().map(|(_, size)| size));
+        let groups = said.iter().map(|&(index, _)| index as i64).collect();
+        let sizes = said.iter().map(|&(_, size)| size as i64).collect();
         return Err(Error::GroupsDoNotFit { groups, sizes });
     }
     let is_cross = groups.iter().all(Group::is_cross);
@@ -244,10 +244,11 @@ fn check_groups(config: &Config) -> Result<(), Error> {
         } else {
             continue;
         };
-        return Err(refuse("groups", listed(groups.iter().map(|each| each.kind.name())), reason));
+        let kinds: Vec<String> = groups.iter().map(|each| each.kind.name().to_owned()).collect();
+        return Err(refuse("groups", kinds, reason));
     }
     if lcm(groups.iter().map(|group| u64::from(group.block_size))) > u64::from(MAX_BLOCKS) {
-        let sizes = listed(groups.iter().map(|group| group.block_size));
+        let sizes: Vec<i64> = groups.iter().map(|group| group.block_size.into()).collect();
         let reason =
             format!("the least common multiple of the block sizes must be at most {MAX_BLOCKS}");
         return Err(refuse("groups", sizes, reason));
@@ -290,10 +291,6 @@ fn check_count(field: &'static str, value: u32, least: u32) -> Result<(), Error>
     Ok(())
 }
 
-fn listed(items: impl Iterator<Item = impl ToString>) -> String {
-    items.map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
-}
-
 /// Sizes beyond any that is allowed give some number beyond, too.
 fn lcm(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(1, |total, size| (total / gcd(total, size)).saturating_mul(size))
@@ -306,8 +303,8 @@ fn gcd(mut common: u64, mut rest: u64) -> u64 {
     common
 }
 
-fn refuse(field: &'static str, value: impl ToString, reason: impl Into<String>) -> Error {
-    Error::InvalidConfig { field, value: value.to_string(), reason: reason.into() }
+fn refuse(field: &'static str, value: impl Into<Field>, reason: impl Into<String>) -> Error {
+    Error::InvalidConfig { field, value: value.into(), reason: reason.into() }
 }
 
 #[cfg(test)]

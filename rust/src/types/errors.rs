@@ -10,16 +10,34 @@
 use std::fmt;
 
 /// A field of an error, in a form that every language has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Field {
+    /// Nothing.
+    Missing,
     /// A number.
     Int(i64),
+    /// A number that may be larger.
+    Long(u64),
     /// A text.
     Text(String),
+    /// Bytes.
+    Bytes(Vec<u8>),
     /// Numbers, in order.
     Ints(Vec<i64>),
     /// Texts, in order.
     Texts(Vec<String>),
+}
+
+impl From<u32> for Field {
+    fn from(value: u32) -> Self {
+        Field::Int(value.into())
+    }
+}
+
+impl From<u64> for Field {
+    fn from(value: u64) -> Self {
+        Field::Long(value)
+    }
 }
 
 impl From<i64> for Field {
@@ -55,8 +73,21 @@ impl From<Vec<String>> for Field {
 impl fmt::Display for Field {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Field::Int(value) => write!(f, "{value}"),
             Field::Text(value) => write!(f, "{value}"),
+            _ => write!(f, "{self:?}"),
+        }
+    }
+}
+
+/// As a Python literal.
+impl fmt::Debug for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Field::Missing => write!(f, "None"),
+            Field::Int(value) => write!(f, "{value}"),
+            Field::Long(value) => write!(f, "{value}"),
+            Field::Text(value) => write!(f, "{}", repr(value)),
+            Field::Bytes(value) => write!(f, "{}", bytes_repr(value)),
             Field::Ints(values) => write!(f, "{values:?}"),
             Field::Texts(values) => {
                 let quoted: Vec<String> = values.iter().map(|each| repr(each)).collect();
@@ -163,77 +194,78 @@ macro_rules! errors {
 
 errors! {
     /// A configuration that cannot work.
-    InvalidConfig { field: &'static str, value: String, reason: String }
-        "config {field}={value}: {reason}";
+    InvalidConfig { field: &'static str, value: Field, reason: String }
+        "config {field}={value:?}: {reason}";
     /// One pool has one page size, so that any block can serve any group.
-    GroupsDoNotFit { groups: String, sizes: String }
+    GroupsDoNotFit { groups: Vec<i64>, sizes: Vec<i64> }
         "groups {groups} have blocks of {sizes} bytes: one pool has one block size";
     /// Pools that do not fit in memory.
     PoolTooLarge { num_blocks: i64, needed_bytes: i64, available_bytes: i64 }
         "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available";
     /// One manager runs one call at a time.
     ConcurrentCall { } "another call of this manager is running: make one call at a time";
-    /// No request of this id (or row) is known.
-    UnknownRequest { request: String } "request {request} is not known";
+    /// No request of this id is known.
+    UnknownRequest { request: String } "request {request:?} is not known";
+    /// No request is in this row.
+    UnknownRow { row: i64 } "request in row {row} is not known";
     /// A request of this id exists already, or is named twice in one call.
-    RepeatedRequest { request: String }
-        "request {request} is there already, or is named twice in one call";
+    RepeatedRequest { request: String, reason: &'static str } "request {request:?} {reason}";
     /// A request id is a non-empty str.
-    EmptyRequestId { value: String } "a request id must be a non-empty str, not {value}";
+    EmptyRequestId { value: String } "a request id must be a non-empty str, not {value:?}";
     /// A request has at least one token; an extension adds at least one.
-    EmptyTokens { request: String } "request {request} is given no tokens";
+    EmptyTokens { request: String } "request {request:?} is given no tokens";
     /// A token id is an integer from 0 to 2**32 - 1.
-    InvalidToken { value: String, position: i64 }
-        "token {value} at position {position} of the call is not an integer in [0, 2**32)";
+    InvalidToken { value: i64, position: i64 }
+        "token {value:?} at position {position} of the call is not an integer in [0, 2**32)";
     /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
     UnsupportedBuffer { name: &'static str, format: String, dimensions: i64 }
-        "{name}: a buffer of format {format} and {dimensions} dimensions is no row of integers";
+        "{name}: a buffer of format {format}, {dimensions}-dimensional, is no row of integers";
     /// Two arguments of one call must have as many items.
     LengthMismatch { num_requests: i64, num_tokens: i64 }
         "{num_requests} requests are given {num_tokens} tokens";
     /// A count is below what the call needs.
     InvalidCount { name: &'static str, value: i64, least: i64 }
-        "{name} is {value}, must be at least {least}";
+        "{name} is {value:?}, must be at least {least}";
     /// Slots are requested for tokens that the request does not have.
     TooManyTokens { request: String, num_tokens: i64, requested: i64 }
-        "request {request} has {num_tokens} tokens, slots are requested up to token {requested}";
+        "request {request:?} has {num_tokens} tokens, slots are requested up to token {requested}";
     /// New tokens would pass the longest length that the model takes.
     BeyondModelLength { request: String, requested: i64, max_model_len: i64 }
-        "request {request} would reach {requested} tokens, the model takes {max_model_len}";
+        "request {request:?} would reach {requested} tokens, the model takes {max_model_len}";
     /// The call names more tokens than were computed.
     BeyondComputed { request: String, num_computed: i64, requested: i64 }
-        "request {request} has {num_computed} computed tokens, the call names {requested}";
+        "request {request:?} has {num_computed} computed tokens, the call names {requested}";
     /// Hashes supplied by an engine have one size, and there is at most one per full block.
     WrongBlockHashes { request: String, num_hashes: i64, reason: String }
-        "request {request} is given {num_hashes} block hashes: {reason}";
+        "request {request:?} is given {num_hashes} block hashes: {reason}";
     /// Draft tokens were not yet accepted or dropped.
     DraftsPending { request: String, num_drafts: i64 }
-        "request {request} has {num_drafts} draft tokens, accept or drop them first";
+        "request {request:?} has {num_drafts} draft tokens, accept or drop them first";
     /// Only drafts that were scheduled can be accepted.
     BeyondDrafts { request: String, num_scheduled: i64, requested: i64 }
-        "request {request} has {num_scheduled} scheduled drafts, the call accepts {requested}";
+        "request {request:?} has {num_scheduled} scheduled drafts, the call accepts {requested}";
     /// The open batch is executed later, so what it schedules is not written yet.
-    InOpenBatch { thing: String } "{thing} is in the open batch: take the batch first";
+    InOpenBatch { kind: &'static str, value: Field }
+        "{kind} {value:?} is in the open batch: take the batch first";
     /// As many batches are in flight as the config allows.
     TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
         "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the \
          oldest or cancel first";
     /// No batch in flight has this number.
-    NotInFlight { batch: i64, in_flight: String }
+    NotInFlight { batch: i64, in_flight: Vec<i64> }
         "batch {batch} is not in flight; in flight are: {in_flight}";
     /// Batches are completed in the order of their numbers.
     BatchOutOfOrder { batch: i64, oldest: i64 }
         "batch {batch} cannot be completed before batch {oldest}";
     /// The request waits for the external store.
     LoadUnfinished { request: String, num_operations: i64 }
-        "request {request} has {num_operations} unfinished loads: complete them or free the \
-         request";
+        "request {request:?} has {num_operations} unfinished loads: complete them or free it";
     /// A block that rests on external tokens is not stored while their load may fail.
     LoadUnconfirmed { block: i64 }
         "block {block} rests on external tokens whose load may still fail: store it later";
     /// Only whole blocks with keys can be loaded.
     WrongLoad { request: String, num_tokens: i64, reason: String }
-        "request {request} cannot load {num_tokens} tokens: {reason}";
+        "request {request:?} cannot load {num_tokens} tokens: {reason}";
     /// Only a block with a key can be stored.
     NotPublished { block: i64 } "block {block} has no key to be stored under";
     /// No unfinished operation has this number.
@@ -243,34 +275,35 @@ errors! {
         "blocks {blocks} are counted by requests {requests} too: name those in the same call";
     /// Encoder tokens need a cross-attention group.
     NoEncoderGroup { request: String, num_encoder_tokens: i64 }
-        "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention";
+        "request {request:?} brings {num_encoder_tokens} encoder tokens, no group is \
+         cross-attention";
     /// A cut lies outside the request.
     BeyondRequest { request: String, num_tokens: i64, requested: i64 }
-        "request {request} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to \
+        "request {request:?} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to \
          {num_tokens}";
     /// Only a request that holds nothing can bring hits.
     HitsOnRunningRequest { request: String, num_blocks: i64 }
-        "request {request} already holds blocks and brings {num_blocks} hit blocks";
+        "request {request:?} already holds blocks and brings {num_blocks} hit blocks";
     /// The blocks of a hit and its token count do not belong together, or not to this request.
     WrongHit { request: String, num_blocks: i64, num_tokens: i64 }
-        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens: \
+        "request {request:?}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens: \
          bring the hit that was found for it";
     /// A hit block does not, or no longer, hold the request's key.
     StaleHits { request: String, block: i64, position: i64 }
-        "request {request}: block {block} at position {position} does not hold its key, or \
-         not any more: look up again";
+        "request {request:?}: block {block} at position {position} does not hold its key: the hit \
+         is of other tokens, or out of date; look up again";
     /// Hits are given although prefix caching is off.
     CachingDisabled { request: String, num_blocks: i64 }
-        "request {request} brings {num_blocks} hit blocks, prefix caching is off";
+        "request {request:?} brings {num_blocks} hit blocks, prefix caching is off";
     /// The request's blocks are in the host tier.
-    SwappedOut { request: String } "request {request} is swapped out, swap it in first";
+    SwappedOut { request: String } "request {request:?} is swapped out, swap it in first";
     /// The request has nothing in the host tier.
-    NotSwapped { request: String } "request {request} is not swapped out";
+    NotSwapped { request: String } "request {request:?} is not swapped out";
     /// The request holds no blocks.
-    NotRunning { request: String } "request {request} holds no blocks";
+    NotRunning { request: String } "request {request:?} holds no blocks";
     /// A request is forgotten only after it gave back its blocks.
     StillHoldsBlocks { request: String, num_blocks: i64 }
-        "request {request} still holds {num_blocks} blocks, free it first";
+        "request {request:?} still holds {num_blocks} blocks, free it first";
     /// Other requests count on blocks that this call would leave unwritten.
     HitInOpenBatch { blocks: Vec<i64>, requests: Vec<String> }
         "blocks {blocks} were published in the open batch and are counted by requests {requests}: \
@@ -305,17 +338,17 @@ errors! {
     /// A text trace that cannot be read.
     TraceError { source: String, line: i64, reason: String } "{source}, line {line}: {reason}";
     /// A part of a block's extra keys that no key can be made of.
-    InvalidExtraKey { name: &'static str, expected: &'static str, value: String }
-        "{name} must be {expected}, not {value}";
+    InvalidExtraKey { name: String, expected: &'static str, value: Field }
+        "{name} must be {expected}, not {value:?}";
     /// Media items stand in the prompt one behind the other.
     UnsortedMedia {
         request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64
     }
-        "request {request}: media item {position} takes {length} tokens from {offset} on, \
+        "request {request:?}: media item {position} takes {length} tokens from {offset} on, \
          must lie within tokens {first} to {num_tokens}";
     /// Two parts of one request do not have the sizes that belong together.
     CountMismatch { request: String, name: &'static str, given: i64, expected: i64 }
-        "request {request} is given {given} {name}, must be {expected}";
+        "request {request:?} is given {given} {name}, must be {expected}";
 }
 
 impl std::error::Error for Error {}
@@ -361,34 +394,4 @@ pub(crate) fn check_count(name: &'static str, value: i64, least: i64) -> Result<
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn message_names_the_thing_and_the_numbers() {
-        let error = Error::DoubleFree { block: 3, ref_count: 1, requested: 2 };
-        assert_eq!(error.to_string(), "block 3 has 1 owners, the call releases 2");
-        assert_eq!(error.name(), "DoubleFree");
-        let fields = [("block", 3), ("ref_count", 1), ("requested", 2)];
-        assert_eq!(error.fields(), fields.map(|(name, value)| (name, Field::Int(value))));
-    }
-
-    #[test]
-    fn lists_read_as_in_python() {
-        let requests = vec!["a".to_owned(), "b".to_owned()];
-        let error = Error::HitInOpenBatch { blocks: vec![1, 2], requests };
-        let message = error.to_string();
-        assert!(message.starts_with("blocks [1, 2] were"), "{message}");
-        assert!(message.contains("requests ['a', 'b']: free"), "{message}");
-    }
-
-    #[test]
-    fn an_id_is_shown_as_a_python_literal() {
-        assert_eq!(repr("r1"), "'r1'");
-        assert_eq!(repr("it's"), "\"it's\"");
-        assert_eq!(repr("a'b\"c\n\u{1}\\"), r#"'a\'b"c\n\x01\\'"#);
-        assert_eq!(bytes_repr(b"it's\x00\xff"), "b\"it's\\x00\\xff\"");
-        assert_eq!(bytes_repr(b"'\"\\\n"), r#"b'\'"\\\n'"#);
-        assert_eq!(repr("e\u{301} \u{ad}\u{200b}\u{e0001}"), "'e\u{301} \\xad\\u200b\\U000e0001'");
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@
 //! the encoder's tokens, which does not grow with the request and is never cached.
 //! Source: S000-11, 28, 36, 40; S001-79 to 81. Twin: kvcore/types/groups.py.
 
-use crate::types::errors::Error;
+use crate::types::errors::{Error, Field};
 
 /// What a group's layers see of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,10 +109,10 @@ impl Group {
             Some(1..=MAX_BLOCK_SIZE) => Ok(()),
             None if !self.is_windowed() => Ok(()),
             window => {
-                let shown = window.map_or("None".to_owned(), |window| window.to_string());
+                let given = window.map_or(Field::Missing, Field::from);
                 refuse(
                     "window",
-                    shown,
+                    given,
                     format!("a {name} group needs 1 to {MAX_BLOCK_SIZE} tokens"),
                 )
             }
@@ -158,10 +158,10 @@ pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) ->
 
 fn refuse(
     field: &'static str,
-    value: impl ToString,
+    value: impl Into<Field>,
     reason: impl Into<String>,
 ) -> Result<(), Error> {
-    Err(Error::InvalidConfig { field, value: value.to_string(), reason: reason.into() })
+    Err(Error::InvalidConfig { field, value: value.into(), reason: reason.into() })
 }
 
 #[cfg(test)]

@@ -157,7 +157,7 @@ def test_who_left_only_a_prefix_behind_is_on_the_cpu_too(backend: Backend) -> No
     admitted = admit(manager, 1, prefix=prefix)
     assert swap_out(manager, admitted) == {}
     admitted.find(1).append_token_id(1)
-    with unchanged(manager), pytest.raises(OnOtherDevice, match="block none of sequence 1"):
+    with unchanged(manager), pytest.raises(OnOtherDevice, match="block None of sequence 1"):
         manager.append_slot(admitted.find(1))
     prefix.computed = True
     assert swap_in(manager, admitted) == {}

@@ -35,7 +35,7 @@ def landed(backend: Backend) -> KVCacheManager:
     return manager
 
 
-def neither(batch: Any, in_flight: str) -> NotInFlight:
+def neither(batch: Any, in_flight: list[int]) -> NotInFlight:
     return NotInFlight(batch=batch, in_flight=in_flight)
 
 
@@ -43,14 +43,14 @@ ROWS: list[Row] = [
     bad(flying, TooManyInFlight(num_in_flight=2, max_in_flight=2), "take_batch"),
     bad(flying, BatchOutOfOrder(batch=2, oldest=1), "complete", 2),
     *(
-        bad(flying, neither(batch, "1, 2"), name, batch)
+        bad(flying, neither(batch, [1, 2]), name, batch)
         for name in ("complete", "cancel")
         for batch in (0, 3, -1, 2**70)
     ),
     *(
-        bad(flying, neither(repr(batch), "1, 2"), name, batch)
+        bad(flying, neither(batch, [1, 2]), name, batch)
         for name in ("complete", "cancel")
         for batch in ("1", None, 1.0)
     ),
-    *(bad(landed, neither(0, "none"), name, 0) for name in ("complete", "cancel")),
+    *(bad(landed, neither(0, []), name, 0) for name in ("complete", "cancel")),
 ]

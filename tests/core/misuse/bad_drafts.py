@@ -50,8 +50,8 @@ def hashed(backend: Backend) -> KVCacheManager:
     return manager
 
 
-TWO = DraftsPending(request="'settles'", num_drafts=2)
-GUESSED = DraftsPending(request="'guesses'", num_drafts=2)
+TWO = DraftsPending(request="settles", num_drafts=2)
+GUESSED = DraftsPending(request="guesses", num_drafts=2)
 
 DRAFTS: list[Row] = [
     bad(drafted, TWO, "allocate_slots", "settles", 1),
@@ -61,17 +61,17 @@ DRAFTS: list[Row] = [
     bad(drafted, TWO, "fork", "settles", "child"),
     bad(drafted, GUESSED, "add_tokens", "guesses", [9]),
     bad(drafted, GUESSED, "append", ["guesses"], [9]),
-    bad(drafted, InOpenBatch(thing="request 'writes'"), "accept", "writes", 1),
+    bad(drafted, InOpenBatch(kind="request", value="writes"), "accept", "writes", 1),
     bad(
         drafted,
-        BeyondDrafts(request="'settles'", num_scheduled=2, requested=3),
+        BeyondDrafts(request="settles", num_scheduled=2, requested=3),
         "accept",
         "settles",
         3,
     ),
     bad(
         drafted,
-        BeyondDrafts(request="'guesses'", num_scheduled=0, requested=1),
+        BeyondDrafts(request="guesses", num_scheduled=0, requested=1),
         "accept",
         "guesses",
         1,
@@ -79,7 +79,7 @@ DRAFTS: list[Row] = [
     *(
         bad(
             drafted,
-            InvalidCount(name="num_accepted", value=repr(value), least=0),
+            InvalidCount(name="num_accepted", value=value, least=0),
             "accept",
             "settles",
             value,
@@ -90,7 +90,7 @@ DRAFTS: list[Row] = [
     # Three tokens and two drafts are five.
     bad(
         drafted,
-        TooManyTokens(request="'guesses'", num_tokens=3, requested=6),
+        TooManyTokens(request="guesses", num_tokens=3, requested=6),
         "allocate_slots",
         "guesses",
         3,
@@ -110,14 +110,14 @@ def near_the_end(backend: Backend) -> KVCacheManager:
 LENGTHS: list[Row] = [
     bad(
         near_the_end,
-        BeyondModelLength(request="'long'", requested=9, max_model_len=8),
+        BeyondModelLength(request="long", requested=9, max_model_len=8),
         "allocate_slots",
         "long",
         2,
     ),
     bad(
         near_the_end,
-        NoEncoderGroup(request="'long'", num_encoder_tokens=4),
+        NoEncoderGroup(request="long", num_encoder_tokens=4),
         "allocate_slots",
         "long",
         1,
@@ -127,7 +127,7 @@ LENGTHS: list[Row] = [
 
 
 def _hashes(request_id: str, hashes: Any, reason: str) -> Row:
-    error = WrongBlockHashes(request=repr(request_id), num_hashes=len(hashes), reason=reason)
+    error = WrongBlockHashes(request=request_id, num_hashes=len(hashes), reason=reason)
     return bad(hashed, error, "add_block_hashes", request_id, hashes)
 
 
@@ -138,7 +138,7 @@ HASHES: list[Row] = [
     _hashes("own", ["2" * 32], "each must be 32 bytes"),
     bad(
         hashed,
-        WrongBlockHashes(request="'more'", num_hashes=3, reason="its tokens fill 2 more blocks"),
+        WrongBlockHashes(request="more", num_hashes=3, reason="its tokens fill 2 more blocks"),
         "add_request",
         Request("more", range(5), block_hashes=[b"1" * 32] * 3),
     ),
@@ -153,7 +153,7 @@ def _media(position: int, first: int, *items: tuple[int, int]) -> Row:
     """A row for media items (offset, length) of a prompt of 5 tokens; the position-th is wrong."""
     offset, length = items[position]
     error = UnsortedMedia(
-        request="'more'", position=position, offset=offset, length=length, first=first, num_tokens=5
+        request="more", position=position, offset=offset, length=length, first=first, num_tokens=5
     )
     media = [MediaItem(f"picture {number}", *item) for number, item in enumerate(items)]
     return _added(error, media=media)
@@ -164,11 +164,9 @@ EXTRA_KEYS: list[Row] = [
     _media(1, 5, (3, 2), (0, 1)),
     _media(0, 0, (4, 2)),
     _media(0, 0, (9, 1)),
+    _added(InvalidExtraKey(name="cache_salt", expected="a non-empty str", value=""), cache_salt=""),
     _added(
-        InvalidExtraKey(name="cache_salt", expected="a non-empty str", value="''"), cache_salt=""
-    ),
-    _added(
-        CountMismatch(request="'more'", name="bytes of prompt embeddings", given=18, expected=20),
+        CountMismatch(request="more", name="bytes of prompt embeddings", given=18, expected=20),
         prompt_embeds=PromptEmbeds(bytes(18), 4),
     ),
 ]

@@ -55,7 +55,7 @@ def believed(backend: Backend) -> KVCacheManager:
     return manager
 
 
-UNFINISHED = LoadUnfinished(request="'loads'", num_operations=2)
+UNFINISHED = LoadUnfinished(request="loads", num_operations=2)
 
 LOADING: list[Row] = [
     bad(moving, UNFINISHED, "allocate_slots", "loads", 1),
@@ -71,11 +71,11 @@ LOADING: list[Row] = [
     bad(moving, UNFINISHED, "remove_skipped_blocks", "loads", 2),
     bad(moving, UNFINISHED, "swap_out", ["loads"]),
     bad(moving, UNFINISHED, "swap_out", ["runs", "loads"]),
-    bad(moving, InOpenBatch(thing="operation 3"), "complete_operation", 3, True),
-    bad(moving, InOpenBatch(thing="block 6"), "store", [6]),
-    bad(moving, InOpenBatch(thing="block 6"), "store", [2, 6]),
+    bad(moving, InOpenBatch(kind="operation", value=3), "complete_operation", 3, True),
+    bad(moving, InOpenBatch(kind="block", value=6), "store", [6]),
+    bad(moving, InOpenBatch(kind="block", value=6), "store", [2, 6]),
     bad(believed, LoadUnconfirmed(block=1), "store", [1]),
-    bad(believed, BeyondComputed(request="'a'", num_computed=3, requested=4), "rewind", ["a"], 4),
+    bad(believed, BeyondComputed(request="a", num_computed=3, requested=4), "rewind", ["a"], 4),
     bad(moving, NotPublished(block=3), "store", [3]),
     bad(moving, NotPublished(block=3), "store", [1, 3]),
     bad(moving, UnknownBlock(block=0, first=1, last=9), "store", [0]),
@@ -85,7 +85,7 @@ LOADING: list[Row] = [
         for operation in (4, -1, 2**31, 10**30)
     ),
     *(
-        bad(moving, UnknownOperation(operation=repr(value)), "complete_operation", value, False)
+        bad(moving, UnknownOperation(operation=value), "complete_operation", value, False)
         for value in ("1", None, 1.5)
     ),
     bad(moving, NotPinned(block=1, num_pins=0, requested=1), "unpin", [1]),
@@ -106,7 +106,7 @@ def waiting(backend: Backend) -> KVCacheManager:
 
 def _load(request_id: str, num_tokens: int, first: int) -> Row:
     reason = f"it begins at token {first}, and both must be multiples of 2"
-    error = WrongLoad(request=repr(request_id), num_tokens=num_tokens, reason=reason)
+    error = WrongLoad(request=request_id, num_tokens=num_tokens, reason=reason)
     return bad(waiting, error, "load", request_id, num_tokens)
 
 
@@ -125,16 +125,16 @@ LOADS: list[Row] = [
         bad(waiting, InvalidCount(name="num_tokens", value=value, least=1), "load", "waits", value)
         for value in (0, -2)
     ),
-    bad(waiting, InvalidCount(name="num_tokens", value="'2'", least=1), "load", "waits", "2"),
-    bad(waiting, TooManyTokens(request="'waits'", num_tokens=5, requested=6), "load", "waits", 6),
+    bad(waiting, InvalidCount(name="num_tokens", value="2", least=1), "load", "waits", "2"),
+    bad(waiting, TooManyTokens(request="waits", num_tokens=5, requested=6), "load", "waits", 6),
     bad(
         waiting,
-        BeyondModelLength(request="'long'", requested=10, max_model_len=8),
+        BeyondModelLength(request="long", requested=10, max_model_len=8),
         "load",
         "long",
         10,
     ),
-    bad(uncached, CachingDisabled(request="'waits'", num_blocks=0), "load", "waits", 2),
+    bad(uncached, CachingDisabled(request="waits", num_blocks=0), "load", "waits", 2),
 ]
 
 
@@ -149,7 +149,7 @@ LOADS += [
     bad(
         even,
         WrongLoad(
-            request="'even'",
+            request="even",
             num_tokens=4,
             reason="of its 4 tokens one must be left to compute",
         ),
@@ -182,11 +182,11 @@ def hit_in_batch(backend: Backend) -> KVCacheManager:
 def _count(name: str, call: str, *before: Any) -> list[Row]:
     """Rows for a count that is none, below zero, or above the 5 computed tokens of "first"."""
     rows = [
-        bad(shared, InvalidCount(name=name, value=repr(value), least=0), call, *before, value)
+        bad(shared, InvalidCount(name=name, value=value, least=0), call, *before, value)
         for value in ("1", None, 1.5)
     ]
     rows.append(bad(shared, InvalidCount(name=name, value=-1, least=0), call, *before, -1))
-    beyond = BeyondComputed(request="'first'", num_computed=5, requested=6)
+    beyond = BeyondComputed(request="first", num_computed=5, requested=6)
     rows.append(bad(shared, beyond, call, *before, 6))
     return rows
 
@@ -235,7 +235,7 @@ def two_groups(backend: Backend) -> KVCacheManager:
 WINDOWS: list[Row] = [
     bad(
         two_groups,
-        BeyondComputed(request="'runs'", num_computed=6, requested=7),
+        BeyondComputed(request="runs", num_computed=6, requested=7),
         "remove_skipped_blocks",
         "runs",
         7,

@@ -24,6 +24,7 @@ from kvcore.types.errors import (
     StillHoldsBlocks,
     SwappedOut,
     UnknownRequest,
+    UnknownRow,
     UnsupportedBuffer,
 )
 from tests.conftest import Backend
@@ -84,24 +85,52 @@ def _of_request(error: KvcoreError, request_id: Any) -> list[Row]:
 
 
 UNKNOWN = [
-    *_of_request(UnknownRequest(request="'nobody'"), "nobody"),
-    *_of_request(UnknownRequest(request="'gone'"), "gone"),
-    *_of_request(UnknownRequest(request="''"), ""),
-    *_of_request(UnknownRequest(request="7"), 7),
-    *_of_request(UnknownRequest(request="None"), None),
-    bad(crowd, UnknownRequest(request="in row 4"), "append", array("i", [4]), [1]),
-    bad(crowd, UnknownRequest(request="in row 3"), "append", array("i", [0, 3]), [1, 1]),
-    bad(crowd, UnknownRequest(request="in row -1"), "append", array("i", [0, -1]), [1, 1]),
+    *_of_request(UnknownRequest(request="nobody"), "nobody"),
+    *_of_request(UnknownRequest(request="gone"), "gone"),
+    *_of_request(UnknownRequest(request=""), ""),
+    *_of_request(UnknownRequest(request=7), 7),
+    *_of_request(UnknownRequest(request=None), None),
+    bad(crowd, UnknownRow(row=4), "append", array("i", [4]), [1]),
+    bad(crowd, UnknownRow(row=3), "append", array("i", [0, 3]), [1, 1]),
+    bad(crowd, UnknownRow(row=-1), "append", array("i", [0, -1]), [1, 1]),
 ]
 
 REPEATED = [
-    bad(crowd, RepeatedRequest(request="'runs'"), "add_request", Request("runs", [1])),
-    bad(crowd, RepeatedRequest(request="'swapped'"), "add_request", Request("swapped", [1])),
-    bad(crowd, RepeatedRequest(request="'waits'"), "fork", "runs", "waits"),
-    bad(crowd, RepeatedRequest(request="'runs'"), "fork", "runs", "runs"),
-    bad(crowd, RepeatedRequest(request="'runs'"), "rewind", ["runs", "runs"], 0),
-    bad(crowd, RepeatedRequest(request="'runs'"), "swap_out", ["runs", "runs"]),
-    bad(crowd, RepeatedRequest(request="'swapped'"), "swap_in", ["swapped", "swapped"]),
+    bad(
+        crowd,
+        RepeatedRequest(request="runs", reason="is there already"),
+        "add_request",
+        Request("runs", [1]),
+    ),
+    bad(
+        crowd,
+        RepeatedRequest(request="swapped", reason="is there already"),
+        "add_request",
+        Request("swapped", [1]),
+    ),
+    bad(
+        crowd, RepeatedRequest(request="waits", reason="is there already"), "fork", "runs", "waits"
+    ),
+    bad(crowd, RepeatedRequest(request="runs", reason="is there already"), "fork", "runs", "runs"),
+    bad(
+        crowd,
+        RepeatedRequest(request="runs", reason="is named twice in one call"),
+        "rewind",
+        ["runs", "runs"],
+        0,
+    ),
+    bad(
+        crowd,
+        RepeatedRequest(request="runs", reason="is named twice in one call"),
+        "swap_out",
+        ["runs", "runs"],
+    ),
+    bad(
+        crowd,
+        RepeatedRequest(request="swapped", reason="is named twice in one call"),
+        "swap_in",
+        ["swapped", "swapped"],
+    ),
 ]
 
 NO_NAMES: list[Any] = ["", None, 7, b"name", ("name",), "half a pair: \ud800"]
@@ -109,8 +138,8 @@ NAMELESS = [
     row
     for value in NO_NAMES
     for row in (
-        bad(crowd, EmptyRequestId(value=repr(value)), "add_request", Request(value, [1])),
-        bad(crowd, EmptyRequestId(value=repr(value)), "fork", "runs", value),
+        bad(crowd, EmptyRequestId(value=value), "add_request", Request(value, [1])),
+        bad(crowd, EmptyRequestId(value=value), "fork", "runs", value),
     )
 ]
 
@@ -130,21 +159,21 @@ EMPTY = [
     row
     for nothing in NOTHING
     for row in (
-        bad(crowd, EmptyTokens(request="'more'"), "add_request", Request("more", nothing)),
-        bad(crowd, EmptyTokens(request="'runs'"), "add_tokens", "runs", nothing),
+        bad(crowd, EmptyTokens(request="more"), "add_request", Request("more", nothing)),
+        bad(crowd, EmptyTokens(request="runs"), "add_tokens", "runs", nothing),
     )
 ]
 
 TOKENS = [
-    *_tokens(InvalidToken(value="-1", position=1), [1, -1]),
-    *_tokens(InvalidToken(value="4294967296", position=0), [2**32]),
-    *_tokens(InvalidToken(value="1.0", position=2), (1, 2, 1.0)),
-    *_tokens(InvalidToken(value="True", position=0), [True]),
-    *_tokens(InvalidToken(value="'1'", position=0), ["1"]),
-    *_tokens(InvalidToken(value="None", position=1), [5, None]),
-    *_tokens(InvalidToken(value="-7", position=1), array("b", [1, -7])),
-    *_tokens(InvalidToken(value="-7", position=0), array("q", [-7])),
-    *_tokens(InvalidToken(value="4294967296", position=0), array("Q", [2**32])),
+    *_tokens(InvalidToken(value=-1, position=1), [1, -1]),
+    *_tokens(InvalidToken(value=4294967296, position=0), [2**32]),
+    *_tokens(InvalidToken(value=1.0, position=2), (1, 2, 1.0)),
+    *_tokens(InvalidToken(value=True, position=0), [True]),
+    *_tokens(InvalidToken(value="1", position=0), ["1"]),
+    *_tokens(InvalidToken(value=None, position=1), [5, None]),
+    *_tokens(InvalidToken(value=-7, position=1), array("b", [1, -7])),
+    *_tokens(InvalidToken(value=-7, position=0), array("q", [-7])),
+    *_tokens(InvalidToken(value=4294967296, position=0), array("Q", [2**32])),
     *_tokens(UnsupportedBuffer(name="tokens", format="d", dimensions=1), array("d", [1.0])),
     *_tokens(
         UnsupportedBuffer(name="tokens", format="B", dimensions=2),
@@ -170,7 +199,7 @@ APPENDS = [
     # "runs" takes three more tokens; the fourth would be the ninth of a model that takes eight.
     bad(
         crowd,
-        BeyondModelLength(request="'runs'", requested=9, max_model_len=8),
+        BeyondModelLength(request="runs", requested=9, max_model_len=8),
         "append",
         ["runs", "waits", "runs", "runs", "runs"],
         [1, 1, 1, 1, 1],
@@ -178,25 +207,25 @@ APPENDS = [
 ]
 
 PLACES = [
-    bad(crowd, SwappedOut(request="'swapped'"), "allocate_slots", "swapped", 1),
-    bad(crowd, SwappedOut(request="'swapped'"), "append", ["swapped"], [1]),
-    bad(crowd, SwappedOut(request="'swapped'"), "append", ["runs", "swapped"], [1, 1]),
-    bad(crowd, SwappedOut(request="'swapped'"), "cache_blocks", "swapped", 2),
-    bad(crowd, SwappedOut(request="'swapped'"), "add_drafts", "swapped", [1]),
-    bad(crowd, SwappedOut(request="'swapped'"), "accept", "swapped", 0),
-    bad(crowd, SwappedOut(request="'swapped'"), "rewind", ["swapped"], 0),
-    bad(crowd, SwappedOut(request="'swapped'"), "remove_skipped_blocks", "swapped", 0),
-    bad(crowd, SwappedOut(request="'swapped'"), "load", "swapped", 2),
-    bad(crowd, SwappedOut(request="'swapped'"), "fork", "swapped", "child"),
-    bad(crowd, SwappedOut(request="'swapped'"), "truncate", "swapped", 1),
-    bad(crowd, NotRunning(request="'waits'"), "swap_out", ["waits"]),
-    bad(crowd, NotRunning(request="'waits'"), "swap_out", ["runs", "waits"]),
-    bad(crowd, NotRunning(request="'swapped'"), "swap_out", ["swapped"]),
-    bad(crowd, NotSwapped(request="'runs'"), "swap_in", ["runs"]),
-    bad(crowd, NotSwapped(request="'runs'"), "swap_in", ["swapped", "runs"]),
-    bad(crowd, NotSwapped(request="'waits'"), "swap_in", ["waits"]),
-    bad(crowd, StillHoldsBlocks(request="'runs'", num_blocks=3), "remove_request", "runs"),
-    bad(crowd, StillHoldsBlocks(request="'swapped'", num_blocks=1), "remove_request", "swapped"),
+    bad(crowd, SwappedOut(request="swapped"), "allocate_slots", "swapped", 1),
+    bad(crowd, SwappedOut(request="swapped"), "append", ["swapped"], [1]),
+    bad(crowd, SwappedOut(request="swapped"), "append", ["runs", "swapped"], [1, 1]),
+    bad(crowd, SwappedOut(request="swapped"), "cache_blocks", "swapped", 2),
+    bad(crowd, SwappedOut(request="swapped"), "add_drafts", "swapped", [1]),
+    bad(crowd, SwappedOut(request="swapped"), "accept", "swapped", 0),
+    bad(crowd, SwappedOut(request="swapped"), "rewind", ["swapped"], 0),
+    bad(crowd, SwappedOut(request="swapped"), "remove_skipped_blocks", "swapped", 0),
+    bad(crowd, SwappedOut(request="swapped"), "load", "swapped", 2),
+    bad(crowd, SwappedOut(request="swapped"), "fork", "swapped", "child"),
+    bad(crowd, SwappedOut(request="swapped"), "truncate", "swapped", 1),
+    bad(crowd, NotRunning(request="waits"), "swap_out", ["waits"]),
+    bad(crowd, NotRunning(request="waits"), "swap_out", ["runs", "waits"]),
+    bad(crowd, NotRunning(request="swapped"), "swap_out", ["swapped"]),
+    bad(crowd, NotSwapped(request="runs"), "swap_in", ["runs"]),
+    bad(crowd, NotSwapped(request="runs"), "swap_in", ["swapped", "runs"]),
+    bad(crowd, NotSwapped(request="waits"), "swap_in", ["waits"]),
+    bad(crowd, StillHoldsBlocks(request="runs", num_blocks=3), "remove_request", "runs"),
+    bad(crowd, StillHoldsBlocks(request="swapped", num_blocks=1), "remove_request", "swapped"),
     bad(one_tier, NoHostTier(), "swap_out", ["runs"]),
     bad(one_tier, NoHostTier(), "swap_out", ["nobody"]),
     bad(one_tier, NoHostTier(), "swap_in", ["runs"]),
@@ -207,7 +236,7 @@ CUTS = [
     *(
         bad(
             crowd,
-            BeyondRequest(request="'runs'", num_tokens=5, requested=requested),
+            BeyondRequest(request="runs", num_tokens=5, requested=requested),
             "truncate",
             "runs",
             requested,
@@ -217,7 +246,7 @@ CUTS = [
     *(
         bad(
             crowd,
-            BeyondRequest(request="'runs'", num_tokens=5, requested=repr(requested)),
+            BeyondRequest(request="runs", num_tokens=5, requested=requested),
             "truncate",
             "runs",
             requested,
@@ -227,7 +256,7 @@ CUTS = [
     *(
         bad(
             crowd,
-            InvalidCount(name="num_computed_tokens", value=repr(requested), least=0),
+            InvalidCount(name="num_computed_tokens", value=requested, least=0),
             "cache_blocks",
             "runs",
             requested,
@@ -237,7 +266,7 @@ CUTS = [
     *(
         bad(
             crowd,
-            BeyondComputed(request="'runs'", num_computed=5, requested=requested),
+            BeyondComputed(request="runs", num_computed=5, requested=requested),
             "cache_blocks",
             "runs",
             requested,
@@ -246,7 +275,7 @@ CUTS = [
     ),
     bad(
         crowd,
-        BeyondComputed(request="'waits'", num_computed=0, requested=1),
+        BeyondComputed(request="waits", num_computed=0, requested=1),
         "cache_blocks",
         "waits",
         1,

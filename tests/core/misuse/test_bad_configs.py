@@ -69,7 +69,7 @@ def test_a_pool_that_cannot_hold_one_request_says_how_many_blocks_are_needed(
     with pytest.raises(InvalidConfig) as caught:
         Config(**options)
     assert caught.value.fields["field"] == "num_blocks"
-    assert caught.value.fields["value"] == value
+    assert repr(caught.value.fields["value"]) == value
     assert reason in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def test_an_option_out_of_its_range_is_named_with_its_value(
     options: dict[str, Any] = {name: value}
     with pytest.raises(InvalidConfig) as caught:
         Config(8, 2, **options)
-    check_error(caught.value, InvalidConfig(field=name, value=repr(value), reason=reason))
+    check_error(caught.value, InvalidConfig(field=name, value=value, reason=reason))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31, 1.5, True, None])
@@ -115,9 +115,9 @@ WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"kind": "chunked_local", "window": 1.5}, "window", 1.5, "needs 1 to 2147483647 tokens"),
     ({"window": 4}, "window", 4, "a full_attention group has none"),
     ({"kind": "mla", "window": 4}, "window", 4, "a mla group has none"),
-    ({"kind": "ring"}, "kind", "'ring'", "must be one of full_attention, mla, sliding_window"),
-    ({"eagle": 1}, "eagle", "1", "must be True or False"),
-    ({"zero_new_blocks": None}, "zero_new_blocks", "None", "must be True or False"),
+    ({"kind": "ring"}, "kind", "ring", "must be one of full_attention, mla, sliding_window"),
+    ({"eagle": 1}, "eagle", 1, "must be True or False"),
+    ({"zero_new_blocks": None}, "zero_new_blocks", None, "must be True or False"),
     ({"page_bytes": 0}, "page_bytes", 0, "must be at least 1"),
     ({"page_bytes": 2**63}, "page_bytes", 2**63, "must be at least 1"),
 ]
@@ -166,7 +166,7 @@ def test_groups_with_blocks_of_different_bytes_are_named_with_their_sizes() -> N
     groups = (Group(4, page_bytes=512), Group(4), Group(8, page_bytes=1024))
     with pytest.raises(GroupsDoNotFit) as caught:
         Config(8, groups=groups)
-    check_error(caught.value, GroupsDoNotFit(groups="0, 2", sizes="512, 1024"))
+    check_error(caught.value, GroupsDoNotFit(groups=[0, 2], sizes=[512, 1024]))
     Config(8, groups=(Group(4, page_bytes=512), Group(4), Group(8, page_bytes=512)))
 
 
@@ -232,7 +232,7 @@ def test_an_unknown_backend_is_named_with_those_that_there_are(name: Any) -> Non
     with pytest.raises(BackendMissing) as caught:
         KVCacheManager(Config(8, 2), name)
     reason = 'the backends are "rust" and "python"'
-    check_error(caught.value, BackendMissing(backend=repr(name), reason=reason))
+    check_error(caught.value, BackendMissing(backend=name, reason=reason))
 
 
 def test_a_missing_twin_is_named_with_what_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:

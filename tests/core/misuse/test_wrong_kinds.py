@@ -116,7 +116,8 @@ def test_a_wrong_kind_is_named_and_changes_nothing(backend: Any, subtests: pytes
         with subtests.test(f"row {number}: {name}={value}"):
             with pytest.raises(WrongArgument) as caught:
                 misuse(manager)
-            assert (caught.value.fields["name"], caught.value.fields["value"]) == (name, value)
+            shown = repr(caught.value.fields["value"])
+            assert (caught.value.fields["name"], shown) == (name, value)
             assert f"{name} must be a " in str(caught.value)
             assert manager.encode() == before
 
@@ -143,7 +144,7 @@ def test_a_flag_that_is_no_bool_is_named_first(
         with subtests.test(f"row {number}: {name}"):
             with pytest.raises(WrongArgument) as caught:
                 misuse(manager, flag)
-            assert caught.value.fields == {"name": name, "expected": "a bool", "value": repr(flag)}
+            assert caught.value.fields == {"name": name, "expected": "a bool", "value": flag}
             assert manager.encode() == before
 
 
@@ -184,7 +185,7 @@ def test_a_number_that_raises_is_no_number(backend: Any) -> None:
 def test_an_option_of_another_kind_is_named(name: str, wrong: Any) -> None:
     with pytest.raises(InvalidConfig) as caught:
         Config(8, 2, **{name: wrong})
-    assert (caught.value.fields["field"], caught.value.fields["value"]) == (name, repr(wrong))
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == (name, wrong)
 
 
 def test_parts_of_another_kind_are_named() -> None:
@@ -210,7 +211,8 @@ def test_what_cannot_be_sent_is_named(name: str, wrong: Any) -> None:
     with pytest.raises(WrongArgument) as caught:
         encode_events(**arguments)
     assert caught.value.fields["name"] == name
-    assert caught.value.fields["value"] == repr(wrong)
+    told = caught.value.fields["value"]
+    assert told is wrong or told == wrong
 
 
 def test_a_state_is_made_of_a_config() -> None:

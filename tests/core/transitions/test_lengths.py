@@ -58,7 +58,7 @@ def test_new_tokens_behind_external_ones_are_not_clipped(manager: KVCacheManager
     with pytest.raises(BeyondModelLength) as caught:
         manager.allocate_slots("long", 1, num_external_computed_tokens=100)
     # The external tokens count as eight, the new one is the ninth.
-    assert caught.value.fields == {"request": "'long'", "requested": 9, "max_model_len": 8}
+    assert caught.value.fields == {"request": "long", "requested": 9, "max_model_len": 8}
     assert manager.allocate_slots("long", 1, num_external_computed_tokens=7)
 
 

@@ -61,7 +61,7 @@ def test_the_largest_token_is_taken_and_the_next_is_not(backend: Backend) -> Non
     for tokens in ([2**32], array("q", [2**32])):
         with unchanged(manager), pytest.raises(InvalidToken) as caught:
             manager.add_request(Request("a", tokens))
-        check_error(caught.value, InvalidToken(value="4294967296", position=0))
+        check_error(caught.value, InvalidToken(value=4294967296, position=0))
 
 
 def test_bytes_are_one_token_each_whatever_they_were_made_of(backend: Backend) -> None:
@@ -96,8 +96,8 @@ def test_numpy_arrays_are_read_by_their_type(backend: Backend) -> None:
         (np.array([True]), UnsupportedBuffer(name="tokens", format="?", dimensions=1)),
         (np.array(3), UnsupportedBuffer(name="tokens", format="l", dimensions=0)),
         (np.array([1], dtype=">i4"), UnsupportedBuffer(name="tokens", format=">i", dimensions=1)),
-        (np.array([4, -2]), InvalidToken(value="-2", position=1)),
-        (np.array([], dtype=np.int32), EmptyTokens(request="'b'")),
+        (np.array([4, -2]), InvalidToken(value=-2, position=1)),
+        (np.array([], dtype=np.int32), EmptyTokens(request="b")),
     ):
         with unchanged(manager), pytest.raises(type(error)) as caught:
             manager.add_request(Request("b", array_))
@@ -150,7 +150,7 @@ def test_numbers_of_other_libraries_are_tokens(backend: Backend) -> None:
     for wrong in (numpy.int64(-1), numpy.float32(1.0), numpy.bool_(True)):
         with unchanged(manager), pytest.raises(InvalidToken) as caught:
             manager.add_tokens("a", [7, wrong])
-        assert caught.value.fields == {"position": 1, "value": repr(wrong)}
+        assert caught.value.fields == {"position": 1, "value": wrong}
 
 
 @pytest.mark.parametrize("tokens", [{1, 2}, frozenset({1}), {1: 2}], ids=repr)
@@ -158,7 +158,7 @@ def test_what_has_no_order_is_no_row_of_tokens(tokens: Any, backend: Backend) ->
     manager = make(backend)
     with unchanged(manager), pytest.raises(WrongArgument) as caught:
         manager.add_request(Request("a", tokens))
-    assert caught.value.fields["value"] == repr(tokens)
+    assert caught.value.fields["value"] is tokens
 
 
 ITERABLES: dict[str, Any] = {
@@ -177,7 +177,7 @@ def test_any_iterable_of_ids_names_requests(form: str, backend: Backend) -> None
         serve(manager, request_id, [1])
     assert manager.append(named(["b", "a"]), [5, 6]) == Appended(2)
     assert [manager.num_tokens(each) for each in ("a", "b")] == [2, 2]
-    for ids, wrong in ((["a", "z"], "'z'"), (["a", 1], "1")):
+    for ids, wrong in ((["a", "z"], "z"), (["a", 1], 1)):
         with unchanged(manager), pytest.raises(UnknownRequest) as caught:
             manager.append(named(ids), [5, 6])
         assert caught.value.fields == {"request": wrong}

@@ -101,17 +101,17 @@ VALUES: list[Row] = [
     (InvalidCount(name="count", value=-(2**40), least=0), "take", (-(2**40),)),
     (InvalidCount(name="count", value=-(2**70), least=0), "take", (-(2**70), "host")),
     (InvalidCount(name="count", value=-(2**70), least=0), "admit", ([9], -(2**70), [])),
-    (InvalidCount(name="count", value="'2'", least=0), "take", ("2",)),
+    (InvalidCount(name="count", value="2", least=0), "take", ("2",)),
     (InvalidCount(name="num_blocks", value=-1, least=0), "append", ([9], -1)),
-    (InvalidCount(name="num_blocks", value="'2'", least=0), "append", ([2], "2")),
+    (InvalidCount(name="num_blocks", value="2", least=0), "append", ([2], "2")),
     (InvalidCount(name="count", value=-1, least=0), "admit", ([0], -1)),
-    (InvalidCount(name="count", value="'2'", least=0), "admit", ([0], "2", None, "host")),
+    (InvalidCount(name="count", value="2", least=0), "admit", ([0], "2", None, "host")),
     (InvalidKey(size=2, expected=KEY_SIZE), "publish", (2, b"no")),
     (InvalidKey(size=2, expected=KEY_SIZE), "publish_all", ([2], [b"no"])),
     (InvalidKey(size=2, expected=KEY_SIZE), "lookup_prefix", ([OTHER, b"no"], "host")),
     (InvalidKey(size=2, expected=KEY_SIZE), "admit", ([0], 1, [b"no"])),
     *(
-        (WrongArgument(name="keys", expected=ONE_EACH, value=str(len(keys))), name, args)
+        (WrongArgument(name="keys", expected=ONE_EACH, value=len(keys)), name, args)
         for keys in ([], [KEY, b"no"])
         for name, args in (
             *(("publish_all", ([2], keys)), ("publish_all", ([9], keys, "host"))),
@@ -121,7 +121,7 @@ VALUES: list[Row] = [
     (InvalidKey(size=0, expected=KEY_SIZE), "lookup", (b"", "host")),
     *(
         (
-            WrongArgument(name="time", expected="a finite number", value=repr(time)),
+            WrongArgument(name="time", expected="a finite number", value=time),
             "set_priority",
             args,
         )
@@ -130,16 +130,14 @@ VALUES: list[Row] = [
     ),
     *(
         (
-            WrongArgument(
-                name="length", expected="an integer from 0 to 2147483647", value=repr(length)
-            ),
+            WrongArgument(name="length", expected="an integer from 0 to 2147483647", value=length),
             "set_priority",
             ([2], 1.0, length),
         )
         for length in (-1, 2**31, 10**30, 1.0, "1")
     ),
     *(
-        (WrongArgument(name="tier", expected=TIER, value=repr(tier)), name, (*args, tier))
+        (WrongArgument(name="tier", expected=TIER, value=tier), name, (*args, tier))
         for tier in ("gpu", None, 0)
         for name, args in (
             *(("take", (1,)), ("touch", ([0],)), ("release", ([0],)), ("publish", (2, KEY))),
@@ -159,7 +157,7 @@ VALUES: list[Row] = [
 BLOCKS = [row for block in (-1, 4, 2**31, 2**32, 10**30, "1", None) for row in _unknown(block)]
 
 NO_PRIORITIES = InvalidConfig(
-    field="eviction", value="'lru'", reason="blocks have priorities only if it is 'priority'"
+    field="eviction", value="lru", reason="blocks have priorities only if it is 'priority'"
 )
 
 ROWS = [*OWNERS, *VALUES, *BLOCKS]

@@ -52,7 +52,7 @@ fn a_block_counts_its_keys_in_a_byte() {
     };
     assert_eq!(read(&items[1..], 256), Ok(media(&items[1..])));
     assert_eq!(read(&items, 252), Ok(media(&items)));
-    let value = "253 from item 0 on".to_owned();
-    let error = Error::InvalidExtraKey { name: "media", expected: FEW_MEDIA, value };
+    let (name, value) = ("media from item 0 on".to_owned(), 253_i64.into());
+    let error = Error::InvalidExtraKey { name, expected: FEW_MEDIA, value };
     assert_eq!(read(&items, 256), Err(error));
 }

@@ -69,7 +69,7 @@ fn append_checks_every_call_before_the_first() {
     admit(&mut state, "a", &[1, 2], 2);
     let before = crate::codec::encode::encode(&state);
     let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
-    let request = "'a'".to_owned();
+    let request = "a".to_owned();
     assert_eq!(beyond, Err(Error::BeyondModelLength { request, requested: 5, max_model_len: 4 }));
     let unknown = append(&mut state, Requests::Rows(&[0, 7]), &[1, 2]).unwrap_err();
     assert_eq!(unknown.to_string(), "request in row 7 is not known");
@@ -84,6 +84,6 @@ fn a_hit_that_lost_its_key_is_stale() {
     add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
     let hit = Some(RequestedHit { blocks: vec![vec![1]], num_tokens: 2 });
     let stale = allocate_slots(&mut state, "a", &SlotRequest { hit, ..SlotRequest::new(1) });
-    let request = "'a'".to_owned();
+    let request = "a".to_owned();
     assert_eq!(stale, Err(Error::StaleHits { request, block: 1, position: 0 }));
 }

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class of all misuse; errors.py has its kinds.
+
+Invariants: `fields` has the values themselves, for programs: an id, a number, the argument that was
+refused. The message shows them as Python literals where they come from the caller.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+
+class KvcoreError(ValueError):
+    """A call that was wrong; nothing has changed."""
+
+    message: ClassVar[str] = "misuse"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        text = self.message.format(**fields)
+        super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (partial(type(self), **self.fields), ())
