@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What misuse that engineers ran into is called, and numbers whose `__index__` raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvcore import Config, Group, KVCacheManager, Request
+from kvcore.errors import InvalidCount, InvalidToken, KvcoreError, UnknownBlock
+from tests.conftest import Backend
+from tests.helpers.stories import make, serve, unchanged
+
+Misuse = Callable[[KVCacheManager], object]
+
+
+def story(backend: Backend) -> KVCacheManager:
+    """Ten tokens of "r" are cached; "s" has the same, "q" has others."""
+    manager = make(backend, 12, num_host_blocks=9)
+    serve(manager, "r", range(10))
+    manager.add_request(Request("s", range(10)))
+    manager.add_request(Request("q", range(50, 60)))
+    return manager
+
+
+TEXTS: list[tuple[Misuse, str]] = [
+    (lambda m: m.truncate("r", 99), "request 'r' has 10 tokens, cannot be cut to 99: keep 1 to 10"),
+    (
+        lambda _: Config(9, 2**31),
+        "config block_size=2147483648: must be from 1 to 2147483647",
+    ),
+    (
+        lambda m: m.allocate_slots("q", 2, m.get_computed_blocks("s")),
+        "does not hold its key: the hit is of other tokens, or out of date; look up again",
+    ),
+    (lambda m: m.free(5), "request 5 is not known"),  # type: ignore[arg-type] # the misuse
+    (
+        lambda m: m.add_request(Request(5, [1])),  # type: ignore[arg-type] # the misuse
+        "a request id must be a non-empty str, not 5",
+    ),
+    (
+        lambda m: m.add_tokens("r", None),
+        "tokens must be a list or a buffer of integers, not None",
+    ),
+    (lambda m: m.add_request(Request("r", [1])), "request 'r' is there already"),
+    (lambda m: m.swap_out(["r", "r"]), "request 'r' is named twice in one call"),
+    (
+        lambda _: Config(9, groups="full"),  # type: ignore[arg-type] # the misuse
+        "config groups='full': must be a tuple of Group",
+    ),
+    (
+        lambda _: Config(9, groups=Group(4)),  # type: ignore[arg-type] # the misuse
+        "must be a tuple of Group",
+    ),
+]
+
+
+@pytest.mark.parametrize(("misuse", "text"), TEXTS, ids=[text for _, text in TEXTS])
+def test_the_message_says_what_is_wrong(misuse: Misuse, text: str, backend: Backend) -> None:
+    manager = story(backend)
+    with pytest.raises(KvcoreError) as caught:
+        misuse(manager)
+    assert str(caught.value).endswith(text)
+
+
+class Faulty:
+    """A number that cannot be had."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __index__(self) -> int:
+        raise self.error
+
+    def __repr__(self) -> str:
+        return "a faulty number"
+
+
+READERS: list[tuple[Callable[[KVCacheManager, Any], object], type[KvcoreError], str]] = [
+    (lambda m, n: m.allocate_slots("q", n), InvalidCount, "value"),
+    (lambda m, n: m.cache_blocks("r", n), InvalidCount, "value"),
+    (lambda m, n: m.add_tokens("r", [1, n]), InvalidToken, "value"),
+    (lambda m, n: m.append(["r"], [n]), InvalidToken, "value"),
+    (lambda m, n: m.pin([n]), UnknownBlock, "block"),
+    (lambda m, n: m.has_key(n), UnknownBlock, "block"),
+]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OverflowError, ValueError, TypeError])
+def test_a_number_that_cannot_be_had_is_no_number(error: type[Exception], backend: Backend) -> None:
+    for read, kind, field in READERS:
+        manager, number = story(backend), Faulty(error)
+        with unchanged(manager), pytest.raises(kind) as caught:
+            read(manager, number)
+        assert caught.value.fields[field] is number
+
+
+def test_what_ends_a_program_is_not_caught(backend: Backend) -> None:
+    for read, _, _ in READERS:
+        manager = story(backend)
+        with unchanged(manager), pytest.raises(KeyboardInterrupt):
+            read(manager, Faulty(KeyboardInterrupt))
