@@ -18,7 +18,6 @@ from kvcore.check.stories.story import render
 from kvcore.check.world.world import Move, World
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.trace.calls import Call
-from kvcore.types.errors import WrongArgument
 from tests.check.worlds import world
 from tests.conftest import need_twin
 
@@ -210,15 +209,8 @@ def test_the_compiled_manager_is_right_from_outside_too() -> None:
     def make() -> KVCacheManager:
         return KVCacheManager(CONFIG, "rust")
 
-    def copied(manager: KVCacheManager) -> KVCacheManager:
-        other = make()
-        other.restore(manager.encode())
-        return other
-
     name = KVCacheManager.encode
-    with pytest.raises(WrongArgument, match="copied must be a function that takes a KVCacheM"):
-        ManagerModel(make, CONFIG, name=name)
-    report = check(ManagerModel(make, CONFIG, num_tokens=3, name=name, copied=copied), max_depth=2)
+    report = check(ManagerModel(make, CONFIG, num_tokens=3, name=name), max_depth=2)
     assert report.verdict == "bounded by depth"
 
 
