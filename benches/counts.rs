@@ -7,7 +7,8 @@
 use std::hint::black_box;
 
 use kvcore::state::state::{State, make_state};
-use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::allocate::allocate_slots;
+use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::take_batch_into;
 use kvcore::transitions::fork::fork;
 use kvcore::transitions::free::free;
@@ -22,7 +23,7 @@ use kvcore::types::values::Request;
 const BLOCK_SIZE: u32 = 16;
 const PROMPT_BLOCKS: u32 = 64;
 const RUNNING: u32 = 32;
-const CALLS: [&str; 7] = ["add", "look_up", "allocate", "append", "take_batch", "fork", "free"];
+const CALLS: [&str; 7] = ["add", "look_up", "allocate", "take_batch", "append", "fork", "free"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -95,6 +96,7 @@ impl Bench {
                 for step in 0..2 * BLOCK_SIZE {
                     let tokens = rows.map(|row| 1_000 * row + step);
                     append(state, Requests::Rows(&rows), &tokens).expect("the rows are known");
+                    take_batch_into(state, batch).expect("no batch is in flight");
                 }
             }
             "take_batch" => take_batch_into(state, batch).expect("no batch is in flight"),

@@ -82,7 +82,7 @@ def test_tokens(benchmark: Bench, manager: KVCacheManager, kind: str) -> None:
 
 def test_append_one_request(benchmark: Bench, manager: KVCacheManager) -> None:
     benchmark.pedantic(
-        lambda: manager.append(["request-0"], [FIRST_TOKEN]), rounds=ROUNDS, iterations=CALLS
+        lambda: step(manager, ["request-0"], [FIRST_TOKEN]), rounds=ROUNDS, iterations=CALLS
     )
 
 

@@ -8,7 +8,8 @@
 use std::time::{Duration, Instant};
 
 use kvcore::state::state::{State, make_state};
-use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::allocate::allocate_slots;
+use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::{complete, take_batch};
 use kvcore::transitions::requests::add_request;
 use kvcore::transitions::slot_request::SlotRequest;

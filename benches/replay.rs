@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use cpu_time::ThreadTime;
 use kvcore::state::state::{State, make_state};
-use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::allocate::allocate_slots;
+use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::take_batch;
 use kvcore::transitions::drain::take_events;
 use kvcore::transitions::free::free;

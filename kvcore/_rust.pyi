@@ -39,23 +39,24 @@ class Manager:
         """
         Make a request known; returns its row.
         """
-    def add_tokens(self, /, request_id: str, tokens: Any) -> None:
+    def add_tokens(self, /, request_id: str, tokens: Any, *, num_rejected: int = ..., batch: int | None = None) -> None:
         """
-        Add tokens behind those that a request has.
+        Add tokens behind those that a request has, into its positions to come first.
         """
-    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int) -> KVCacheBlocks | Refused:
+    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int, num_output_placeholders: int) -> KVCacheBlocks | Refused:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
         """
-    def append(self, /, requests: Any, tokens: Any) -> Appended:
+    def append(self, /, requests: Any, tokens: Any | None = None, *, batch: int | None = None) -> Appended:
         """
-        One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
+        One token and one slot more for each request, in order; without tokens, a slot for one that
+        is to come. requests: ids, or a buffer of rows.
         """
     def cache_blocks(self, /, request_id: str, num_computed_tokens: int) -> None:
         """
         Publish a request's full blocks up to a token count, whose caching was delayed.
         """
-    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int) -> Verdict:
+    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int, num_output_placeholders: int) -> Verdict:
         """
         What `allocate_slots` would say to the same arguments. Changes nothing.
         """
@@ -141,6 +142,10 @@ class Manager:
     def num_free_host_blocks(self, /) -> int:
         """
         Host blocks in the free queue; 0 without a host tier.
+        """
+    def num_output_placeholders(self, /, request_id: str) -> int:
+        """
+        Scheduled positions of a request whose tokens are to come. Changes nothing.
         """
     def num_owners(self, /, block: int) -> int:
         """

@@ -8,7 +8,7 @@ twin, with the same values, errors, commands, events and canonical bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from kvcore import _twin
 from kvcore.backend import PythonBackend, default_backend, make_backend
@@ -16,7 +16,7 @@ from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
-from kvcore.transitions.slot_request import check_hit_kind
+from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
@@ -86,20 +86,26 @@ class KVCacheManager:
         check_request(request)
         return self._core.add_request(request)
 
-    def add_tokens(self, request_id: str, tokens: Any) -> None:
-        """Add tokens after those that a request has. Raises DraftsPending."""
-        self._core.add_tokens(request_id, tokens)
+    def add_tokens(
+        self, request_id: str, tokens: Any, *, num_rejected: int = 0, batch: int | None = None
+    ) -> None:
+        """Add tokens after those that a request has, into its positions to come first.
+
+        num_rejected: the last positions to come that are dropped before. batch: which one sampled
+        the tokens. Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput.
+        """
+        self._core.add_tokens(request_id, tokens, num_rejected=num_rejected, batch=batch)
 
     def add_block_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Add own hashes, of 32 bytes, of the next full blocks. Raises WrongBlockHashes."""
         self._core.add_block_hashes(request_id, read_list("hashes", hashes, "a list of hashes"))
 
     def add_drafts(self, request_id: str, tokens: Any) -> None:
-        """Put drafts after the tokens, in place of unscheduled ones. Raises DraftsPending."""
+        """Put drafts after the tokens, or others. Raises DraftsPending, PlaceholdersPending."""
         self._core.add_drafts(request_id, tokens)
 
     def accept(self, request_id: str, num_accepted: int) -> None:
-        """Make the first drafts tokens, drop the rest. Raises InOpenBatch, BeyondDrafts."""
+        """Keep the first drafts. Raises InOpenBatch, BeyondDrafts, PlaceholdersPending."""
         self._core.accept(request_id, num_accepted)
 
     def remove_request(self, request_id: str) -> None:
@@ -122,12 +128,14 @@ class KVCacheManager:
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
+        num_output_placeholders: int = 0,
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
         hit: from `get_computed_blocks`, for a request that holds nothing. num_lookahead_tokens:
         slots after the new tokens. num_external_computed_tokens: of a connector, whose blocks are
-        not returned. delay_cache_blocks: publish later, by `cache_blocks`. num_encoder_tokens: for
+        not returned. num_output_placeholders: positions whose tokens come later, by `add_tokens`.
+        delay_cache_blocks: publish later, by `cache_blocks`. num_encoder_tokens: for
         cross-attention groups. full_sequence_must_fit: refuse unless the whole request fits.
         reserved_blocks: device blocks to leave free. A refusal keeps the trim of windows. Raises
         TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits,
@@ -140,6 +148,7 @@ class KVCacheManager:
             hit,
             num_lookahead_tokens=num_lookahead_tokens,
             num_external_computed_tokens=num_external_computed_tokens,
+            num_output_placeholders=num_output_placeholders,
             delay_cache_blocks=delay_cache_blocks,
             num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
@@ -151,35 +160,24 @@ class KVCacheManager:
         request_id: str,
         num_new_tokens: int,
         hit: Hit | None = None,
-        *,
-        num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
-        num_encoder_tokens: int = 0,
-        full_sequence_must_fit: bool = False,
-        reserved_blocks: int = 0,
+        **options: Unpack[SlotOptions],
     ) -> Verdict:
         """Whether `allocate_slots` would do the same; raises the same. Changes nothing."""
         check_hit_kind(hit)
-        return self._core.can_allocate(
-            request_id,
-            num_new_tokens,
-            hit,
-            num_lookahead_tokens=num_lookahead_tokens,
-            num_external_computed_tokens=num_external_computed_tokens,
-            delay_cache_blocks=delay_cache_blocks,
-            num_encoder_tokens=num_encoder_tokens,
-            full_sequence_must_fit=full_sequence_must_fit,
-            reserved_blocks=reserved_blocks,
-        )
+        given: Any = DEFAULTS | options
+        return self._core.can_allocate(request_id, num_new_tokens, hit, **given)
 
-    def append(self, requests: Iterable[str] | Any, tokens: Any) -> Appended:
+    def append(
+        self, requests: Iterable[str] | Any, tokens: Any = None, *, batch: int | None = None
+    ) -> Appended:
         """Add one token and one slot to each request, in order, up to the first refused one.
 
-        requests: any iterable of ids, or a buffer of rows; one named twice gets two tokens. tokens:
-        one each. Raises LengthMismatch, DraftsPending, BeyondModelLength before anything is done.
+        requests: any iterable of ids, or a buffer of rows. tokens: one each; None: those to come.
+        batch: which one sampled them. Raises, before anything is done, LengthMismatch,
+        RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
+        StaleOutput, BeyondModelLength.
         """
-        return self._core.append(read_once(requests), read_once(tokens))
+        return self._core.append(read_once(requests), read_once(tokens), batch=batch)
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Publish full blocks of a request's first tokens, if delayed. Raises BeyondComputed."""
@@ -328,6 +326,10 @@ class KVCacheManager:
     def num_tokens(self, request_id: str) -> int:
         """Tokens of a request, without drafts. Changes nothing."""
         return self._core.num_tokens(request_id)
+
+    def num_output_placeholders(self, request_id: str) -> int:
+        """Scheduled positions of a request whose tokens are to come. Changes nothing."""
+        return self._core.num_output_placeholders(request_id)
 
     def num_draft_tokens(self, request_id: str) -> int:
         """Draft tokens of a request. Changes nothing."""

@@ -18,8 +18,9 @@ from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS = 1, 2, 3
-"""The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config."""
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT = 1, 2, 3, 4
+"""The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
+the first batches whose output belongs to requests."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
@@ -30,6 +31,7 @@ def write_sections(out: Writer, state: State) -> None:
         (LOADS, state.loads, write_loads),
         (EXTRA_KEYS, any(_with_ends(state)), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
+        (OUTPUT, any(_with_output(state)), write_output),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -72,9 +74,23 @@ def write_options(out: Writer, _: State) -> None:
     out.u8(HIDE_SALTS)
 
 
+def write_output(out: Writer, state: State) -> None:
+    """Write the first batch whose output belongs to each request, in row order."""
+    requests = list(_with_output(state))
+    out.u32(len(requests))
+    for request in requests:
+        out.u32(request.row)
+        out.u64(request.output_from)
+
+
 def read_sections(source: Reader, state: State) -> State:
     """The state with the contents of the sections up to the end. Raises DamagedState."""
-    readers = {LOADS: read_loads, EXTRA_KEYS: read_ends, OPTIONS: read_options}
+    readers = {
+        LOADS: read_loads,
+        EXTRA_KEYS: read_ends,
+        OPTIONS: read_options,
+        OUTPUT: read_output,
+    }
     last = -1
     while source.offset < len(source.data):
         tag, size = source.u8(), source.u32()
@@ -147,6 +163,28 @@ def read_options(source: Reader, state: State) -> State:
     if source.u8() != HIDE_SALTS:
         raise source.damaged("no options are written so")
     return replace(state, config=attrs.evolve(state.config, hide_salts=True))
+
+
+def read_output(source: Reader, state: State) -> State:
+    """The state with the batches of output of the next bytes. Raises DamagedState."""
+    requests, last = state.requests, -1
+    for _ in range(source.u32()):
+        row, batch = source.u32(), source.u64()
+        name = state.rows[row] if last < row < len(state.rows) else None
+        if name is None or not 0 < batch <= state.batch.number:
+            raise source.damaged("no request gets output of such a batch")
+        last = row
+        requests = requests.set(name, replace(requests[name], output_from=batch))
+    if last < 0:
+        raise source.damaged("a section holds nothing")
+    return replace(state, requests=requests)
+
+
+def _with_output(state: State) -> Iterator[RequestState]:
+    """The requests that do not take output of every batch, in row order."""
+    for name in state.rows:
+        if name is not None and state.requests[name].output_from:
+            yield state.requests[name]
 
 
 def _with_ends(state: State) -> Iterator[RequestState]:

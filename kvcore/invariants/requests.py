@@ -140,20 +140,24 @@ def published_content(state: State) -> Iterator[str]:
 
 
 def drafts(state: State) -> Iterator[str]:
-    """DRAFT: no block that holds scheduled drafts has a key."""
+    """DRAFT: no block that holds scheduled drafts, or tokens to come, has a key."""
     for request in state.requests.values():
         for group, table in zip(state.config.groups, request.tables, strict=True):
             if group.is_cross or request.num_computed <= len(request.tokens):
                 continue
             for block in table[len(request.tokens) // group.block_size :]:
                 if state.device.keys[block] is not None:
-                    yield f"{_name(request)}: block {block} holds drafts and has a key"
+                    yield f"{_name(request)}: block {block} holds unknown tokens and has a key"
 
 
 def computed_bound(state: State) -> Iterator[str]:
-    """COMPUTED: no request has computed more than its tokens and drafts, or the model's length."""
+    """COMPUTED: no request has computed more than the model's length, or than its tokens and
+    drafts, unless it runs without drafts: then tokens are to come.
+    """
     for request in state.requests.values():
-        most = min(len(request.tokens) + len(request.drafts), state.config.length_limit)
+        most = state.config.length_limit
+        if request.drafts or request.status is not Status.RUNNING:
+            most = min(most, len(request.tokens) + len(request.drafts))
         if request.num_computed > most:
             yield f"{_name(request)} computed {request.num_computed} of {most} tokens"
 

@@ -159,8 +159,9 @@ class Schedule:
             name = write.request_id
             if len([each for each in self._writes if each.request_id == name]) > 1:
                 continue
+            to_come = state.requests[name].num_output_placeholders
             for index, table in enumerate(state.requests[name].tables):
-                group, cap = state.config.groups[index], state.config.cap(index)
+                group, cap = state.config.groups[index], state.config.cap(index, to_come)
                 most = state.config.max_num_batched_tokens or state.config.length_limit
                 blocks = -(-write.num_slots // group.block_size)
                 if cap is None or len(table) > blocks or write.num_slots - write.loaded > most:

@@ -40,7 +40,7 @@ class RequestState(Struct, frozen=True, gc=False):
     the null block. num_cached: leading blocks of each table that need no publication any more.
     host_tables: the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of
     the null block. num_loading: its unfinished loads. load_end: tokens up to the first
-    failed one.
+    failed one. output_from: the first batch whose output still belongs here.
     """
 
     request_id: str
@@ -58,6 +58,7 @@ class RequestState(Struct, frozen=True, gc=False):
     preempted: bool = False
     num_loading: int = 0
     load_end: int = 0
+    output_from: int = 0
 
     @property
     def status(self) -> Status:
@@ -68,8 +69,13 @@ class RequestState(Struct, frozen=True, gc=False):
 
     @property
     def num_accepted(self) -> int:
-        """Computed tokens that are no drafts."""
+        """Computed tokens that are known and no drafts."""
         return min(self.num_computed, len(self.tokens))
+
+    @property
+    def num_output_placeholders(self) -> int:
+        """Scheduled positions whose tokens are still to come."""
+        return 0 if self.drafts else max(0, self.num_computed - len(self.tokens))
 
     def num_hashed(self, config: Config, group_id: int) -> int:
         """Leading blocks of a group's table that have a hash."""

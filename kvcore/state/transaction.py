@@ -171,7 +171,9 @@ class Transaction:
         0 if the window that they need was given back since.
         """
         record = self.records.get(request.request_id)
-        num_tokens = request.num_accepted if record is None else record.num_computed_before
+        num_tokens = request.num_accepted
+        if record is not None:
+            num_tokens = min(len(request.tokens), record.num_computed_before)
         return self.resumable(request, num_tokens)
 
     def resumable(self, request: RequestState, num_tokens: int) -> int:

@@ -62,6 +62,7 @@ from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
 
 WORDS = {name.removeprefix("num_").partition("_")[0]: name for name in DEFAULTS}
 """The options of an allocation by their words in a trace: the first of the name behind `num_`."""
+OUTPUT_WORDS = {"rejected": "num_rejected", "batch": "batch"}
 T = TypeVar("T")
 
 
@@ -155,10 +156,17 @@ class Runner:
                 raise BadWord(f"no call has {word!r}")
         return options
 
-    def append(self, *pairs: str) -> object:
-        split = [pair.partition("=") for pair in pairs]
-        ids = [request_id for request_id, _, _ in split]
-        return self.manager.append(ids, [read_number(token) for _, _, token in split])
+    def append(self, *words: str) -> object:
+        options = {}
+        if words and words[-1].startswith("batch="):
+            options, words = _read_output(words[-1:]), words[:-1]
+        split = [pair.partition("=") for pair in words]
+        ids, tokens = [name for name, _, _ in split], [token for _, _, token in split]
+        known = [read_number(token) for token in tokens] if any(tokens) else None
+        return self.manager.append(ids, known, **options)
+
+    def add_tokens(self, request_id: str, tokens: str, *words: str) -> None:
+        self.manager.add_tokens(request_id, read_tokens(tokens), **_read_output(words))
 
     def load(self, request_id: str, count: str, *words: str) -> object:
         options = self._options(request_id, words)
@@ -215,6 +223,9 @@ class Runner:
     def computed(self, request_id: str) -> int:
         return self.manager.num_computed_tokens(request_id)
 
+    def to_come(self, request_id: str) -> int:
+        return self.manager.num_output_placeholders(request_id)
+
     def drafts(self, request_id: str) -> int:
         return self.manager.num_draft_tokens(request_id)
 
@@ -236,6 +247,17 @@ def _read_media(word: str) -> MediaItem:
     identifier, _, place = word.partition("@")
     offset, _, length = place.partition("+")
     return _made(MediaItem, identifier, read_u32(offset), read_u32(length))
+
+
+def _read_output(words: Sequence[str]) -> dict[str, int]:
+    """The options of a batch's output."""
+    options = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in OUTPUT_WORDS:
+            raise BadWord(f"no output has {word!r}")
+        options[OUTPUT_WORDS[name]] = read_number(value)
+    return options
 
 
 def _read_done(word: str) -> bool:

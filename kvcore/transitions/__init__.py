@@ -14,6 +14,7 @@ from typing import Any
 from kvcore.state.state import State
 from kvcore.transitions import (
     allocate,
+    append,
     batches,
     cancel,
     drain,
@@ -37,7 +38,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
     for each in (
         *(requests.add_request, requests.add_tokens, requests.remove_request),
         *(requests.add_block_hashes, requests.add_drafts, requests.accept),
-        *(allocate.allocate_slots, allocate.append, fork.fork, free.free, truncate.truncate),
+        *(allocate.allocate_slots, append.append, fork.fork, free.free, truncate.truncate),
         *(publish.cache_blocks, publish.evict_blocks, publish.reset_prefix_cache),
         *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
         *(window.remove_skipped_blocks, rewind.rewind),
@@ -58,6 +59,9 @@ QUERIES: dict[str, Callable[..., Any]] = {
     )
 } | {
     "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),
+    "num_output_placeholders": lambda state, request_id: (
+        find_request(state, request_id).num_output_placeholders
+    ),
     "num_draft_tokens": lambda state, request_id: len(find_request(state, request_id).drafts),
     "num_computed_tokens": lambda state, request_id: find_request(state, request_id).num_computed,
     "get_row": lambda state, request_id: find_request(state, request_id).row,

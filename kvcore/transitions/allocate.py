@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
+"""Slots for tokens.
 
 Invariants: the call is planned first (`plan.py`); a refusal changes nothing but the window's trim.
 All groups' hits are touched before any group allocates, so no allocation evicts a hit. External
@@ -10,9 +10,9 @@ Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/transitions/alloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Unpack
+from typing import Unpack
 
 from msgspec.structs import replace
 from pyrsistent import pvector
@@ -25,14 +25,11 @@ from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
-from kvcore.transitions.requests import check_no_drafts, extend
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
-from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRow
-from kvcore.types.tokens import read_named, read_tokens
-from kvcore.types.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
+from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
 def allocate_slots(
@@ -46,12 +43,13 @@ def allocate_slots(
     refusal.
 
     hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
-    are held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
-    num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless all the
-    request's tokens would fit now. reserved_blocks: how many blocks to leave free. A refusal keeps
-    the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, TooManyTokens,
-    BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
-    HitsOnRunningRequest, CachingDisabled.
+    are held and not returned. num_output_placeholders: so many of the positions may lie behind the
+    known tokens, whose ids come later. delay_cache_blocks: publish nothing, `cache_blocks` does it
+    later. num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless
+    all the request's tokens would fit now. reserved_blocks: how many blocks to leave free. A
+    refusal keeps the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
+    TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits,
+    UnknownBlock, HitsOnRunningRequest, CachingDisabled.
     """
     slot_request = SlotRequest(
         request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
@@ -80,61 +78,6 @@ def can_allocate(
     )
     plan = plan_allocation(Transaction(state), slot_request)
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
-
-
-def append(state: State, requests: Iterable[str] | Any, tokens: Any) -> Outcome[State, Appended]:
-    """Add one token to each request and schedule one slot for each, in order.
-
-    requests: ids in any iterable, or rows: a buffer of integers, or an iterable of them that is no
-    list or tuple. Requests from the first refused one on are untouched, but for the refused one's
-    window trim. Raises WrongArgument, UnsupportedBuffer, UnknownRequest, SwappedOut,
-    LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
-    """
-    named, rows = read_named(requests)
-
-    def change(tx: Transaction) -> Appended:
-        ids = read_request_ids(tx, rows) if named is None else named
-        values = read_tokens(tokens)
-        check_append(tx, ids, values)
-        for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
-            before = tx.request(request_id)
-            tx.put(extend(tx, before, [token]))
-            slot_request = SlotRequest(request_id=request_id, num_new_tokens=1)
-            plan = plan_allocation(tx, slot_request)
-            if isinstance(plan, Refusal):
-                tx.put(apply_trims(tx, before, plan.trims))
-                return Appended(done, plan.refused)
-            commit(tx, plan)
-        return Appended(len(ids))
-
-    return transition(state, change)
-
-
-def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
-    """The ids of the requests in rows. Raises UnknownRequest."""
-    ids = []
-    for row in rows:
-        request_id = tx.rows[row] if row < len(tx.rows) else None
-        if request_id is None:
-            raise UnknownRow(row=row)
-        ids.append(request_id)
-    return ids
-
-
-def check_append(tx: Transaction, request_ids: list[str], tokens: list[int]) -> None:
-    """Raise what any call of the append would raise, before the first one changes anything."""
-    if len(request_ids) != len(tokens):
-        raise LengthMismatch(num_requests=len(request_ids), num_tokens=len(tokens))
-    times: dict[str, int] = {}
-    for request_id in request_ids:
-        request = tx.idle(request_id)
-        check_no_drafts(request)
-        times[request_id] = times.get(request_id, 0) + 1
-        requested = request.num_computed + times[request_id]
-        if requested > tx.config.length_limit:
-            raise BeyondModelLength(
-                request=request_id, requested=requested, max_model_len=tx.config.length_limit
-            )
 
 
 def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
@@ -183,11 +126,13 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
             blocks = list(islice(fresh, growth.grown))
             edit.extend(group_id, blocks, fresh=True)
             grown[group_id] = tuple(blocks)
+    late = before < len(request.tokens)
     request = replace(
         request,
         tables=tuple(edit.tables),
         num_computed=plan.num_scheduled,
         num_cached=tuple(num_cached),
+        output_from=tx.batch.number if late else request.output_from,
     )
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":

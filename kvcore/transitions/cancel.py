@@ -77,6 +77,6 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
             tx.operations = tx.operations.set(operation, left)
             request = replace(request, num_loading=0, load_end=0)
     if not request.host_tables:
-        cut_tables(tx, request, num_tokens)
+        cut_tables(tx, request, num_tokens, request.num_output_placeholders)
     elif num_tokens < request.num_computed:
         drop_host(tx, request)

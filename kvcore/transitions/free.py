@@ -106,13 +106,15 @@ def is_unwritten(tx: Transaction, merge: Merge, record: BatchRecord, request: Re
     return merge.request_id == request.request_id and end > record.num_computed_before
 
 
-def cut_tables(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+def cut_tables(
+    tx: Transaction, request: RequestState, num_tokens: int, num_to_come: int = 0
+) -> None:
     """Keep the blocks of `num_tokens` tokens, release the rest tail first, and store the request.
 
-    Drafts go. The computed count falls to num_tokens if it is above, and to 0, with all blocks,
-    if the window that it needs was given back.
+    Drafts go, and positions to come from num_to_come on. The computed count falls to num_tokens if
+    it is above, and to 0, with all blocks, if the window that it needs was given back.
     """
-    num_computed = min(request.num_accepted, num_tokens)
+    num_computed = min(request.num_accepted + num_to_come, num_tokens)
     if tx.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0
     if tx.loads:

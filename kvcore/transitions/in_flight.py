@@ -61,6 +61,32 @@ def lower(tx: Transaction, request_id: str, num_tokens: int) -> None:
         tx.in_flight[-1] = replace(tx.in_flight[-1], entries=entries)
 
 
+def shift(tx: Transaction, request_id: str, above: int, num_tokens: int) -> None:
+    """Let batches begin earlier at a request, which drops positions to come before their first.
+
+    above: the known tokens, before which nothing moves.
+    """
+    record = tx.records.get(request_id)
+    if record is not None and record.num_computed_before > above:
+        before = max(above, record.num_computed_before - num_tokens)
+        tx.records = tx.records.set(request_id, replace(record, num_computed_before=before))
+    for index, batch in enumerate(tx.in_flight):
+        entries = _shifted(batch.entries, request_id, above, num_tokens)
+        tx.in_flight[index] = replace(batch, entries=entries)
+    tx.entries = _shifted(tx.entries, request_id, above, num_tokens)
+
+
+def _shifted(
+    entries: Map[str, RequestEntry], request_id: str, above: int, num_tokens: int
+) -> Map[str, RequestEntry]:
+    known = entries.get(request_id)
+    if known is None or known.before <= above:
+        return entries
+    before = max(above, known.before - num_tokens)
+    made = replace(known, before=before, restore=min(known.restore, before))
+    return entries.set(request_id, made)
+
+
 def inherit(tx: Transaction, parent_id: str, child_id: str) -> None:
     """Give a forked child its parent's entries; no batch schedules it."""
     for index, batch in enumerate(tx.in_flight):

@@ -132,7 +132,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         needed += each.external + each.grown
     refused = refuse(tx, needed, available, step_most(tx, request, slot_request, lengths), reserve)
     if refused is not None:
-        trims = plan_trims(tx, request, visible_from(tx, request, request.num_computed))
+        trims = plan_trims(tx, request, visible_from(tx, request, request.num_accepted))
         return Refusal(refused=refused, request=request, trims=trims)
     return Plan(
         slot_request=slot_request,
@@ -156,7 +156,7 @@ def measure(tx: Transaction, request: RequestState, slot_request: SlotRequest) -
     groups, seen_from = tx.config.groups, total
     skipped: tuple[int, ...] = (0,) * len(groups)
     if tx.config.has_windows:
-        seen_from = visible_from(tx, request, total)
+        seen_from = visible_from(tx, request, min(total, len(request.tokens)))
         skipped = tuple(skipped_blocks(group, seen_from) for group in groups)
     return Lengths(
         local=local,
@@ -252,9 +252,10 @@ def gate_need(
     """
     num_full = max(lengths.slots, min(len(request.tokens), tx.config.length_limit))
     needed = most = 0
+    to_come = max(0, lengths.scheduled - len(request.tokens))
     for index, group in enumerate(tx.config.groups):
         held = [*request.tables[index], *hits[index]]
-        blocks, cap = -(-num_full // group.block_size), tx.config.cap(index)
+        blocks, cap = -(-num_full // group.block_size), tx.config.cap(index, to_come)
         blocks = max(_encoder_blocks(slot_request, group), len(held)) if group.is_cross else blocks
         fresh = max(0, blocks - max(len(held), lengths.skipped[index]))
         if cap is not None:
@@ -274,7 +275,8 @@ def step_most(
         if group.is_cross:
             most += max(len(table), _encoder_blocks(slot_request, group))
         else:
-            skipped = skipped_blocks(group, lengths.total) if group.is_windowed else 0
+            seen_from = min(lengths.total, len(request.tokens))
+            skipped = skipped_blocks(group, seen_from) if group.is_windowed else 0
             most += -(-lengths.slots // group.block_size) - skipped
     return most
 

@@ -21,14 +21,16 @@ from kvcore.hashing.block_hash import hash_blocks
 from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import forget
+from kvcore.transitions.in_flight import forget, shift
+from kvcore.transitions.output import check_output, check_sampled, publish_filled, take_output
 from kvcore.transitions.unconfirmed_loads import forget_reporter
-from kvcore.types.arguments import read_count
+from kvcore.types.arguments import read_batch_number, read_count
 from kvcore.types.errors import (
     BeyondDrafts,
     DraftsPending,
     EmptyRequestId,
     InOpenBatch,
+    PlaceholdersPending,
     RepeatedRequest,
     StillHoldsBlocks,
     WrongBlockHashes,
@@ -65,17 +67,32 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
     return transition(state, change)
 
 
-def add_tokens(state: State, request_id: str, tokens: Any) -> Outcome[State, None]:
-    """Add tokens behind those that a request has; full blocks are hashed.
+def add_tokens(
+    state: State, request_id: str, tokens: Any, *, num_rejected: int = 0, batch: int | None = None
+) -> Outcome[State, None]:
+    """Add tokens behind those that a request has; they fill positions to come, in order, and full
+    blocks are hashed and become findable.
 
-    Raises UnknownRequest, EmptyTokens, InvalidToken, UnsupportedBuffer, DraftsPending.
+    num_rejected: so many of the last positions to come are dropped first, at most all. batch: the
+    one that sampled the tokens. Raises UnknownRequest, EmptyTokens, InvalidToken,
+    UnsupportedBuffer, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput.
     """
 
     def change(tx: Transaction) -> None:
         request = tx.request(request_id)
         values = read_request_tokens(request_id, tokens)
+        rejected, number = read_count("num_rejected", num_rejected), read_batch_number(batch)
         check_no_drafts(request)
-        tx.put(extend(tx, request, values))
+        check_sampled(tx, request)
+        check_output(tx, request, number)
+        num_known, to_come = len(request.tokens), request.num_output_placeholders
+        dropped = min(rejected, to_come)
+        if dropped:
+            shift(tx, request_id, num_known, dropped)
+            request = replace(request, num_computed=request.num_computed - dropped)
+        tx.put(extend(tx, take_output(request, number), values))
+        if to_come:
+            publish_filled(tx, tx.request(request_id))
 
     return transition(state, change)
 
@@ -98,13 +115,14 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
     """Put guessed tokens behind those of a request, in place of the guesses before; none is fine.
 
     They can be scheduled, and are published only when they were accepted. Raises UnknownRequest,
-    SwappedOut, LoadUnfinished, InvalidToken, UnsupportedBuffer, DraftsPending.
+    SwappedOut, LoadUnfinished, InvalidToken, UnsupportedBuffer, DraftsPending, PlaceholdersPending.
     """
 
     def change(tx: Transaction) -> None:
         request = tx.idle(request_id)
         values = read_tokens(tokens)
         check_drafts_settled(request)
+        check_no_placeholders(request)
         tx.put(replace(request, drafts=pvector(values)))
 
     return transition(state, change)
@@ -114,12 +132,13 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
     """Make the first drafts tokens of the request and drop the others; its blocks stay.
 
     The computed count falls to the accepted tokens. Raises UnknownRequest, SwappedOut,
-    InvalidCount, InOpenBatch, BeyondDrafts.
+    InvalidCount, PlaceholdersPending, InOpenBatch, BeyondDrafts.
     """
 
     def change(tx: Transaction) -> None:
         request = tx.on_device(request_id)
         count = read_count("num_accepted", num_accepted)
+        check_no_placeholders(request)
         scheduled = max(0, request.num_computed - len(request.tokens))
         if scheduled and request_id in tx.records:
             raise InOpenBatch(kind="request", value=request_id)
@@ -176,6 +195,13 @@ def check_drafts_settled(request: RequestState) -> None:
     """Raise DraftsPending while the request has scheduled drafts that were not yet accepted."""
     if request.num_computed > len(request.tokens):
         check_no_drafts(request)
+
+
+def check_no_placeholders(request: RequestState) -> None:
+    """Raise PlaceholdersPending while tokens of scheduled positions are to come."""
+    to_come = request.num_output_placeholders
+    if to_come:
+        raise PlaceholdersPending(request=request.request_id, num_placeholders=to_come)
 
 
 def _is_text(request_id: str) -> bool:

@@ -13,7 +13,9 @@ Twin: rust/src/transitions/rewind.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
@@ -24,7 +26,13 @@ from kvcore.transitions.free import (
     drop_host,
     leave_open_batch,
 )
-from kvcore.transitions.unconfirmed_loads import first_reported, most_loaded, spoil, spoilt_requests
+from kvcore.transitions.unconfirmed_loads import (
+    first_reported,
+    most_loaded,
+    reached,
+    spoil,
+    spoilt_requests,
+)
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeyondComputed, HeldByOthers
 from kvcore.types.values import Outcome
@@ -35,9 +43,10 @@ def rewind(
 ) -> Outcome[State, tuple[str, ...]]:
     """Let requests count no more than num_computed_tokens; value: the ids of those that fell.
 
-    They leave the open batch. A failed load that is still unconfirmed reaches every request that
-    rests on it, named or not. Raises UnknownRequest, RepeatedRequest, SwappedOut, LoadUnfinished,
-    InvalidCount, BeyondComputed, HitInOpenBatch, HeldByOthers.
+    They leave the open batch, and output that was sampled before is stale. A failed load that is
+    still unconfirmed reaches every request that rests on it, named or not. Raises UnknownRequest,
+    RepeatedRequest, SwappedOut, LoadUnfinished, InvalidCount, BeyondComputed, HitInOpenBatch,
+    HeldByOthers.
     """
     ids = list(request_ids)
 
@@ -49,13 +58,16 @@ def rewind(
         kept = [(name, count) for name in ids] + spoilt_requests(tx, ids, count)
         falling = [tx.request(name) for name, _ in kept]
         check_leaving(tx, falling)
-        check_held(tx, falling, requests, count)
+        check_held(tx, dict(kept), requests, count)
         for request in requests:
             for block in unwritten(tx, request, count):
                 tx.device.unpublish(block)
+        stale = {*(name for name, _ in kept), *reached(tx, ids, count)}
         spoil(tx, ids, count)
         for name, num_tokens in kept:
             fall(tx, tx.request(name), num_tokens)
+        for name in stale:
+            tx.put(replace(tx.request(name), output_from=tx.batch.number))
         before = {request.request_id: request.num_computed for request in falling}
         return tuple(name for name in before if tx.request(name).num_computed < before[name])
 
@@ -109,10 +121,12 @@ def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterat
 
 
 def check_held(
-    tx: Transaction, falling: list[RequestState], rewound: list[RequestState], num_tokens: int
+    tx: Transaction, kept: Mapping[str, int], rewound: list[RequestState], num_tokens: int
 ) -> None:
-    """Raise HeldByOthers if requests that do not fall count tokens that these leave unwritten."""
-    ids = {request.request_id for request in falling}
+    """Raise HeldByOthers if a request goes on counting tokens that these leave unwritten.
+
+    kept: the tokens that those which fall keep at most.
+    """
     shared: set[int] = set()
     for request in rewound:
         shared.update(
@@ -123,13 +137,14 @@ def check_held(
     blocks: set[int] = set()
     others: set[str] = set()
     for other_id in tx.rows:
-        if other_id is None or other_id in ids:
+        if other_id is None:
             continue
         other = tx.requests[other_id]
-        if other.num_computed <= num_tokens:
+        count = min(other.num_computed, kept.get(other_id, other.num_computed))
+        if count <= num_tokens:
             continue
         for group, table in zip(tx.config.groups, other.tables, strict=True):
-            counted = -(-other.num_computed // group.block_size)
+            counted = -(-count // group.block_size)
             first = num_tokens // group.block_size
             found = shared.intersection(table[first:counted])
             if found and not group.is_cross:

@@ -17,7 +17,7 @@ from msgspec.structs import fields, force_setattr, replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.requests import check_drafts_settled
+from kvcore.transitions.requests import check_drafts_settled, check_no_drafts
 from kvcore.types.arguments import check_kind, read_count, read_flag, read_int, read_ints
 from kvcore.types.errors import (
     BeyondModelLength,
@@ -43,6 +43,7 @@ class SlotOptions(TypedDict, total=False):
     num_encoder_tokens: int
     full_sequence_must_fit: bool
     reserved_blocks: int
+    num_output_placeholders: int
 
 
 class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
@@ -61,6 +62,7 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
     num_encoder_tokens: int = 0
     full_sequence_must_fit: bool = False
     reserved_blocks: int = 0
+    num_output_placeholders: int = 0
     loads: bool = False
 
     def __post_init__(self) -> None:
@@ -121,6 +123,8 @@ def check_slot_request(
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     if request.drafts:
         check_drafts_settled(request)
+        if slot_request.num_output_placeholders:
+            check_no_drafts(request)
     name = request.request_id
     if slot_request.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
         raise NoEncoderGroup(request=name, num_encoder_tokens=slot_request.num_encoder_tokens)
@@ -162,7 +166,9 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
 
 
 def check_length(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
-    """Raise unless the request has the tokens, drafts included, and the model takes them."""
+    """Raise unless the request has the tokens, those that may come later and drafts included, and
+    the model takes them.
+    """
     name, limit = request.request_id, tx.config.length_limit
     local = request.num_computed + (0 if slot_request.hit is None else slot_request.hit.num_tokens)
     total = min(local + slot_request.num_external_computed_tokens, limit)
@@ -170,7 +176,9 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     if scheduled > limit:
         raise BeyondModelLength(request=name, requested=scheduled, max_model_len=limit)
     num_tokens = len(request.tokens)
-    if total > num_tokens or scheduled > num_tokens + len(request.drafts):
+    known = max(total, num_tokens + len(request.drafts))
+    beyond = total > max(request.num_computed, num_tokens)
+    if beyond or scheduled > known + slot_request.num_output_placeholders:
         raise TooManyTokens(request=name, num_tokens=num_tokens, requested=scheduled)
 
 

@@ -45,7 +45,9 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped
                 raise NotRunning(request=request.request_id)
             tx.idle(request.request_id)
         check_leaving(tx, requests)
-        blocks = list(dict.fromkeys(block for each in requests for block in kept(tx, each)))
+        counts = [num_saved(tx, request) for request in requests]
+        held = [kept(tx, *each) for each in zip(requests, counts, strict=True)]
+        blocks = list(dict.fromkeys(block for each in held for block in each))
         if len(blocks) > host.num_free:
             return refuse(host, len(blocks), pending=host.num_quarantined)
         for request in requests:
@@ -55,7 +57,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped
             tx.effects.commands.append(SwapOut(block, target))
             tx.device.use(block, tx.batch.number)
             host.use(target, tx.batch.number)
-        move_out(tx, ids, targets)
+        move_out(tx, dict(zip(ids, counts, strict=True)), targets)
         return Swapped(len(blocks), 0)
 
     return transition(state, change)
@@ -95,21 +97,36 @@ def refuse(pool: PoolTransaction, needed: int, watermark: int = 0, pending: int 
     return Refused(Reason.NEVER if never else Reason.LATER, needed, available, pending)
 
 
-def kept(tx: Transaction, request: RequestState) -> Iterator[int]:
-    """The blocks of a request that hold tokens computed before the open batch, in table order."""
-    num_tokens = tx.num_settled(request)
+def num_saved(tx: Transaction, request: RequestState) -> int:
+    """The tokens that a request keeps when it is swapped out: those computed before the open batch.
+
+    One token less than it has if others are to come: the next one is sampled again.
+    """
+    if not request.num_output_placeholders:
+        return tx.num_settled(request)
+    record = tx.records.get(request.request_id)
+    num_tokens = len(request.tokens) - 1
+    if record is not None:
+        num_tokens = min(num_tokens, record.num_computed_before)
+    return tx.resumable(request, num_tokens)
+
+
+def kept(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
+    """The blocks of a request that hold its first tokens, in table order."""
     for group_id, table in enumerate(request.tables):
         held = table[: tx.num_kept(group_id, table, num_tokens)]
         yield from (block for block in held if not tx.is_null(block))
 
 
-def move_out(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -> None:
-    """Put the requests' tables on the host side and give back their device blocks, tail first."""
+def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -> None:
+    """Put the requests' tables on the host side and give back their device blocks, tail first.
+
+    counts: the tokens that each keeps.
+    """
     host = tx.host_tier()
     owned: set[int] = set()
-    for request_id in request_ids:
+    for request_id, num_computed in counts.items():
         request = tx.request(request_id)
-        num_computed = tx.num_settled(request)
         tables = []
         for group_id, table in enumerate(request.tables):
             held = table[: tx.num_kept(group_id, table, num_computed)]

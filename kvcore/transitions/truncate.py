@@ -40,6 +40,7 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
                 tokens=request.tokens[:keep],
                 block_hashes=request.block_hashes[:num_hashed],
                 extra_keys=request.extra_keys.cut(keep, tx.config.hash_block_size),
+                output_from=tx.batch.number,
             )
         )
 

@@ -11,7 +11,7 @@ depends on a name. Twin: rust/src/transitions/unconfirmed_loads.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -134,6 +134,14 @@ def spoilt_requests(
             spoilt = (each.request_id for each in load.reporters if each.counted > end)
             kept |= {name: min(end, kept.get(name, end)) for name in spoilt}
     return [(name, end) for name, end in kept.items() if name not in request_ids]
+
+
+def reached(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Iterator[str]:
+    """The requests that ever counted tokens which a report says did not come, also if they left."""
+    for load in tx.loads:
+        if load.is_reported(request_ids, num_tokens):
+            end = max(num_tokens, load.first)
+            yield from (each.request_id for each in load.reporters if each.most > end)
 
 
 def spoil(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> None:

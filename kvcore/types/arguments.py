@@ -47,6 +47,11 @@ def read_count(name: str, value: Any, least: int = 0) -> int:
     return number
 
 
+def read_batch_number(batch: Any) -> int | None:
+    """The number of a batch, None for none. Raises InvalidCount."""
+    return None if batch is None else read_count("batch", batch)
+
+
 def read_bool(value: Any) -> Any:
     """The bool that a value stands for; the value itself if it stands for none."""
     if isinstance(value, bool):

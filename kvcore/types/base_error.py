@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class of all misuse; errors.py has its kinds.
+"""The class of all misuse, whose kinds are in errors.py, and that of broken invariants.
 
 Invariants: `fields` has the values themselves, for programs: an id, a number, the argument that was
 refused. The message shows them as Python literals where they come from the caller.
@@ -23,3 +23,17 @@ class KvcoreError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(type(self), **self.fields), ())
+
+
+class BackendMissing(KvcoreError):
+    """The compiled twin is not installed, or the backend has no such name."""
+
+    message = "backend {backend!r} is not available: {reason}"
+
+
+class InvariantViolation(AssertionError):
+    """A named property of every reachable state does not hold."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        self.name, self.detail = name, detail
+        super().__init__(f"{name}: {detail}")

@@ -130,10 +130,14 @@ class Config:
         flagged = any(each.eagle for each in self.groups)
         return self.use_eagle and (self.groups[group_id].eagle or not flagged)
 
-    def cap(self, group_id: int) -> int | None:
-        """Most blocks that a request holds at once in a group, None if it keeps everything."""
+    def cap(self, group_id: int, num_to_come: int = 0) -> int | None:
+        """Most blocks that a request holds at once in a group, None if it keeps everything.
+
+        num_to_come: its scheduled positions whose tokens are to come.
+        """
         limit = self.length_limit
-        return admission_cap(self.groups[group_id], self.max_num_batched_tokens or limit, limit)
+        step = (self.max_num_batched_tokens or limit) + num_to_come
+        return admission_cap(self.groups[group_id], step, limit)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks that one request holds over all groups on its way to `num_tokens` tokens."""

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse and corruption, each as a type of its own.
 
-Invariants: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`:
-the message names the object and the numbers, `fields` holds them for programs, and the state is as
-it was before the call. If the block in a message is not on the device, the field `tier` names its
-tier. A broken invariant is an `InvariantViolation`: a bug of kvcore, not to be caught.
+Invariants: misuse is a `KvcoreError`: the message names the thing and the numbers, `fields` hold
+them, and the state is as before. `tier` names the tier of a block that is not on the device.
 Twin: rust/src/types/errors.rs.
 """
 
 from __future__ import annotations
 
+from kvcore.types.base_error import BackendMissing as BackendMissing
+from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
 
 
@@ -127,6 +127,32 @@ class DraftsPending(KvcoreError):
     """Draft tokens were not yet accepted or dropped."""
 
     message = "request {request!r} has {num_drafts} draft tokens, accept or drop them first"
+
+
+class PlaceholdersPending(KvcoreError):
+    """Output of a request is still to come, so it takes no drafts."""
+
+    message = "request {request!r} waits for {num_placeholders} tokens to come, add those first"
+
+
+class NotComputed(KvcoreError):
+    """No token can have been sampled: the request's own are not all computed."""
+
+    message = (
+        "request {request!r} computed {num_computed} of {num_tokens} tokens: allocate the rest"
+    )
+
+
+class StaleOutput(KvcoreError):
+    """A batch sampled this before its request was cut, or scheduled anew, or it was handed in."""
+
+    message = "request {request!r} takes no output of batch {batch}: the first is {output_from}"
+
+
+class BatchNotTaken(KvcoreError):
+    """A batch that was not taken yet has sampled nothing."""
+
+    message = "batch {batch} was not taken yet, the open batch is {open_batch}"
 
 
 class BeyondDrafts(KvcoreError):
@@ -353,12 +379,6 @@ class TraceError(KvcoreError):
     message = "{source}, line {line}: {reason}"
 
 
-class BackendMissing(KvcoreError):
-    """The compiled twin is not installed, or the backend has no such name."""
-
-    message = "backend {backend!r} is not available: {reason}"
-
-
 class InvalidExtraKey(KvcoreError):
     """A part of a block's extra keys that no key can be made of."""
 
@@ -378,11 +398,3 @@ class CountMismatch(KvcoreError):
     """Two parts of one request do not have the sizes that belong together."""
 
     message = "request {request!r} is given {given} {name}, must be {expected}"
-
-
-class InvariantViolation(AssertionError):
-    """A named property of every reachable state does not hold."""
-
-    def __init__(self, name: str, detail: str) -> None:
-        self.name, self.detail = name, detail
-        super().__init__(f"{name}: {detail}")

@@ -8,7 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcore::state::state::{State, make_state};
-use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::allocate::allocate_slots;
+use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::take_batch_into;
 use kvcore::transitions::free::free;
 use kvcore::transitions::requests::add_request;
@@ -80,6 +81,7 @@ fn running(config: Config) -> State {
 
 fn decode(state: &mut State, batch: &mut Batch, steps: u32) {
     let rows: [u32; RUNNING as usize] = std::array::from_fn(|row| row as u32);
+    take_batch_into(state, batch).expect("no batch is in flight");
     for step in 0..steps {
         let tokens = rows.map(|row| 70_000 * row + step);
         let done = append(state, Requests::Rows(&rows), &tokens).expect("the rows are known");

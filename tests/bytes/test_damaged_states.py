@@ -219,7 +219,7 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
     with pytest.raises(DamagedState, match="section 120 is not known, or not in its place"):
         manager.restore(data + b"xxxxx")
     with pytest.raises(DamagedState, match="a section holds nothing"):
-        manager.restore(data + b"\1\4\0\0\0" + bytes(4))
+        manager.restore(make(backend).encode() + b"\1\4\0\0\0" + bytes(4))
     with pytest.raises(DamagedState, match="the first bytes are not those of a state"):
         manager.restore(b"kvcore state 9\n" + data[len(MAGIC) :])
     with pytest.raises(DamagedState, match="bytes are missing at byte 0"):

@@ -144,7 +144,7 @@ def unknown(_: World, __: State) -> Any:
 
 
 def too_few(_: World, __: State) -> Any:
-    yield Call("append", (["a"],))
+    yield Call("allocate_slots", ("a",))
 
 
 def misused(_: World, __: State) -> Any:
@@ -173,7 +173,7 @@ def breaks_off(_: World, __: State) -> Any:
         (nothing, "raised TypeError: 'NoneType' object is not iterable, in a state"),
         (a_text, "gives 'append', which is neither a Call nor a Move, in a state"),
         (unknown, "calls jump, which the core does not have, in a state"),
-        (too_few, "in a wrong way: missing a required argument: 'tokens', in a state"),
+        (too_few, "in a wrong way: missing a required argument: 'num_new_tokens', in a state"),
         (misused, "has nothing but misuse, free('nobody') is UnknownRequest, in a state"),
         (silent, "gives the move 'wait', which makes no call, in a state"),
         (breaks_off, "raised LookupError: lost, in its move 'arrive', in a state"),
@@ -239,7 +239,7 @@ class Refuses(Wrong):
 
 
 class Stops(Wrong):
-    def append(self, *_: Any) -> Any:
+    def append(self, *_: Any, **__: Any) -> Any:
         return None
 
 

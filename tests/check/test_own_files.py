@@ -86,7 +86,7 @@ class Refuses(Wrong):
 
 
 class Stops(Wrong):
-    def append(self, *_: Any) -> Any:
+    def append(self, *_: Any, **__: Any) -> Any:
         return None
 
 

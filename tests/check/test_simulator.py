@@ -34,7 +34,7 @@ REACHED = (
 )
 FOUND = {
     "m_no_cow": {"CACHE-KEY", "DRAFT", "KV-READ", "NO-ALIAS", "WRITE-EXCL"},
-    "m_cow_no_copy": {"KV-READ"},
+    "m_cow_no_copy": {"KV-READ", "ZEROED"},
     "m_preempt_keeps_open_batch_keys": {"CACHE-KV", "KV-READ"},
     "m_publishes_the_key_before": {"CACHE-KEY", "CACHE-KV"},
     "m_hash_without_parent": {"REQ-HASH", "HASH-INJ"},

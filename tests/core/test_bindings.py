@@ -121,6 +121,10 @@ WRONG_CALLS = [
     *(call("swap_in", names) for names in (["d", "a"], [None])),
     *(call("append", names, [1, 2]) for names in (["a", 7], ["a", ""], ["a", "d"], ["a"])),
     call("append", ["a"] * 6, [1] * 6),
+    *(call("append", ["a"], [1], batch=batch) for batch in (-1, FAR, "1")),
+    *(call("append", names) for names in (["a", "a"], ["b"], ["x"])),
+    *(call("add_tokens", "a", [1], num_rejected=count) for count in (-1, None, -FAR, "1")),
+    *(call("add_tokens", "a", [1], batch=count) for count in (-1, FAR, -FAR, "1")),
     call("remove_request", "a"),
     call("restore", b"kvcore"),
     *(
@@ -344,7 +348,7 @@ def test_threads_take_turns() -> None:
                 request_id = f"{name}{turn}"
                 manager.add_request(Request(request_id, [turn, 1, 2]))
                 blocks = manager.allocate_slots(request_id, 3)
-                assert manager.append([request_id], [5]).done == 1
+                manager.add_tokens(request_id, [5])
                 assert manager.get_blocks(request_id) == blocks
                 manager.free(request_id)
                 manager.remove_request(request_id)

@@ -37,7 +37,6 @@ PYTHON_ONLY = {
     ("types/event_log", "Events"): "`EventLog`, which makes no objects before it is read",
     ("types/event_log", "to_bytes"): "`as_bytes` of `EventLog`, which has them",
     ("types/extra_inputs", "check_text"): "a text of the twin is UTF-8",
-    ("types/errors", "BackendMissing"): "the twin is not missing where it runs",
     ("types/errors", "WrongArgument"): "raised before a call reaches either language",
     ("hashing/extra_keys", "vllm_key"): "the twin lays out its bytes at once, in hash_message.rs",
     ("pool/free_queue", "FreeQueueTransaction"): TRANSACTION,
@@ -62,6 +61,7 @@ PYTHON_ONLY = {
     ("types/values", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {
+    "types/error_fields": "in Python any value is a field, and has a literal",
     "check/world/calls": "makes a call of oracle/calls.rs: kvcore/trace/calls.py",
     "check/names/flight_name": "a part of in_flight.rs",
     "check/names/order": "a part of canonical.rs, without the generators that Python has",

@@ -195,6 +195,7 @@ def test_rows_name_requests_as_their_ids_do(backend: Backend, rows: Any) -> None
         managed.add_request(Request("b", [2]))
         for request_id in ("a", "b"):
             managed.allocate_slots(request_id, 1)
+        managed.take_batch()
     if isinstance(rows, list):
         rows = array.array("q", rows)
     assert named.append(["b", "a"], [8, 9]) == counted.append(rows, array.array("I", [8, 9]))

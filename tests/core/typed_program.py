@@ -57,10 +57,12 @@ def requests_and_tokens(manager: KVCacheManager) -> None:
     admit(manager, Request("a", range(9), lora=LoRA("name"), media=media, cache_salt="tenant"))
     taken: Batch = manager.take_batch()
     manager.complete(taken.number)
-    appended: Appended = manager.append(["a"], [9])
+    appended: Appended = manager.append(["a"])
     if appended.refused is not None:
         raise MemoryError(appended.refused.needed)
+    to_come: int = manager.num_output_placeholders("a")
     manager.complete(manager.take_batch().number)
+    manager.add_tokens("a", [9], num_rejected=to_come - 1, batch=taken.number)
     row: int = manager.fork("a", "b")
     manager.append(iter(["a", "b"]), [10, 11])
     batch = manager.take_batch()

@@ -89,6 +89,12 @@ def bad_requests(e: Engine, name: str, count: Any, tokens: Any) -> Iterator[BadC
         yield "swap_in", ([name],), {}
     if not request.count or request.swapped or request.loading:
         yield "swap_out", ([name],), {}
+    if request.base is not None or not request.count or request.count < len(request.stuff):
+        yield "append", ([name], [1]), {}
+    yield "append", ([name, name], [1, 1]), {}
+    yield "append", ([name],), {"batch": 10**6}
+    yield "add_tokens", (name, [1]), {"num_rejected": -1}
+    yield "allocate_slots", (name, 1), {"num_output_placeholders": -1}
     if request.swapped or request.loading or not request.is_settled:
         yield "append", ([name], [1]), {}
         yield "fork", (name, "new"), {}

@@ -183,10 +183,8 @@ def judge_published(e: Engine, request: Known, new: int) -> None:
 def append(e: Engine) -> None:
     """A decode step of some requests, by ids or by rows."""
     able = [each for each in e.idle() if not each.drafts and each.count < e.limit]
-    able = [each for each in able if each.count or not each.num_encoder_tokens]
+    able = [each for each in able if each.count == len(each.stuff) and each.base is None]
     chosen = e.rng.sample(able, e.rng.randint(1, len(able))) if able else []
-    if chosen and e.rng.random() < 0.1 and chosen[0].count + 1 < e.limit:
-        chosen.append(chosen[0])
     if not chosen:
         return
     tokens = draw_tokens(e, len(chosen))

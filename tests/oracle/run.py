@@ -33,7 +33,7 @@ MOVES: dict[Callable[[Engine], None], int] = {
     moves_requests.extend: 3,
     moves_requests.admit: 12,
     moves_requests.grow: 8,
-    moves_requests.append: 8,
+    moves_requests.append: 14,
     moves_requests.draft: 4,
     moves_requests.accept: 4,
     moves_requests.cache: 2,

@@ -4,7 +4,8 @@
 use std::hint::black_box;
 
 use kvcore::state::state::{State, make_state};
-use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::allocate::allocate_slots;
+use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::take_batch;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;

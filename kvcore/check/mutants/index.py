@@ -201,7 +201,7 @@ def m_key_kept_under_lookahead(patcher: Patcher) -> None:
     """A block keeps its key though a drafter may write its last slots."""
 
     @patcher.around(plan, "writes_same")
-    def of_scheduled(same: Any, tx: Any, request: Any, place: Any, lengths: Any) -> bool:
+    def of_scheduled(same: Any, tx: Any, request: Any, place: Any, lengths: Any) -> Any:
         return same(tx, request, place, replace(lengths, slots=lengths.scheduled))
 
 

@@ -81,18 +81,22 @@ def m_cache_lookahead(patcher: Patcher) -> None:
 
 @mutant("drafts", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
-    """Rejected drafts still count as computed."""
+    """Rejected drafts still count as computed, and one of them stays."""
 
     @patcher.around(TRANSITIONS, "accept")
     def accept_all(accept: Any, where: Any, name: str, num_accepted: int) -> Any:
         outcome = accept(where, name, num_accepted)
-        kept = replace(outcome.state.requests[name], num_computed=where.requests[name].num_computed)
+        before = where.requests[name]
+        drafts = before.drafts[num_accepted:][:1]
+        kept = replace(
+            outcome.state.requests[name], num_computed=before.num_computed, drafts=drafts
+        )
         return replace(outcome, state=put(outcome.state, kept))
 
 
 @mutant(
     DRAFTS_CUT,
-    "COMPUTED",
+    "COMPUTED-RULE",
     costs="the verdict on the drafts puts the count right",
     unnamed="no named world has requests rewound among their drafts",
 )
@@ -116,7 +120,7 @@ def m_leaving_drops_older_merges(patcher: Patcher) -> None:
         return drops(tx, merge, replace(record, num_computed_before=0), request)
 
 
-@mutant("lookahead", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
+@mutant("lookahead", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_lookahead_counts_as_computed(patcher: Patcher) -> None:
     """The lookahead slots of a call count as computed tokens."""
 

@@ -79,8 +79,8 @@ FEATURES: dict[str, Profile] = {
             num_letters=1,
             without=("remove_request", "reset_prefix_cache"),
         ),
-        147,
-        5895,
+        131,
+        3660,
     ),
     "cuts": Profile(
         "cuts inside a block of three",
@@ -133,8 +133,8 @@ FEATURES: dict[str, Profile] = {
             without=("fork",),
         ),
         233,
-        5313,
-        not_shown={"call allocate_slots: refused later": ROOMY},
+        4963,
+        not_shown=NEVER_REFUSED,
     ),
     "caps": Profile(
         "steps of one token behind a window",

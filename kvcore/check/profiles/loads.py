@@ -45,7 +45,7 @@ LOADS_FAIL: dict[str, Profile] = {
             **FAILING,
         ),
         210,
-        56108,
+        55038,
         backend="rust",
         shows=SHOWS,
     ),

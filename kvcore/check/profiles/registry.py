@@ -33,13 +33,13 @@ PROFILES: dict[str, Profile] = {
     "3x2x4": Profile(
         "3 blocks, 2 requests, 4 tokens, two moves in a batch",
         world(3, 2, 4, 4, calls_per_batch=2),
-        *(2987, 264381),
+        *(2987, 251344),
         backend="both",
     ),
     "4x2x4": Profile(
         "4 blocks, 2 requests, 4 tokens, two moves in a batch",
         world(4, 2, 4, 4, calls_per_batch=2),
-        *(21676, 2014497),
+        *(21667, 1910378),
         backend="rust",
         not_shown=NEVER_REFUSED,
     ),
@@ -48,7 +48,7 @@ PROFILES: dict[str, Profile] = {
     "4x3x4-two": Profile(
         "3 requests, prompts of 3, two moves in a batch",
         world(4, 3, 4, 3, calls_per_batch=2),
-        *(261572, 33159997),
+        *(260770, 31495971),
         slow=True,
         backend="rust",
     ),
@@ -56,7 +56,7 @@ PROFILES: dict[str, Profile] = {
         "blocks of 4 tokens, prompts that end inside one",
         world(3, 2, 7, 6, groups=(Group(4),), num_letters=1, calls_per_batch=2),
         951,
-        52725,
+        50308,
     ),
     "groups": Profile(
         "a full and a windowed group",
@@ -93,13 +93,13 @@ PROFILES: dict[str, Profile] = {
         "duplicates that merge, two moves in a batch",
         world(2, 2, 3, 3, duplicates="merge", calls_per_batch=2),
         262,
-        17471,
+        16790,
     ),
     "completed": Profile(
         "blocks published when a batch is completed",
         world(2, 2, 3, 3, publish="completed", calls_per_batch=2),
         289,
-        19417,
+        18643,
     ),
     "uncached": Profile(
         "blocks without content leave first",

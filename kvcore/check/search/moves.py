@@ -90,10 +90,12 @@ def _moves_of(
     num_tokens, computed = len(request.tokens), request.num_computed
     if "allocate_slots" in tried and (running or waiting) and computed <= num_tokens:
         yield from (_resume if engine else allocations)(world, state, request)
-    if "append" in tried and running and computed == num_tokens < world.num_tokens:
+    full = num_tokens >= world.num_tokens
+    in_batch = name in state.batch.records
+    if "append" in tried and running and computed == num_tokens and not (full or in_batch):
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
-    if "add_tokens" in tried and running and not request.drafts and num_tokens < world.num_tokens:
+    if "add_tokens" in tried and running and not request.drafts and not full:
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("add_tokens", (name, [token]))
     if running:

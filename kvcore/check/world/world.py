@@ -80,8 +80,12 @@ def drained(state: State) -> State:
 
 
 def closed(state: State) -> State:
-    """A drained state whose batch was taken and is empty."""
-    return replace(drained(state), batch=OpenBatch(0))
+    """A drained state whose batch was taken and is empty, and whose numbers begin anew."""
+    requests = state.requests
+    for name, request in state.requests.items():
+        if request.output_from:
+            requests = requests.set(name, replace(request, output_from=0))
+    return replace(drained(state), batch=OpenBatch(0), requests=requests)
 
 
 @attrs.frozen(kw_only=True)

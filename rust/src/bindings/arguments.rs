@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::bindings::errors::{APART, Given, raise, wrong_argument, wrong_config};
 use crate::bindings::lists::exact_ids;
 use crate::pool::priority_eviction::PoolEviction;
-use crate::transitions::slot_request::{RequestedHit, SlotRequest};
+use crate::transitions::slot_request::RequestedHit;
 use crate::types::commands::Tier;
 use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
 use crate::types::errors::Error;
@@ -76,6 +76,21 @@ arguments! {
     NumberArg: ANY;
 }
 
+/// A number of tokens that may be left out.
+#[derive(Clone, Copy)]
+pub(crate) struct MaybeCount<'a, 'py>(pub(crate) Option<CountArg<'a, 'py>>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for MaybeCount<'a, 'py> {
+    type Error = std::convert::Infallible;
+
+    #[cfg(feature = "stubs")]
+    const INPUT_TYPE: pyo3::inspect::PyStaticExpr = crate::bindings::hints::INT;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> Result<Self, Self::Error> {
+        Ok(MaybeCount(Some(CountArg(object))))
+    }
+}
+
 impl<'py> Given<'py> {
     /// A request id.
     pub(crate) fn name<'a>(&mut self, id: Borrowed<'a, 'py, PyAny>) -> &'a str {
@@ -99,6 +114,11 @@ impl<'py> Given<'py> {
             Some(number) => Ok(number),
             None => Ok(self.stand_in(true, value.0.to_owned())),
         }
+    }
+
+    /// A number of things, None if it was left out.
+    pub(crate) fn maybe_count(&mut self, value: MaybeCount<'_, 'py>) -> PyResult<Option<i64>> {
+        value.0.map(|value| self.count(value)).transpose()
     }
 
     /// A block id.
@@ -132,46 +152,6 @@ impl<'py> Given<'py> {
         let num_tokens =
             self.count(CountArg(hit.0.getattr(intern!(py, "num_tokens"))?.as_borrowed()))?;
         Ok(Some(RequestedHit { blocks, num_tokens }))
-    }
-
-    /// An allocation: its new, lookahead, external and encoder tokens, its hit, whether its caching
-    /// is delayed and whether the full sequence must fit, and how many blocks stay reserved.
-    pub(crate) fn slot_request(
-        &mut self,
-        [new, lookahead, external, encoder]: [CountArg<'_, 'py>; 4],
-        hit: HitArg<'_, 'py>,
-        [delay, full]: [FlagArg<'_, 'py>; 2],
-        reserved: CountArg<'_, 'py>,
-    ) -> PyResult<SlotRequest> {
-        Ok(SlotRequest {
-            num_new_tokens: self.count(new)?,
-            hit: self.hit(hit)?,
-            num_lookahead_tokens: self.count(lookahead)?,
-            num_external_computed_tokens: self.count(external)?,
-            delay_cache_blocks: flag("delay_cache_blocks", delay)?,
-            num_encoder_tokens: self.count(encoder)?,
-            full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
-            reserved_blocks: self.count(reserved)?,
-            loads: false,
-        })
-    }
-
-    /// A load: its tokens, its hit, whether the full sequence must fit, and how many blocks stay
-    /// reserved.
-    pub(crate) fn loading(
-        &mut self,
-        num_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        full: FlagArg<'_, 'py>,
-        reserved: CountArg<'_, 'py>,
-    ) -> PyResult<SlotRequest> {
-        Ok(SlotRequest {
-            num_external_computed_tokens: self.count(num_tokens)?,
-            hit: self.hit(hit)?,
-            full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
-            reserved_blocks: self.count(reserved)?,
-            ..SlotRequest::default()
-        })
     }
 
     /// An integer, or the stand-in of one that is too big; None for what is no integer, for any

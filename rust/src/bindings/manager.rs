@@ -8,17 +8,18 @@
 
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, items};
+use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, TokensArg, held, items};
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::lists::{only_id, only_item};
+use crate::bindings::tokens::{Named, TOKENS, read_named, read_tokens};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
 use crate::state::state::{RequestState, State};
-use crate::transitions::allocate::{Requests, append};
+use crate::transitions::append::{Requests, append, read_request_ids};
 use crate::transitions::queries::find_request;
 use crate::types::commands::Batch;
 use crate::types::errors::Error;
-use crate::types::values::{Admitted, Appended, Swapped};
+use crate::types::values::{Admitted, Appended, Output, Swapped};
 
 /// A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 ///
@@ -190,8 +191,9 @@ impl Manager {
     /// `append` of one id and one token, read where they are; None for any other.
     pub(crate) fn append_one<'py>(
         this: &Bound<'py, Self>,
-        requests: Borrowed<'_, 'py, PyAny>,
-        tokens: Borrowed<'_, 'py, PyAny>,
+        given: &Given<'py>,
+        [requests, tokens]: [Borrowed<'_, 'py, PyAny>; 2],
+        batch: Option<i64>,
     ) -> PyResult<Option<PyAppended<'py>>> {
         let (Some(id), Some(token)) = (only_item(requests), only_id(tokens)) else {
             return Ok(None);
@@ -201,14 +203,54 @@ impl Manager {
             _ => return Ok(None),
         };
         let mut manager = Self::lent(this)?;
-        let outcome = append(&mut manager.state, Requests::Ids(&[name]), &[token]);
+        let output = Output { tokens: Some(&[token]), batch, ..Output::default() };
+        let outcome = append(&mut manager.state, Requests::Ids(&[name]), output);
         if let Ok(Appended { done: 1, refused: None }) = outcome {
             return Ok(Some(PyAppended(manager.appended_one.bind(this.py()).clone())));
         }
         drop(manager);
         match outcome {
             Ok(far) => Self::appended(this, &far).map(Some),
-            Err(error) => Err(Wrong::from(error).raise(this.py(), &Given::default())),
+            Err(error) => Err(Wrong::from(error).raise(this.py(), given)),
         }
+    }
+
+    /// `append` of any requests, by ids or rows.
+    pub(crate) fn append_all<'py>(
+        slf: &Bound<'py, Self>,
+        given: &mut Given<'py>,
+        requests: TokensArg<'_, 'py>,
+        tokens: Option<TokensArg<'_, 'py>>,
+        batch: Option<i64>,
+    ) -> PyResult<PyAppended<'py>> {
+        let named = match held(requests.0) {
+            Some(ids) => Ok(ids),
+            None => match read_named(requests)? {
+                Named::Ids(ids) => Ok(ids.iter().collect()),
+                Named::Rows(rows) => Err(rows),
+            },
+        };
+        let tokens_read = tokens.map(|tokens| read_tokens(tokens, &TOKENS)).transpose();
+        let done = match named {
+            Ok(ids) => {
+                let names = given.names(&ids);
+                Self::change(slf, given, |state| {
+                    let tokens = tokens_read?;
+                    let tokens = tokens.as_deref();
+                    let output = Output { tokens, batch, ..Output::default() };
+                    Ok::<_, Wrong>(append(state, Requests::Ids(&names), output)?)
+                })?
+            }
+            Err(rows) => Self::change(slf, given, |state| match tokens_read {
+                Ok(tokens) => {
+                    let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
+                    append(state, Requests::Rows(&rows), output).map_err(Wrong::from)
+                }
+                Err(wrong) => {
+                    Err(read_request_ids(state, &rows).map_or_else(Wrong::from, |_| wrong.into()))
+                }
+            })?,
+        };
+        Self::appended(slf, &done)
     }
 }

@@ -8,19 +8,19 @@
 use pyo3::prelude::*;
 
 use crate::bindings::arguments::{
-    BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, HitArg, IdArg, IdsArg, RequestArg,
-    TokensArg, flag, held, items,
+    BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, HitArg, IdArg, IdsArg, MaybeCount,
+    RequestArg, TokensArg, flag, items,
 };
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::lists::Tokens;
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::{Named, TOKENS, read_named, read_tokens};
+use crate::bindings::tokens::{TOKENS, read_tokens};
 use crate::bindings::values::{
     PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
 use crate::bindings::{arguments, requests, values};
 use crate::state::state::{State, make_state};
-use crate::transitions::allocate::{Requests, allocate_slots, append, read_request_ids};
+use crate::transitions::allocate::allocate_slots;
 use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
 use crate::transitions::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
@@ -37,6 +37,7 @@ use crate::transitions::transfers::{complete_operation, load, store};
 use crate::transitions::truncate::truncate;
 use crate::transitions::window::remove_skipped_blocks;
 use crate::types::errors::Error;
+use crate::types::values::Output;
 
 #[pymethods]
 impl Manager {
@@ -54,20 +55,28 @@ impl Manager {
         requests::add(slf, request)
     }
 
-    /// Add tokens behind those that a request has.
-    #[pyo3(signature = (request_id, tokens))]
-    fn add_tokens(
-        slf: &Bound<'_, Self>,
-        request_id: IdArg<'_, '_>,
-        tokens: TokensArg<'_, '_>,
+    /// Add tokens behind those that a request has, into its positions to come first.
+    #[pyo3(
+        signature = (request_id, tokens, *, num_rejected=MaybeCount(None), batch=None),
+        text_signature = "($self, request_id, tokens, *, num_rejected=0, batch=None)"
+    )]
+    fn add_tokens<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        tokens: TokensArg<'_, 'py>,
+        num_rejected: MaybeCount<'_, 'py>,
+        batch: Option<CountArg<'_, 'py>>,
     ) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
         let tokens = read_tokens(tokens, &TOKENS);
+        let num_rejected = given.maybe_count(num_rejected)?.unwrap_or(0);
+        let batch = given.maybe_count(MaybeCount(batch))?;
         let count = tokens.as_ref().map_or(0, Tokens::len);
         Self::change_by(slf, &given, count, |state| {
             state.request(name)?;
-            Ok(add_tokens(state, name, &tokens?)?)
+            let output = Output { tokens: Some(&tokens?), num_rejected, batch };
+            Ok(add_tokens(state, name, output)?)
         })
     }
 
@@ -117,7 +126,8 @@ impl Manager {
     /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
     #[pyo3(signature = (
         request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks
+        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks,
+        num_output_placeholders
     ))]
     #[allow(clippy::too_many_arguments)] // those of the transition
     fn allocate_slots<'py>(
@@ -131,6 +141,7 @@ impl Manager {
         num_encoder_tokens: CountArg<'_, 'py>,
         full_sequence_must_fit: FlagArg<'_, 'py>,
         reserved_blocks: CountArg<'_, 'py>,
+        num_output_placeholders: CountArg<'_, 'py>,
     ) -> PyResult<PyAdmitted<'py>> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
@@ -139,47 +150,30 @@ impl Manager {
             [num_new_tokens, num_lookahead_tokens, external, encoder],
             hit,
             [delay_cache_blocks, full_sequence_must_fit],
-            reserved_blocks,
+            [reserved_blocks, num_output_placeholders],
         )?;
         let change = |state: &mut State| allocate_slots(state, name, &slot_request);
         let outcome = Self::change(slf, &given, change)?;
         values::admitted(slf.py(), &outcome, Self::grown_none(slf)?)
     }
 
-    /// One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
-    #[pyo3(signature = (requests, tokens))]
+    /// One token and one slot more for each request, in order; without tokens, a slot for one that
+    /// is to come. requests: ids, or a buffer of rows.
+    #[pyo3(signature = (requests, tokens=None, *, batch=None))]
     fn append<'py>(
         slf: &Bound<'py, Self>,
         requests: TokensArg<'_, 'py>,
-        tokens: TokensArg<'_, 'py>,
+        tokens: Option<TokensArg<'_, 'py>>,
+        batch: Option<CountArg<'_, 'py>>,
     ) -> PyResult<PyAppended<'py>> {
-        if let Some(done) = Self::append_one(slf, requests.0, tokens.0)? {
+        let mut given = Given::default();
+        let batch = given.maybe_count(MaybeCount(batch))?;
+        if let Some(tokens) = tokens
+            && let Some(done) = Self::append_one(slf, &given, [requests.0, tokens.0], batch)?
+        {
             return Ok(done);
         }
-        let mut given = Given::default();
-        let named = match held(requests.0) {
-            Some(ids) => Ok(ids),
-            None => match read_named(requests)? {
-                Named::Ids(ids) => Ok(ids.iter().collect()),
-                Named::Rows(rows) => Err(rows),
-            },
-        };
-        let tokens_read = read_tokens(tokens, &TOKENS);
-        let done = match named {
-            Ok(ids) => {
-                let names = given.names(&ids);
-                Self::change(slf, &given, |state| {
-                    Ok::<_, Wrong>(append(state, Requests::Ids(&names), &tokens_read?)?)
-                })?
-            }
-            Err(rows) => Self::change(slf, &given, |state| match tokens_read {
-                Ok(tokens) => append(state, Requests::Rows(&rows), &tokens).map_err(Wrong::from),
-                Err(wrong) => {
-                    Err(read_request_ids(state, &rows).map_or_else(Wrong::from, |_| wrong.into()))
-                }
-            })?,
-        };
-        Self::appended(slf, &done)
+        Self::append_all(slf, &mut given, requests, tokens, batch)
     }
 
     /// Publish a request's full blocks up to a token count, whose caching was delayed.

@@ -19,6 +19,7 @@ mod manager;
 mod methods;
 mod questions;
 mod requests;
+mod slot_requests;
 mod tables;
 mod tiers;
 mod tiers_dump;

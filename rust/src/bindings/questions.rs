@@ -35,7 +35,8 @@ impl Manager {
     /// What `allocate_slots` would say to the same arguments. Changes nothing.
     #[pyo3(signature = (
         request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks
+        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks,
+        num_output_placeholders
     ))]
     #[allow(clippy::too_many_arguments)] // those of the transition
     fn can_allocate<'py>(
@@ -49,6 +50,7 @@ impl Manager {
         num_encoder_tokens: CountArg<'_, 'py>,
         full_sequence_must_fit: FlagArg<'_, 'py>,
         reserved_blocks: CountArg<'_, 'py>,
+        num_output_placeholders: CountArg<'_, 'py>,
     ) -> PyResult<PyVerdict<'py>> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
@@ -57,7 +59,7 @@ impl Manager {
             [num_new_tokens, num_lookahead_tokens, external, encoder],
             hit,
             [delay_cache_blocks, full_sequence_must_fit],
-            reserved_blocks,
+            [reserved_blocks, num_output_placeholders],
         )?;
         let question = |state: &State| can_allocate(state, name, &slot_request);
         values::verdict(slf.py(), Self::ask(slf, &given, question)?)
@@ -112,6 +114,12 @@ impl Manager {
         let mut given = Given::default();
         let number = given.block(block.0)?;
         Self::ask(slf, &given, |state| num_owners(state, number))
+    }
+
+    /// Scheduled positions of a request whose tokens are to come. Changes nothing.
+    #[pyo3(signature = (request_id))]
+    fn num_output_placeholders(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
+        Self::ask_one(slf, request_id, RequestState::num_output_placeholders)
     }
 
     /// Draft tokens of a request. Changes nothing.

@@ -21,6 +21,8 @@ const LOADS: u8 = 1;
 const EXTRA_KEYS: u8 = 2;
 /// The tag of the options of the config.
 const OPTIONS: u8 = 3;
+/// The tag of the first batches whose output belongs to requests.
+const OUTPUT: u8 = 4;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -30,10 +32,11 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 3] = [
+    let sections: [Section; 4] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
+        (OUTPUT, with_output(state).next().is_some(), write_output),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -76,6 +79,15 @@ fn write_options(out: &mut Writer, _: &State) {
     out.u8(HIDE_SALTS);
 }
 
+/// Write the first batch whose output belongs to each request, in row order.
+fn write_output(out: &mut Writer, state: &State) {
+    out.count(with_output(state).count());
+    for (row, batch) in with_output(state) {
+        out.u32(row);
+        out.u64(batch);
+    }
+}
+
 /// Read the sections up to the end. Fails with DamagedState.
 pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let mut last = None;
@@ -84,9 +96,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
         let read = match tag {
             LOADS => read_loads,
             EXTRA_KEYS => read_ends,
-            _ => read_options,
+            OPTIONS => read_options,
+            _ => read_output,
         };
-        if !(LOADS..=OPTIONS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=OUTPUT).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -185,6 +198,30 @@ fn read_options(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error>
     }
     state.config.hide_salts = true;
     Ok(())
+}
+
+/// Read the batches of output of the next bytes. Fails with DamagedState.
+fn read_output(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let mut last = None;
+    for _ in 0..source.u32()? {
+        let (row, batch) = (source.u32()?, source.u64()?);
+        let is_known = matches!(state.requests.get(row as usize), Some(Some(_)));
+        let rises = last.is_none_or(|last| last < row);
+        if !is_known || !rises || !(1..=state.batch.number).contains(&batch) {
+            return Err(source.damaged("no request gets output of such a batch"));
+        }
+        last = Some(row);
+        state.output_from[row as usize] = batch;
+    }
+    if last.is_none() {
+        return Err(source.damaged("a section holds nothing"));
+    }
+    Ok(())
+}
+
+/// The requests that do not take output of every batch, in row order.
+fn with_output(state: &State) -> impl Iterator<Item = (u32, u64)> + '_ {
+    (0..).zip(state.output_from.iter().copied()).filter(|&(_, batch)| batch > 0)
 }
 
 /// The extra keys of requests that have an end to write, with the rows, in order.

@@ -226,7 +226,7 @@ pub(crate) fn published_content(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// DRAFT: no block that holds scheduled drafts has a key.
+/// DRAFT: no block that holds scheduled drafts, or tokens to come, has a key.
 pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let num_tokens = request.num_tokens();
@@ -238,18 +238,24 @@ pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
             let mut held = table.iter().skip(if group.is_cross() { table.len() } else { first });
             if let Some(block) = held.find(|&&block| state.device.key(block).is_some()) {
                 let name = request.name();
-                return Err(format!("{name}: block {} holds drafts and has a key", block.0));
+                return Err(format!(
+                    "{name}: block {} holds unknown tokens and has a key",
+                    block.0
+                ));
             }
         }
     }
     Ok(())
 }
 
-/// COMPUTED: no request has computed more than its tokens and drafts, or the model's length.
+/// COMPUTED: no request has computed more than the model's length, or than its tokens and drafts,
+/// unless it runs without drafts: then tokens are to come.
 pub(crate) fn computed_bound(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
-        let most = request.num_tokens() + request.drafts.len() as u32;
-        let (most, computed) = (most.min(state.config.length_limit()), request.num_computed);
+        let (limit, computed) = (state.config.length_limit(), request.num_computed);
+        let to_come = request.drafts.is_empty() && request.status() == Status::Running;
+        let known = request.num_tokens() + request.num_drafts();
+        let most = if to_come { limit } else { known.min(limit) };
         if computed > most {
             return Err(format!("{} computed {computed} of {most} tokens", request.name()));
         }

@@ -251,7 +251,8 @@ impl Schedule {
             }
             let groups = (0..).zip(&state.config.groups);
             for ((index, group), table) in groups.zip(&state[write.row].tables) {
-                let Some(cap) = state.config.cap(index) else { continue };
+                let to_come = state[write.row].num_output_placeholders();
+                let Some(cap) = state.config.cap(index, to_come) else { continue };
                 let held = table.iter().filter(|&&block| !state.is_null(block)).count();
                 let blocks = write.num_slots.div_ceil(group.block_size) as usize;
                 if table.len() <= blocks && held > cap as usize {

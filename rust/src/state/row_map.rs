@@ -73,6 +73,29 @@ impl<T> RowMap<T> {
         }
     }
 
+    /// The same; false, with nothing done, if it has one.
+    #[inline(always)] // of each request in each step
+    pub fn insert_once(&mut self, row: Row, entry: T) -> bool {
+        let is_new = !matches!(self.places.get(row.index()), Some(1..));
+        if is_new {
+            self.insert_missing(row, entry);
+        }
+        is_new
+    }
+
+    /// The number of entries.
+    #[must_use]
+    pub fn num_entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Forget the entries that were added after the first `len`; none was removed since.
+    pub fn truncate(&mut self, len: usize) {
+        for (row, _) in self.entries.drain(len..) {
+            self.places[row.index()] = 0;
+        }
+    }
+
     /// Take the entry of a row.
     pub fn remove(&mut self, row: Row) -> Option<T> {
         let place = self.place(row)?;

@@ -110,10 +110,16 @@ impl RequestState {
         }
     }
 
-    /// Computed tokens that are no drafts.
+    /// Computed tokens that are known and no drafts.
     #[must_use]
     pub fn num_accepted(&self) -> u32 {
         self.num_computed.min(self.num_tokens())
+    }
+
+    /// Scheduled positions whose tokens are still to come.
+    #[must_use]
+    pub fn num_output_placeholders(&self) -> u32 {
+        if self.drafts.is_empty() { self.num_computed - self.num_accepted() } else { 0 }
     }
 
     /// Leading blocks of a group's table that have a hash. scale: the group's.
@@ -165,6 +171,8 @@ clone_in_place! {
         /// The request in each row, None if the row is free.
         pub(crate) requests: Vec<Option<RequestState>>,
         pub(crate) rows: HashMap<Arc<str>, Row>,
+        /// The first batch whose output still belongs to the request in each row.
+        pub(crate) output_from: Vec<u64>,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
         pub(crate) batch: OpenBatch,
@@ -202,6 +210,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction, waits)),
         requests: Vec::new(),
+        output_from: Vec::new(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
         batch: OpenBatch::default(),
@@ -307,8 +316,10 @@ impl State {
     #[must_use]
     pub fn num_settled(&self, row: Row) -> u32 {
         let record = self.batch.records.get(row);
-        let num_tokens =
-            record.map_or_else(|| self[row].num_accepted(), |record| record.num_computed_before);
+        let num_tokens = record.map_or_else(
+            || self[row].num_accepted(),
+            |record| record.num_computed_before.min(self[row].num_tokens()),
+        );
         self.resumable(row, num_tokens)
     }
 

@@ -15,15 +15,15 @@ use crate::trace::text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
 use crate::trace::words::{
-    Called, Failure, admitted, listed, nothing, number, numbers, read_done, read_hashes,
-    read_request, read_slot_request, text, write_host_tables, write_operations, write_owners,
-    write_queue, write_verdict, write_waiting,
+    Called, Failure, admitted, listed, nothing, number, numbers, read_append, read_done,
+    read_hashes, read_output, read_request, read_slot_request, text, write_host_tables,
+    write_operations, write_owners, write_queue, write_verdict, write_waiting,
 };
-use crate::transitions::allocate::Requests;
+use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::cancel::cancel;
 use crate::transitions::{
-    allocate, drain, fork, free, pins, publish, queries, requests, rewind, swap, transfers,
+    allocate, append, drain, fork, free, pins, publish, queries, requests, rewind, swap, transfers,
     truncate, window,
 };
 use crate::types::commands::Command;
@@ -83,11 +83,11 @@ impl Runner {
                 let request = read_request(words).ok_or(Failure::Words)?;
                 text(format!("row {}", requests::add_request(state, request)?.0))
             }
-            ("add_tokens", [id, tokens]) => nothing(requests::add_tokens(
-                state,
-                id,
-                &read_tokens(tokens).ok_or(Failure::Words)?,
-            )),
+            ("add_tokens", [id, tokens, options @ ..]) => {
+                let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
+                let output = read_output(Some(&tokens), options)?;
+                nothing(requests::add_tokens(state, id, output))
+            }
             ("add_block_hashes", [id, hashes]) => {
                 nothing(requests::add_block_hashes(state, id, read_hashes(hashes)))
             }
@@ -109,11 +109,9 @@ impl Runner {
                 admitted(allocate::allocate_slots(state, id, &slot_request), Value::Blocks)
             }
             ("append", words) => {
-                let pairs = words.iter().map(|word| word.split_once('=').ok_or(Failure::Words));
-                let (ids, tokens): (Vec<&str>, Vec<&str>) =
-                    pairs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-                let appended = allocate::append(state, Requests::Ids(&ids), &numbers(&tokens)?)?;
-                Ok(Value::Appended(appended))
+                let (ids, tokens, options) = read_append(words)?;
+                let output = read_output(tokens.as_deref(), options)?;
+                Ok(Value::Appended(append::append(state, Requests::Ids(&ids), output)?))
             }
             ("cache_blocks", [id, count]) => {
                 nothing(publish::cache_blocks(state, id, number(count)?))
@@ -211,6 +209,7 @@ impl Runner {
                 text(write_host_tables(&queries::find_request(state, id)?.host_tables))
             }
             ("computed", [id]) => text(queries::find_request(state, id)?.num_computed),
+            ("to_come", [id]) => text(queries::find_request(state, id)?.num_output_placeholders()),
             ("drafts", [id]) => text(queries::find_request(state, id)?.drafts.len()),
             ("status", [id]) => text(queries::find_request(state, id)?.status().name()),
             ("row", [id]) => text(state.request(id)?.0),

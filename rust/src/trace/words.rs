@@ -14,7 +14,7 @@ use crate::types::errors::Error;
 use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
 use crate::types::ids::{BlockId, Table};
 use crate::types::keys::HASH_SIZE;
-use crate::types::values::{Admitted, GivenHashes, Hit, Request, Verdict};
+use crate::types::values::{Admitted, GivenHashes, Hit, Output, Request, Verdict};
 
 /// Why a call has no value.
 #[derive(Debug)]
@@ -119,6 +119,35 @@ pub fn read_done(word: &str) -> Result<bool, Failure> {
 /// The number of a word.
 pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, Failure> {
     word.parse().map_err(|_| Failure::Words)
+}
+
+/// The ids of an append, its tokens (None if they are to come), and its options.
+pub fn read_append<'a>(words: &'a [&'a str]) -> Result<Appending<'a>, Failure> {
+    let (words, options) = match words.split_last() {
+        Some((last, first)) if last.starts_with("batch=") => (first, &words[first.len()..]),
+        _ => (words, &words[words.len()..]),
+    };
+    let parts = words.iter().map(|word| word.split_once('=').unwrap_or((word, "")));
+    let (ids, tokens): (Vec<&str>, Vec<&str>) = parts.unzip();
+    let known = tokens.iter().any(|token| !token.is_empty());
+    let tokens = if known { Some(numbers(&tokens)?) } else { None };
+    Ok((ids, tokens, options))
+}
+
+/// Ids, tokens, options.
+pub type Appending<'a> = (Vec<&'a str>, Option<Vec<u32>>, &'a [&'a str]);
+
+/// What a batch sampled, by its options in words.
+pub fn read_output<'a>(tokens: Option<&'a [u32]>, options: &[&str]) -> Result<Output<'a>, Failure> {
+    let mut output = Output { tokens, ..Output::default() };
+    for option in options {
+        match option.split_once('=') {
+            Some(("rejected", value)) => output.num_rejected = number(value)?,
+            Some(("batch", value)) => output.batch = Some(number(value)?),
+            _ => return Err(Failure::Words),
+        }
+    }
+    Ok(output)
 }
 
 /// The number of each word.

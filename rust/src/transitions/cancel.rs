@@ -88,7 +88,8 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
         }
     }
     if request.host_tables.is_empty() {
-        cut_tables(state, row, num_tokens);
+        let to_come = state[row].num_output_placeholders();
+        cut_tables(state, row, num_tokens, to_come);
     } else if num_tokens < request.num_computed {
         drop_host(state, row);
     }

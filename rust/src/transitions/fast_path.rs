@@ -79,7 +79,9 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
 
 /// Whether the plan of one more token takes and gives nothing, and the token fills no block.
 fn is_nothing(state: &State, row: Row) -> bool {
-    let Ok(Ok(plan)) = plan_allocation(state, row, &SlotRequest::new(1)) else { return false };
+    let Ok(Ok(plan)) = plan_allocation(state, row, &SlotRequest::next(&state[row])) else {
+        return false;
+    };
     let full = |(group, &cached): (&Group, &u32)| plan.num_scheduled / group.block_size > cached;
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
     let publishes = state.config.publishes_at_once() && groups.any(full);
@@ -109,6 +111,7 @@ mod tests {
         for token in 6..11 {
             quiet.push(is_known_quiet(&state[row], state.num_pins));
             append(&mut state, Requests::Rows(&[row.0]), &[token]).unwrap();
+            take_batch(&mut state).unwrap();
         }
         assert_eq!(quiet, [true, true, false, false, true]);
         assert_eq!(state[row].num_cached, [2]);

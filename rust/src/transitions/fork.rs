@@ -42,6 +42,7 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
         *cached = (computed / group.block_size).min(*cached);
     }
     state[row] = child;
+    state.output_from[row.index()] = state.output_from[parent_row.index()];
     for (group, mut table) in (0..).zip(tables) {
         table.truncate(state.num_kept(group, &table, computed));
         TableEdit::of(state, row, group).share(table);

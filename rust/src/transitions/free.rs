@@ -32,7 +32,7 @@ pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
     } else if state[row].holds_blocks() {
         abandon_loads(state, row);
         leave_open_batch(state, row);
-        cut_tables(state, row, 0);
+        cut_tables(state, row, 0, 0);
         state[row].preempted = true;
     }
     Ok(())
@@ -100,7 +100,7 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     }
     let request_id = &request_mut(requests, row).request_id;
     batch.merges.retain(|merge| !is_unwritten(config, merge, &record, request_id));
-    cut_tables(state, row, record.num_computed_before);
+    cut_tables(state, row, record.num_computed_before, 0);
 }
 
 /// Whether a merge waits for a block that the open batch would have written for a request.
@@ -111,10 +111,10 @@ fn is_unwritten(config: &Config, merge: &Merge, record: &BatchRecord, request_id
 
 /// Keep the blocks of `num_tokens` tokens and release the rest, tail first.
 ///
-/// Drafts go. The computed count falls to num_tokens if it is above, and to 0, with all blocks,
-/// if the window that it needs was given back.
-pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
-    let mut num_computed = state[row].num_accepted().min(num_tokens);
+/// Drafts go, and positions to come from num_to_come on. The computed count falls to num_tokens if
+/// it is above, and to 0, with all blocks, if the window that it needs was given back.
+pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_to_come: u32) {
+    let mut num_computed = (state[row].num_accepted() + num_to_come).min(num_tokens);
     if state.resumable(row, num_computed) < num_computed {
         (num_computed, num_tokens) = (0, 0);
     }

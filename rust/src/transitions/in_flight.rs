@@ -65,6 +65,30 @@ pub(crate) fn lower(state: &mut State, row: Row, num_tokens: u32) {
     }
 }
 
+/// Let batches begin earlier at a request, which drops positions to come before their first.
+///
+/// above: the known tokens, before which nothing moves.
+pub(crate) fn shift(state: &mut State, row: Row, above: u32, num_tokens: u32) {
+    let moved = |before: u32| above.max(before.saturating_sub(num_tokens));
+    let entries = |known: &mut RequestEntry| {
+        if known.before > above {
+            known.before = moved(known.before);
+            known.restore = known.restore.min(known.before);
+        }
+    };
+    if let Some(record) = state.batch.records.get_mut(row)
+        && record.num_computed_before > above
+    {
+        record.num_computed_before = moved(record.num_computed_before);
+    }
+    for batch in &mut state.in_flight {
+        if batch.entries.get(row).is_some_and(|known| known.before > above) {
+            Arc::make_mut(batch).entries.rows.get_mut(row).into_iter().for_each(entries);
+        }
+    }
+    state.batch.entries.rows.get_mut(row).into_iter().for_each(entries);
+}
+
 /// Give a forked child its parent's entries; no batch schedules it.
 pub(crate) fn inherit(state: &mut State, parent: Row, child: Row) {
     for batch in &mut state.in_flight {

@@ -2,6 +2,7 @@
 //! All calls of an engine on the core: each takes the state and changes it, or refuses.
 
 pub mod allocate;
+pub mod append;
 pub mod batches;
 pub mod cancel;
 pub mod drain;
@@ -9,6 +10,7 @@ pub(crate) mod fast_path;
 pub mod fork;
 pub mod free;
 pub(crate) mod in_flight;
+pub mod output;
 pub mod pins;
 pub mod plan;
 pub mod prefix_lookup;

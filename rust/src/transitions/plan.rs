@@ -132,7 +132,7 @@ pub fn plan_allocation(
     let needed = fixed + grown;
     let most = || step_most(state, request, slot_request, &lengths);
     if let Some(refused) = refuse(state, needed, available, most, reserve) {
-        let trims = plan_trims(state, row, visible_from(state, row, request.num_computed));
+        let trims = plan_trims(state, row, visible_from(state, row, request.num_accepted()));
         return Ok(Err(Refusal { row, refused, trims }));
     }
     preallocate(state, request, &hits, &mut growth, available - needed - reserve);
@@ -158,7 +158,7 @@ pub fn fits_in_place(state: &State, row: Row) -> bool {
         let block = table.get((request.num_computed / group.block_size) as usize);
         block.is_some_and(|&block| state.device.is_writable(block))
     });
-    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &SlotRequest::new(1))));
+    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &SlotRequest::next(request))));
     fits
 }
 
@@ -182,7 +182,11 @@ pub fn measure(state: &State, row: Row, slot_request: &SlotRequest) -> Lengths {
         total,
         scheduled: scheduled as u32,
         slots: slots as u32,
-        seen_from: if state.has_windows { visible_from(state, row, total) } else { total },
+        seen_from: if state.has_windows {
+            visible_from(state, row, total.min(state[row].num_tokens()))
+        } else {
+            total
+        },
     }
 }
 
@@ -289,6 +293,7 @@ pub fn gate_need(
     lengths: &Lengths,
 ) -> (i64, i64) {
     let num_full = request.num_tokens().min(state.config.length_limit()).max(lengths.slots);
+    let num_to_come = lengths.scheduled.saturating_sub(request.num_tokens());
     let (mut needed, mut most) = (0, 0);
     for (index, group) in (0..).zip(&state.config.groups) {
         let held = i64::from(num_held(request, hits, index as usize));
@@ -300,7 +305,7 @@ pub fn gate_need(
         }
         let skipped = i64::from(skipped_blocks(group, lengths.seen_from));
         let mut fresh = (blocks - held.max(skipped)).max(0);
-        if let Some(cap) = state.config.cap(index).map(i64::from) {
+        if let Some(cap) = state.config.cap(index, num_to_come).map(i64::from) {
             let table = request.tables[index as usize].iter();
             let live = table.chain(hits.get(index as usize).into_iter().flatten());
             let num_live = live.filter(|&&block| !state.is_null(block)).count() as i64;
@@ -326,7 +331,7 @@ pub fn step_most(
             let blocks = slot_request.num_encoder_tokens().div_ceil(group.block_size);
             return (table.len() as i64).max(i64::from(blocks));
         }
-        let skipped = skipped_blocks(group, lengths.total);
+        let skipped = skipped_blocks(group, lengths.total.min(request.num_tokens()));
         i64::from(lengths.slots.div_ceil(group.block_size)) - i64::from(skipped)
     };
     state.config.groups.iter().zip(&request.tables).map(most).sum()

@@ -14,13 +14,14 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
-use crate::transitions::in_flight::forget;
+use crate::transitions::in_flight::{forget, shift};
+use crate::transitions::output::{check_output, check_sampled, publish_filled};
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
 use crate::types::ids::{Row, Table};
 use crate::types::keys::HASH_SIZE;
-use crate::types::values::{GivenHashes, Request};
+use crate::types::values::{GivenHashes, Output, Request};
 
 /// Make a request known; returns its row.
 ///
@@ -46,13 +47,42 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
     Ok(row)
 }
 
-/// Add tokens behind those that a request has; full blocks are hashed. Fails with UnknownRequest,
-/// EmptyTokens, DraftsPending.
-pub fn add_tokens(state: &mut State, request_id: &str, tokens: &[u32]) -> Result<(), Error> {
+/// Add tokens behind those that a request has; they fill positions to come, in order, and full
+/// blocks are hashed and become findable.
+///
+/// The last positions to come that were rejected are dropped first, at most all. Fails with
+/// UnknownRequest, EmptyTokens, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken,
+/// StaleOutput.
+pub fn add_tokens<'a>(
+    state: &mut State,
+    request_id: &str,
+    output: impl Into<Output<'a>>,
+) -> Result<(), Error> {
     let row = state.request(request_id)?;
+    let Output { tokens, num_rejected, batch } = output.into();
+    let tokens = tokens.unwrap_or(&[]);
     check_tokens(request_id, tokens)?;
+    check_count("num_rejected", num_rejected, 0)?;
+    if let Some(batch) = batch {
+        check_count("batch", batch, 0)?;
+    }
     check_no_drafts(&state[row])?;
+    check_sampled(state, row)?;
+    check_output(state, row, batch)?;
+    let request = &state[row];
+    let (num_known, to_come) = (request.num_tokens(), request.num_output_placeholders());
+    let dropped = i64::from(to_come).min(num_rejected) as u32;
+    if dropped > 0 {
+        shift(state, row, num_known, dropped);
+        state[row].num_computed -= dropped;
+    }
+    if let Some(batch) = batch {
+        state.output_from[row.index()] = batch as u64 + 1;
+    }
     extend(state, row, tokens);
+    if to_come > 0 {
+        publish_filled(state, row);
+    }
     Ok(())
 }
 
@@ -71,10 +101,11 @@ pub fn add_block_hashes(
 /// Put guessed tokens behind those of a request, in place of the guesses before; none is fine.
 ///
 /// They can be scheduled, and are published only when they were accepted. Fails with
-/// UnknownRequest, SwappedOut, LoadUnfinished, DraftsPending.
+/// UnknownRequest, SwappedOut, LoadUnfinished, DraftsPending, PlaceholdersPending.
 pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Result<(), Error> {
     let row = state.idle(request_id)?;
     check_drafts_settled(&state[row])?;
+    check_no_placeholders(&state[row])?;
     let request = &mut state[row];
     (request.drafts, request.quiet_until) = (tokens, 0);
     Ok(())
@@ -83,11 +114,12 @@ pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Resu
 /// Make the first drafts tokens of the request and drop the others; its blocks stay.
 ///
 /// The computed count falls to the accepted tokens. Fails with UnknownRequest, SwappedOut,
-/// InvalidCount, InOpenBatch, BeyondDrafts.
+/// InvalidCount, PlaceholdersPending, InOpenBatch, BeyondDrafts.
 pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<(), Error> {
     let row = state.on_device(request_id)?;
     let request = &state[row];
     check_count("num_accepted", num_accepted, 0)?;
+    check_no_placeholders(request)?;
     let num_scheduled = i64::from(request.num_computed - request.num_accepted());
     if num_scheduled > 0 && state.batch.records.get(row).is_some() {
         return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
@@ -122,6 +154,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
         state.rows.remove(request_id);
     }
     state.requests[row.index()] = None;
+    state.output_from[row.index()] = 0;
     forget(state, row);
     forget_reporter(state, row);
     state.free_rows.push(row);
@@ -156,10 +189,20 @@ pub fn check_drafts_settled(request: &RequestState) -> Result<(), Error> {
     if request.num_computed > request.num_tokens() { check_no_drafts(request) } else { Ok(()) }
 }
 
+/// Fails with PlaceholdersPending while tokens of scheduled positions are to come.
+fn check_no_placeholders(request: &RequestState) -> Result<(), Error> {
+    let num_placeholders = i64::from(request.num_output_placeholders());
+    if num_placeholders == 0 {
+        return Ok(());
+    }
+    Err(Error::PlaceholdersPending { request: request.name(), num_placeholders })
+}
+
 /// Put a request without tokens in a row of its own; returns it.
 pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
     let row = state.free_rows.pop().unwrap_or_else(|| {
         state.requests.push(None);
+        state.output_from.push(0);
         Row((state.requests.len() - 1) as u32)
     });
     let num_groups = state.config.groups.len();

@@ -16,7 +16,9 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
-use crate::transitions::unconfirmed_loads::{first_reported, most_loaded, spoil, spoilt_requests};
+use crate::transitions::unconfirmed_loads::{
+    first_reported, most_loaded, reached, spoil, spoilt_requests,
+};
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
 
@@ -40,16 +42,20 @@ pub fn rewind(
     kept.extend(spoilt_requests(state, &rows, count));
     let falling: Vec<Row> = kept.iter().map(|&(row, _)| row).collect();
     check_leaving(state, &falling)?;
-    check_held(state, &falling, &rows, count)?;
+    check_held(state, &kept, &rows, count)?;
     for &row in &rows {
         for block in unwritten(state, row, count) {
             state.device.unpublish(block, &mut state.effects);
         }
     }
+    let stale: Vec<Row> = falling.iter().copied().chain(reached(state, &rows, count)).collect();
     spoil(state, &rows, count);
     let before: Vec<u32> = falling.iter().map(|&row| state[row].num_computed).collect();
     for (row, num_tokens) in kept {
         fall(state, row, num_tokens);
+    }
+    for row in stale {
+        state.output_from[row.index()] = state.batch.number;
     }
     let fell = falling.into_iter().zip(before);
     Ok(fell.filter(|&(row, count)| state[row].num_computed < count).map(|(row, _)| row).collect())
@@ -80,7 +86,7 @@ fn fall(state: &mut State, row: Row, num_tokens: u32) {
     let num_tokens = num_tokens.min(num_loaded(state, row));
     abandon_loads(state, row);
     leave_open_batch(state, row);
-    cut_tables(state, row, num_tokens);
+    cut_tables(state, row, num_tokens, 0);
 }
 
 /// The tokens that a request counts, without those that are still being loaded.
@@ -112,10 +118,12 @@ fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
     blocks
 }
 
-/// Fails with HeldByOthers if requests that do not fall count tokens that these leave unwritten.
+/// Fails with HeldByOthers if a request goes on counting tokens that these leave unwritten.
+///
+/// kept: the tokens that those which fall keep at most.
 fn check_held(
     state: &State,
-    falling: &[Row],
+    kept: &[(Row, u32)],
     rewound: &[Row],
     num_tokens: u32,
 ) -> Result<(), Error> {
@@ -131,10 +139,12 @@ fn check_held(
     let mut others: BTreeSet<&str> = BTreeSet::new();
     for (row, other) in (0..).map(Row).zip(&state.requests) {
         let Some(other) = other else { continue };
-        if other.num_computed <= num_tokens || falling.contains(&row) {
+        let most = kept.iter().find(|(each, _)| *each == row).map_or(u32::MAX, |&(_, most)| most);
+        let count = other.num_computed.min(most);
+        if count <= num_tokens {
             continue;
         }
-        for block in counted(state, other, num_tokens) {
+        for block in counted(state, other, num_tokens, count) {
             if shared.contains(&block) {
                 blocks.insert(block);
                 others.insert(&other.request_id);
@@ -150,16 +160,17 @@ fn check_held(
     })
 }
 
-/// The blocks in which a request counts tokens past a given count.
+/// The blocks in which a request's tokens from num_tokens up to an end are.
 fn counted<'a>(
     state: &'a State,
     request: &'a RequestState,
     num_tokens: u32,
+    end: u32,
 ) -> impl Iterator<Item = BlockId> + 'a {
     let tables = state.config.groups.iter().zip(&request.tables);
     tables.filter(|(group, _)| !group.is_cross()).flat_map(move |(group, table)| {
         let first = (num_tokens / group.block_size) as usize;
-        let end = request.num_computed.div_ceil(group.block_size) as usize;
+        let end = end.div_ceil(group.block_size) as usize;
         table.iter().take(end).skip(first).copied()
     })
 }

@@ -6,7 +6,7 @@
 //! Source: S000-01, 04, 21, 22, 25. Twin: kvcore/transitions/slot_request.py.
 
 use crate::state::state::{NULL_BLOCK, RequestState, State};
-use crate::transitions::requests::check_drafts_settled;
+use crate::transitions::requests::{check_drafts_settled, check_no_drafts};
 use crate::types::errors::{Error, check_count};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::BlockId;
@@ -53,6 +53,8 @@ pub struct SlotRequest {
     pub full_sequence_must_fit: bool,
     /// How many blocks to leave free.
     pub reserved_blocks: i64,
+    /// So many of the positions may lie behind the known tokens, whose ids come later.
+    pub num_output_placeholders: i64,
     /// A load fills the blocks of the external tokens, so they are not zeroed.
     pub loads: bool,
 }
@@ -64,13 +66,22 @@ impl SlotRequest {
         SlotRequest { num_new_tokens, ..SlotRequest::default() }
     }
 
+    /// The next token of a request, which may be one to come.
+    #[must_use]
+    #[inline]
+    pub(crate) fn next(request: &RequestState) -> Self {
+        let num_output_placeholders = i64::from(request.num_computed >= request.num_tokens());
+        SlotRequest { num_output_placeholders, ..SlotRequest::new(1) }
+    }
+
     /// The optional counts besides the new tokens, by name.
-    pub fn counts(&mut self) -> [(&'static str, &mut i64); 4] {
+    pub fn counts(&mut self) -> [(&'static str, &mut i64); 5] {
         [
             ("num_lookahead_tokens", &mut self.num_lookahead_tokens),
             ("num_external_computed_tokens", &mut self.num_external_computed_tokens),
             ("num_encoder_tokens", &mut self.num_encoder_tokens),
             ("reserved_blocks", &mut self.reserved_blocks),
+            ("num_output_placeholders", &mut self.num_output_placeholders),
         ]
     }
 
@@ -101,7 +112,8 @@ pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
     check_count("num_lookahead_tokens", slot_request.num_lookahead_tokens, 0)?;
     check_count("num_external_computed_tokens", slot_request.num_external_computed_tokens, 0)?;
     check_count("num_encoder_tokens", slot_request.num_encoder_tokens, 0)?;
-    check_count("reserved_blocks", slot_request.reserved_blocks, 0)
+    check_count("reserved_blocks", slot_request.reserved_blocks, 0)?;
+    check_count("num_output_placeholders", slot_request.num_output_placeholders, 0)
 }
 
 /// The hit blocks per group, none without a hit. Fails for nothing to do, wrong hits, and
@@ -115,6 +127,9 @@ pub fn check_slot_request(
         return Err(Error::InvalidCount { name: "num_new_tokens", value: 0, least: 1 });
     }
     check_drafts_settled(request)?;
+    if slot_request.num_output_placeholders > 0 {
+        check_no_drafts(request)?;
+    }
     if slot_request.num_encoder_tokens > 0 && !state.config.groups.iter().any(Group::is_cross) {
         let num_encoder_tokens = slot_request.num_encoder_tokens;
         return Err(Error::NoEncoderGroup { request: request.name(), num_encoder_tokens });
@@ -177,7 +192,8 @@ pub fn check_hit(
         .collect()
 }
 
-/// Fails unless the request has the tokens, drafts included, and the model takes them.
+/// Fails unless the request has the tokens, those that may come later and drafts included, and the
+/// model takes them.
 pub fn check_length(
     state: &State,
     request: &RequestState,
@@ -192,8 +208,9 @@ pub fn check_length(
         return Err(Error::BeyondModelLength { request, requested, max_model_len: limit });
     }
     let num_tokens = i64::from(request.num_tokens());
-    let num_guessed = request.drafts.len() as i64;
-    if num_total > num_tokens || num_scheduled > num_tokens + num_guessed {
+    let known = num_total.max(num_tokens + request.drafts.len() as i64);
+    let beyond = num_total > num_tokens.max(i64::from(request.num_computed));
+    if beyond || num_scheduled > known + slot_request.num_output_placeholders {
         let request = request.name();
         return Err(Error::TooManyTokens { request, num_tokens, requested: num_scheduled });
     }

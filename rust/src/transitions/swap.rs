@@ -40,9 +40,10 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swap
         state.check_idle(row)?;
     }
     check_leaving(state, &rows)?;
+    let counts: Vec<(Row, u32)> = rows.iter().map(|&row| (row, num_saved(state, row))).collect();
     let mut seen = HashSet::new();
-    let blocks: Vec<BlockId> =
-        rows.iter().flat_map(|&row| kept(state, row)).filter(|&block| seen.insert(block)).collect();
+    let held = counts.iter().flat_map(|&(row, num_tokens)| kept(state, row, num_tokens));
+    let blocks: Vec<BlockId> = held.filter(|&block| seen.insert(block)).collect();
     let host = state.host_tier()?;
     if blocks.len() as u32 > host.num_free() {
         let refused = refuse(host, blocks.len() as u32, 0);
@@ -60,7 +61,7 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swap
         host.note_use(host_block, batch.number);
     }
     let swapped = Swapped { num_copied: blocks.len() as u32, num_found: 0 };
-    move_out(state, &rows, &blocks.into_iter().zip(taken).collect());
+    move_out(state, &counts, &blocks.into_iter().zip(taken).collect());
     Ok(Ok(swapped))
 }
 
@@ -97,9 +98,20 @@ fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
     Refused::new(reason, u64::from(needed), pool.num_free().saturating_sub(watermark))
 }
 
-/// The blocks of a request that hold tokens computed before the open batch, in table order.
-fn kept(state: &State, row: Row) -> impl Iterator<Item = BlockId> + '_ {
-    let num_tokens = state.num_settled(row);
+/// The tokens that a request keeps when it is swapped out: those computed before the open batch.
+///
+/// One token less than it has if others are to come: the next one is sampled again.
+fn num_saved(state: &State, row: Row) -> u32 {
+    let request = &state[row];
+    if request.num_output_placeholders() == 0 {
+        return state.num_settled(row);
+    }
+    let before = state.batch.records.get(row).map_or(u32::MAX, |each| each.num_computed_before);
+    state.resumable(row, before.min(request.num_tokens() - 1))
+}
+
+/// The blocks of a request that hold its first tokens, in table order.
+fn kept(state: &State, row: Row, num_tokens: u32) -> impl Iterator<Item = BlockId> + '_ {
     let held = move |(group_id, table): (u32, &'_ Table)| {
         table[..state.num_kept(group_id, table, num_tokens)].to_vec()
     };
@@ -108,10 +120,11 @@ fn kept(state: &State, row: Row) -> impl Iterator<Item = BlockId> + '_ {
 }
 
 /// Put the requests' tables on the host side and give back their device blocks, tail first.
-fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>) {
+///
+/// counts: the tokens that each keeps.
+fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId, BlockId>) {
     let mut owned: HashSet<BlockId> = HashSet::new();
-    for &row in rows {
-        let num_computed = state.num_settled(row);
+    for &(row, num_computed) in counts {
         let side = |(group_id, table): (u32, &Table)| -> Table {
             let held = &table[..state.num_kept(group_id, table, num_computed)];
             let target = |block: &BlockId| {
@@ -127,7 +140,7 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
             }
         }
         let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
-        cut_tables(state, row, 0);
+        cut_tables(state, row, 0, 0);
         if let Some(loads) = loads {
             state.loads = loads;
         }

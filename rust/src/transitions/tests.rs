@@ -2,7 +2,8 @@
 //! What the unit tests of the transitions share.
 
 pub(crate) use crate::state::state::{State, make_state};
-pub(crate) use crate::transitions::allocate::{Requests, allocate_slots, append};
+pub(crate) use crate::transitions::allocate::allocate_slots;
+pub(crate) use crate::transitions::append::{Requests, append};
 pub(crate) use crate::transitions::batches::{complete, take_batch};
 pub(crate) use crate::transitions::requests::add_request;
 pub(crate) use crate::transitions::slot_request::SlotRequest;

@@ -186,7 +186,7 @@ fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
         return;
     }
     let end = std::mem::take(&mut request.load_end);
-    cut_tables(state, row, end);
+    cut_tables(state, row, end, 0);
     let count = match state.config.publish {
         Publish::Scheduled => state[row].num_accepted(),
         Publish::Completed => num_finished(state, row),

@@ -25,7 +25,8 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     check_leaving(state, &[row])?;
     leave_open_batch(state, row);
     let kept = num_tokens as u32;
-    cut_tables(state, row, kept);
+    cut_tables(state, row, kept, 0);
+    state.output_from[row.index()] = state.batch.number;
     let size = state.hash_block_size;
     let request = &mut state[row];
     request.tokens.truncate(kept as usize);

@@ -141,6 +141,17 @@ pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> V
     kept
 }
 
+/// The requests that ever counted tokens which a report says did not come, also if they left.
+pub(crate) fn reached(state: &State, rows: &[Row], num_tokens: u32) -> Vec<Row> {
+    let reported = state.loads.iter().filter(|load| load.is_reported(rows, num_tokens));
+    let counted = |load: &UnconfirmedLoad| {
+        let end = num_tokens.max(load.first);
+        let reporters = load.reporters.iter().filter(move |each| each.most > end);
+        reporters.map(|each| each.row).collect::<Vec<Row>>()
+    };
+    reported.flat_map(counted).collect()
+}
+
 /// Withdraw the keys of what rests on the loads that are reported; these end there.
 pub(crate) fn spoil(state: &mut State, rows: &[Row], num_tokens: u32) {
     let State { loads, device, effects, .. } = state;

@@ -171,11 +171,13 @@ impl Config {
     }
 
     /// Most blocks that a request holds at once in a group, None if it keeps everything.
+    ///
+    /// num_to_come: its scheduled positions whose tokens are to come.
     #[must_use]
-    pub fn cap(&self, group_id: u32) -> Option<u32> {
+    pub fn cap(&self, group_id: u32, num_to_come: u32) -> Option<u32> {
         let limit = self.length_limit();
-        let max_num_batched = self.max_num_batched_tokens.unwrap_or(limit);
-        admission_cap(&self.groups[group_id as usize], max_num_batched, limit)
+        let step = self.max_num_batched_tokens.unwrap_or(limit).saturating_add(num_to_come);
+        admission_cap(&self.groups[group_id as usize], step, limit)
     }
 
     /// Most blocks that one request holds over all groups on its way to `num_tokens` tokens.
@@ -183,7 +185,7 @@ impl Config {
     pub fn blocks_for(&self, num_tokens: u32) -> u64 {
         let held = |(index, group): (u32, &Group)| {
             let blocks = num_tokens.div_ceil(group.block_size);
-            u64::from(self.cap(index).map_or(blocks, |cap| blocks.min(cap)))
+            u64::from(self.cap(index, 0).map_or(blocks, |cap| blocks.min(cap)))
         };
         (0..).zip(&self.groups).filter(|(_, group)| !group.is_cross()).map(held).sum()
     }

@@ -5,6 +5,7 @@ pub(crate) mod clone_in_place;
 pub mod commands;
 pub mod config;
 pub mod effects;
+pub mod error_fields;
 pub mod errors;
 pub mod event_log;
 pub mod events;

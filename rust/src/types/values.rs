@@ -168,6 +168,23 @@ pub struct Swapped {
 /// The value of a call that may be refused.
 pub type Admitted<T> = Result<T, Refused>;
 
+/// What a batch sampled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Output<'a> {
+    /// Its tokens; None: they are to come.
+    pub tokens: Option<&'a [u32]>,
+    /// The last positions to come that are dropped first.
+    pub num_rejected: i64,
+    /// The number of the batch, if it is known.
+    pub batch: Option<i64>,
+}
+
+impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for Output<'a> {
+    fn from(tokens: &'a T) -> Self {
+        Output { tokens: Some(tokens.as_ref()), ..Output::default() }
+    }
+}
+
 /// How far an `append` came: requests from the refused one on are untouched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Appended {

@@ -242,6 +242,7 @@ def test_a_block_is_hashed_once_and_a_token_that_fills_none_costs_nothing(
     hashed.clear()  # the check of a step hashes anew, as a second opinion
     for token in range(1_000, 1_007):
         manager.append(["a"], [token])
+        manager.take_batch()
     assert hashed == []
     manager.append(["a"], [1_007])
     assert hashed == [tuple(range(992, 1_008))]

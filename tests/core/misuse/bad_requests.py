@@ -9,7 +9,6 @@ from typing import Any
 from kvcore import KVCacheManager, Request
 from kvcore.types.errors import (
     BeyondComputed,
-    BeyondModelLength,
     BeyondRequest,
     EmptyRequestId,
     EmptyTokens,
@@ -184,6 +183,8 @@ TOKENS = [
     ),
 ]
 
+TWICE = RepeatedRequest(request="runs", reason="is named twice in one call")
+
 APPENDS = [
     bad(
         crowd,
@@ -196,14 +197,9 @@ APPENDS = [
     bad(crowd, LengthMismatch(num_requests=1, num_tokens=0), "append", ["runs"], []),
     bad(crowd, LengthMismatch(num_requests=0, num_tokens=1), "append", [], [1]),
     bad(crowd, LengthMismatch(num_requests=2, num_tokens=1), "append", array("i", [0, 2]), b"1"),
-    # "runs" takes three more tokens; the fourth would be the ninth of a model that takes eight.
-    bad(
-        crowd,
-        BeyondModelLength(request="runs", requested=9, max_model_len=8),
-        "append",
-        ["runs", "waits", "runs", "runs", "runs"],
-        [1, 1, 1, 1, 1],
-    ),
+    bad(crowd, TWICE, "append", ["runs", "runs"], [1, 1]),
+    bad(crowd, NotRunning(request="waits"), "append", ["runs", "waits"], [1, 1]),
+    bad(crowd, NotRunning(request="waits"), "append", ["waits"]),
 ]
 
 PLACES = [

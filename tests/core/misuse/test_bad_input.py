@@ -25,6 +25,7 @@ from tests.core.misuse import (
     bad_blocks,
     bad_drafts,
     bad_operations,
+    bad_output,
     bad_requests,
 )
 from tests.helpers.misuse import check_error, rows_by_call
@@ -33,6 +34,7 @@ from tests.helpers.stories import unchanged
 ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
+    *bad_output.ROWS,
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.

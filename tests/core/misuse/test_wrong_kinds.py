@@ -71,7 +71,6 @@ WRONG: list[tuple[Misuse, str, str]] = [
     (lambda m: m.append(FIVE, [1]), "requests", "5"),
     (lambda m: m.append({"r": 1}, [1]), "requests", "{'r': 1}"),
     (lambda m: m.append(["r"], FIVE), "tokens", "5"),
-    (lambda m: m.append(["r"], NOTHING), "tokens", "None"),
     (lambda m: m.append(["r"], "text"), "tokens", "'text'"),
     (lambda m: m.add_tokens("r", FIVE), "tokens", "5"),
     (lambda m: m.add_drafts("r", {1}), "tokens", "{1}"),

@@ -113,7 +113,7 @@ def test_what_was_computed_before_the_load_stays_with_those_that_share_it(
     manager.allocate_slots("a", 1, hit, num_external_computed_tokens=4)
     admit(manager, "b")
     manager.take_batch()
-    with pytest.raises(HeldByOthers, match=r"counted by requests \['first'\] too"):
+    with pytest.raises(HeldByOthers, match=r"counted by requests \['b', 'first'\] too"):
         manager.rewind(["a"], 0)
     assert manager.rewind(["a"], 2) == ("a", "b")
     assert [manager.num_computed_tokens(name) for name in ("first", "a", "b")] == [2, 2, 2]
@@ -180,7 +180,8 @@ def test_a_load_that_leaves_the_open_batch_is_no_load(backend: Backend) -> None:
 
 def test_a_report_in_mid_step_takes_the_spoilt_out_of_the_open_batch(backend: Backend) -> None:
     manager = loaded(backend)
-    manager.append(["a"], [9])
+    manager.add_tokens("a", [9])
+    manager.allocate_slots("a", 1)
     add(manager, "late", TOKENS)
     admit(manager, "late")
     add(manager, "apart", [50, 51])

@@ -22,6 +22,7 @@ def test_a_request_that_grows_takes_its_spare_room_with_it(backend: Backend) -> 
     # Five more tokens need no block; the seventh needs one, and takes two more.
     for token in range(1, 6):
         manager.append(["a"], [token])
+        manager.take_batch()
     assert blocks(manager, "a") == [1, 2, 3]
     manager.append(["a"], [6])
     assert blocks(manager, "a") == [1, 2, 3, 4, 5, 6]

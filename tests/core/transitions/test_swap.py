@@ -181,8 +181,8 @@ def test_what_the_open_batch_publishes_is_no_hit_for_a_swap_in(manager: KVCacheM
 
 
 def test_what_the_open_batch_scheduled_is_not_copied(manager: KVCacheManager) -> None:
-    manager.append(["a"], [3])  # fills block 2
-    manager.append(["a"], [4])  # opens block 3
+    manager.add_tokens("a", [3, 4])
+    manager.allocate_slots("a", 2)  # fills block 2, opens block 3
     assert blocks(manager, "a") == [1, 2, 3]
     manager.swap_out(["a"])
     copies = [each for each in step(manager) if isinstance(each, SwapOut)]

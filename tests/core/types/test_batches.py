@@ -186,7 +186,7 @@ def test_the_batch_is_what_the_calls_emitted_one_after_the_other() -> None:
     emitted: list[Command] = []
     for name, args in (
         ("allocate_slots", ("a", 3)),
-        ("append", (["a"], [3])),
+        ("fork", ("a", "b")),
         ("evict_blocks", ([1],)),
         ("free", ("a",)),
     ):

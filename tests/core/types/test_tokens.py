@@ -125,13 +125,13 @@ def test_append_of_nothing_is_no_change(backend: Backend) -> None:
         assert manager.append(array("i"), array("i")) == Appended(0)
 
 
-def test_append_may_name_a_request_more_than_once(backend: Backend) -> None:
+def test_append_without_tokens_schedules_those_to_come(backend: Backend) -> None:
     manager = make(backend)
-    manager.add_request(Request("a", [1]))
-    manager.allocate_slots("a", 1)
-    assert manager.append(["a", "a", "a"], [2, 3, 4]) == Appended(3)
-    assert list(manager.state().requests["a"].tokens) == [1, 2, 3, 4]
-    assert manager.num_computed_tokens("a") == 4
+    serve(manager, "a", [1])
+    manager.take_batch()
+    assert manager.append(["a"]) == Appended(1)
+    assert (manager.num_computed_tokens("a"), manager.num_output_placeholders("a")) == (2, 1)
+    assert manager.append([]) == Appended(0)
 
 
 class Three:
@@ -145,7 +145,9 @@ def test_numbers_of_other_libraries_are_tokens(backend: Backend) -> None:
     manager = make(backend)
     manager.add_request(Request("a", [Three(), numpy.int64(4), numpy.uint8(5)]))
     manager.allocate_slots("a", 3)
-    manager.append(["a"], [numpy.int32(6)])
+    manager.take_batch()
+    first: Any = numpy.int64(0)
+    manager.append(["a"], [numpy.int32(6)], batch=first)
     assert list(manager.state().requests["a"].tokens) == [3, 4, 5, 6]
     for wrong in (numpy.int64(-1), numpy.float32(1.0), numpy.bool_(True)):
         with unchanged(manager), pytest.raises(InvalidToken) as caught:
@@ -175,7 +177,9 @@ def test_any_iterable_of_ids_names_requests(form: str, backend: Backend) -> None
     manager, named = make(backend), ITERABLES[form]
     for request_id in ("a", "b"):
         serve(manager, request_id, [1])
+    manager.take_batch()
     assert manager.append(named(["b", "a"]), [5, 6]) == Appended(2)
+    manager.take_batch()
     assert [manager.num_tokens(each) for each in ("a", "b")] == [2, 2]
     for ids, wrong in ((["a", "z"], "z"), (["a", 1], 1)):
         with unchanged(manager), pytest.raises(UnknownRequest) as caught:
@@ -197,6 +201,7 @@ def test_an_iterator_may_call_the_manager(backend: Backend) -> None:
     manager, order = make(backend), []
     for request_id in ("a", "b"):
         serve(manager, request_id, [1])
+    manager.take_batch()
 
     def ids() -> Iterator[str]:
         order.append("ids")

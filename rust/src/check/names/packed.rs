@@ -61,6 +61,7 @@ pub(crate) fn unpack(
     state.free_rows = (0..num_rows).map(Row).filter(|row| !free_rows.contains(row)).collect();
     state.free_rows.reverse();
     state.requests.resize_with(num_rows as usize, || None);
+    state.output_from.resize(num_rows as usize, 0);
     for _ in free_rows.len()..num_rows as usize {
         source.request(&mut state);
     }
@@ -82,6 +83,7 @@ fn is_rare(state: &State) -> bool {
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()
+        || state.output_from.iter().any(|&batch| batch > 0)
         || state.requests().any(rare)
 }
 

@@ -24,7 +24,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
     hosts
         && same_pool(&one.device, &other.device)
         && all_same(&one.requests, &other.requests, same_request)
-        && one.free_rows == other.free_rows
+        && (&one.free_rows, &one.output_from) == (&other.free_rows, &other.output_from)
         && same_batch(&one.batch, &other.batch)
         && one.effects.commands == other.effects.commands
         && one.effects.events == other.effects.events

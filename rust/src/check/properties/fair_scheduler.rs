@@ -13,7 +13,7 @@ use crate::check::properties::liveness::{
 };
 use crate::check::world::world::World;
 use crate::state::state::{RequestState, State};
-use crate::transitions::allocate::{Requests, append};
+use crate::transitions::append::{Requests, append};
 use crate::transitions::requests::accept;
 use crate::transitions::swap::swap_in;
 use crate::types::ids::Row;

@@ -86,6 +86,7 @@ impl CoreModel {
         take_stats(state);
         take_events(state);
         state.batch = OpenBatch::default();
+        state.output_from.fill(0);
         Ok(())
     }
 

@@ -103,7 +103,7 @@ fn moves_of(
         schedule(world, state, request, out);
     }
     let all = computed == num_tokens && num_tokens < world.num_tokens;
-    if world.tries("append") && running && all {
+    if world.tries("append") && running && all && !is_scheduled(state, request) {
         let tokens = next_tokens(world, children, &request.tokens);
         out.extend(tokens.map(|token| Move::Call(Call::Append { name, token })));
     }
@@ -126,6 +126,12 @@ fn moves_of(
     if world.tries("remove_request") && waiting {
         out.push(Move::Call(Call::RemoveRequest { name }));
     }
+}
+
+/// Whether the open batch computes tokens of a request, so that none can have been sampled.
+fn is_scheduled(state: &State, request: &RequestState) -> bool {
+    let row = state.request(&request.request_id);
+    row.is_ok_and(|row| state.batch.records.get(row).is_some())
 }
 
 /// Schedule or load the tokens that a request has left, if there are any.

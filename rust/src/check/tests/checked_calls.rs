@@ -134,7 +134,11 @@ fn each_invariant_finds_its_own_damage() {
     finds("CACHED-COUNT", &|state| state[row].num_cached[0] = 5);
     finds("REQ-HASH", &|state| state[row].block_hashes[0][0] ^= 1);
     finds("CACHE-KEY", &|state| state[row].block_hashes[0][0] ^= 1);
-    finds("COMPUTED", &|state| state[row].num_computed = 20);
+    let draft = |state: &mut State| state[row].drafts = vec![1];
+    finds("COMPUTED", &|state| {
+        draft(state);
+        state[row].num_computed = 20;
+    });
     finds("WAIT-EMPTY", &|state| state[row].tables[0].clear());
     finds("OPERATIONS", &|state| state[row].num_loading = 1);
     finds("UNCONFIRMED", &|state| note_load(state, row, 0, 90));

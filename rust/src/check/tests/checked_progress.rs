@@ -7,7 +7,7 @@ use crate::check::properties::liveness::{RUN_PROPERTIES, RunChecker, admit_never
 use crate::check::tests::checked_states::{A, B, Run, config};
 use crate::oracle::calls::{Call, Slots};
 use crate::state::state::State;
-use crate::transitions::allocate::{Requests, append};
+use crate::transitions::append::{Requests, append};
 use crate::transitions::batches::take_batch;
 use crate::transitions::free::free;
 use crate::types::effects::Effects;

@@ -8,7 +8,8 @@
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::State;
-use crate::transitions::allocate::{Requests, allocate_slots, append};
+use crate::transitions::allocate::allocate_slots;
+use crate::transitions::append::{Requests, append};
 use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::cancel::cancel;
 use crate::transitions::fork::fork;
@@ -61,8 +62,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
     let ids = |names: &[Name]| names.iter().map(|name| name.id()).collect::<Vec<&str>>();
     Ok(match call {
         Call::AddRequest { name, tokens, kind } => {
-            let request = new_request(world, *name, tokens, *kind);
-            Value::Row(add_request(state, request)?.0)
+            Value::Row(add_request(state, new_request(world, *name, tokens, *kind))?.0)
         }
         Call::RemoveRequest { name } => nothing(remove_request(state, name.id()))?,
         Call::AllocateSlots(slots) => {

@@ -2,6 +2,7 @@
 //! What errors say.
 
 use super::*;
+use crate::types::error_fields::bytes_repr;
 
 #[test]
 fn message_names_the_thing_and_the_numbers() {

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Append: one more token and one more slot for each request of a decode step.
+
+Invariants: every misuse is found before the first request changes. A request takes part if it can
+have sampled a token: it holds blocks, all its tokens are computed, and not by the open batch. The
+token fills its first position to come, if it has any, so the number of those stays.
+Source: S000-21, S004-05 to S004-10. Twin: rust/src/transitions/append.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from kvcore.state.state import State
+from kvcore.state.transaction import Transaction, transition
+from kvcore.transitions.allocate import commit
+from kvcore.transitions.output import check_output, publish_filled, take_output
+from kvcore.transitions.plan import Refusal, plan_allocation
+from kvcore.transitions.requests import check_no_drafts, extend
+from kvcore.transitions.slot_request import SlotRequest
+from kvcore.transitions.window import apply_trims, plan_trims, visible_from
+from kvcore.types.arguments import read_batch_number
+from kvcore.types.errors import (
+    BeyondModelLength,
+    InOpenBatch,
+    LengthMismatch,
+    NotComputed,
+    NotRunning,
+    RepeatedRequest,
+    UnknownRow,
+)
+from kvcore.types.tokens import read_named, read_tokens
+from kvcore.types.values import Appended, Outcome
+
+
+def append(
+    state: State,
+    requests: Iterable[str] | Any,
+    tokens: Any = None,
+    *,
+    batch: int | None = None,
+) -> Outcome[State, Appended]:
+    """Add one token to each request and schedule one slot for each, in order; without tokens, a
+    slot for one that is to come.
+
+    requests: ids in any iterable, or rows: a buffer of integers, or an iterable of them that is no
+    list or tuple. batch: the one that sampled the tokens. Requests from the first refused one on
+    are untouched, but for the refused one's window trim. Raises WrongArgument, UnsupportedBuffer,
+    UnknownRequest, InvalidCount, InvalidToken, LengthMismatch, SwappedOut, LoadUnfinished,
+    RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
+    StaleOutput, BeyondModelLength.
+    """
+    named, rows = read_named(requests)
+
+    def change(tx: Transaction) -> Appended:
+        ids = read_request_ids(tx, rows) if named is None else named
+        values = None if tokens is None else read_tokens(tokens)
+        number = read_batch_number(batch)
+        check_append(tx, ids, values, number)
+        for done, request_id in enumerate(ids):
+            before = tx.request(request_id)
+            to_come = before.num_output_placeholders
+            if values is not None:
+                tx.put(extend(tx, take_output(before, number), [values[done]]))
+            new = int(values is None or to_come > 0)
+            slot_request = SlotRequest(
+                request_id=request_id, num_new_tokens=1, num_output_placeholders=new
+            )
+            plan = plan_allocation(tx, slot_request)
+            if isinstance(plan, Refusal):
+                trims = plan_trims(tx, before, visible_from(tx, before, before.num_accepted))
+                tx.put(apply_trims(tx, before, trims))
+                return Appended(done, plan.refused)
+            if values is not None and to_come:
+                publish_filled(tx, tx.request(request_id))
+                plan = replace(plan, request=tx.request(request_id))
+            commit(tx, plan)
+        return Appended(len(ids))
+
+    return transition(state, change)
+
+
+def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
+    """The ids of the requests in rows. Raises UnknownRequest."""
+    ids = []
+    for row in rows:
+        request_id = tx.rows[row] if row < len(tx.rows) else None
+        if request_id is None:
+            raise UnknownRow(row=row)
+        ids.append(request_id)
+    return ids
+
+
+def check_append(
+    tx: Transaction, request_ids: list[str], tokens: list[int] | None, batch: int | None
+) -> None:
+    """Raise unless each request can have sampled a token and can grow by it."""
+    if tokens is not None and len(request_ids) != len(tokens):
+        raise LengthMismatch(num_requests=len(request_ids), num_tokens=len(tokens))
+    limit, seen = tx.config.length_limit, set()
+    for request_id in request_ids:
+        request = tx.idle(request_id)
+        num_tokens, num_computed = len(request.tokens), request.num_computed
+        if request_id in seen:
+            raise RepeatedRequest(request=request_id, reason="is named twice in one call")
+        seen.add(request_id)
+        if not any(request.tables):
+            raise NotRunning(request=request_id)
+        check_no_drafts(request)
+        if request_id in tx.records:
+            raise InOpenBatch(kind="request", value=request_id)
+        if num_computed < num_tokens:
+            raise NotComputed(request=request_id, num_tokens=num_tokens, num_computed=num_computed)
+        check_output(tx, request, batch)
+        if num_computed >= limit:
+            raise BeyondModelLength(
+                request=request_id, requested=num_computed + 1, max_model_len=limit
+            )

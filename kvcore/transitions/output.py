@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output of batches: whether it belongs to a request, and what its tokens fill.
+
+Invariants: a position to come is computed and has slots, and has no token: it is in no key. A block
+becomes findable when its last token is known and its write is scheduled, or completed, whichever is
+last. A request takes the output of a batch once, and none from before it was cut or scheduled anew.
+Twin: rust/src/transitions/output.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
+from kvcore.transitions.in_flight import note_request, num_finished
+from kvcore.transitions.publish import publish_blocks
+from kvcore.types.errors import BatchNotTaken, InOpenBatch, StaleOutput
+
+
+def check_sampled(tx: Transaction, request: RequestState) -> None:
+    """Raise InOpenBatch if the open batch computes what the next token to come is sampled from."""
+    record = tx.records.get(request.request_id)
+    if record is None or not request.num_output_placeholders:
+        return
+    if record.num_computed_before < len(request.tokens):
+        raise InOpenBatch(kind="request", value=request.request_id)
+
+
+def check_output(tx: Transaction, request: RequestState, batch: int | None) -> None:
+    """Raise unless this batch was taken, and its output belongs to the request by now."""
+    if batch is None:
+        return
+    if batch >= tx.batch.number:
+        raise BatchNotTaken(batch=batch, open_batch=tx.batch.number)
+    if batch < request.output_from:
+        raise StaleOutput(request=request.request_id, batch=batch, output_from=request.output_from)
+
+
+def take_output(request: RequestState, batch: int | None) -> RequestState:
+    """The request after it got the output of a batch, which it takes once."""
+    return request if batch is None else replace(request, output_from=batch + 1)
+
+
+def publish_filled(tx: Transaction, request: RequestState) -> None:
+    """Make findable what tokens that came have filled, as far as its write is scheduled."""
+    if not tx.config.enable_caching:
+        return
+    count = request.num_accepted
+    if tx.config.publish == "completed":
+        count = num_finished(tx, request)
+    if tx.config.duplicates == "merge":
+        computed = request.num_computed
+        note_request(tx, request.request_id, computed, computed)
+    publish_blocks(tx, request, count)

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Append: one more token and one more slot for each request of a decode step.
+//!
+//! Invariants: every misuse is found before the first request changes. A request takes part if it
+//! can have sampled a token: it holds blocks, all its tokens are computed, and not by the open
+//! batch. The token fills its first position to come, if it has any, so the number of those stays.
+//! The open batch notes all requests before the first one changes, which also finds those that are
+//! named twice; what does not come to its slot is taken out again.
+//! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
+
+use smallvec::SmallVec;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::open_batch::BatchRecord;
+use crate::state::state::{RequestState, State, request_mut};
+use crate::transitions::allocate::{commit, note_entry};
+use crate::transitions::fast_path::{is_known_quiet, is_quiet, settle};
+use crate::transitions::output::{check_output, publish_filled, take_output};
+use crate::transitions::plan::{fits_in_place, plan_allocation};
+use crate::transitions::publish::publish_blocks;
+use crate::transitions::requests::{check_no_drafts, extend};
+use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
+use crate::types::errors::{Error, check_count};
+use crate::types::ids::Row;
+use crate::types::values::{Appended, Output, Refused};
+
+/// The requests of an `append`: ids, or rows as a buffer holds them.
+#[derive(Debug, Clone, Copy)]
+pub enum Requests<'a> {
+    /// Ids, each known or not.
+    Ids(&'a [&'a str]),
+    /// Rows, each in use or not.
+    Rows(&'a [u32]),
+}
+
+/// Add one token to each request and schedule one slot for each, in order; without tokens, a slot
+/// for one that is to come.
+///
+/// Requests from the first refused one on are untouched, but for the refused one's window trim.
+/// Fails with UnknownRequest, InvalidCount, LengthMismatch, SwappedOut, LoadUnfinished,
+/// RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
+/// StaleOutput, BeyondModelLength.
+pub fn append<'a>(
+    state: &mut State,
+    requests: Requests<'_>,
+    output: impl Into<Output<'a>>,
+) -> Result<Appended, Error> {
+    let (output, num_records) = (output.into(), state.batch.records.num_entries());
+    let found;
+    let rows = match requests {
+        Requests::Rows(rows) => rows,
+        Requests::Ids(ids) => {
+            found = find_rows(state, ids, &output)?;
+            &found[..]
+        }
+    };
+    if !schedule_all(state, rows, &output) {
+        state.batch.records.truncate(num_records);
+        let wrong = read_request_ids(state, rows).and_then(|()| check_append(state, rows, &output));
+        return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
+    }
+    for (done, &row) in rows.iter().enumerate() {
+        let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
+        if append_quietly(state, row, token, output.batch) {
+            continue;
+        }
+        if let Err(refused) = append_one(state, row, token, output.batch) {
+            state.batch.records.truncate(num_records + done);
+            return Ok(Appended { done: done as u64, refused: Some(refused) });
+        }
+    }
+    Ok(Appended { done: rows.len() as u64, refused: None })
+}
+
+/// Add and schedule a token that changes counts alone; false, with nothing done, if it may do more.
+#[inline(always)] // of each request in each step
+fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) -> bool {
+    let State { requests, hash_block_size, num_pins, .. } = state;
+    let request = request_mut(requests, row);
+    if !is_known_quiet(request, *num_pins) {
+        return false;
+    }
+    if let Some(token) = token {
+        let end = (request.block_hashes.len() + 1) * *hash_block_size as usize;
+        let to_come = request.num_computed as usize > request.tokens.len();
+        let fills = to_come && !state.config.publishes_at_once();
+        if request.tokens.len() + 1 >= end || fills {
+            return false;
+        }
+        request.tokens.push(token);
+    }
+    debug_assert!(is_quiet(state, row));
+    count_quietly(state, row, token, batch);
+    true
+}
+
+/// Schedule a token that changes counts alone.
+#[inline(always)] // of each request in each step
+fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
+    take_output(state, row, token.and(batch));
+    note_entry(state, row, true);
+    state[row].num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
+}
+
+/// Add and schedule a token, or get nothing but the window's trim if it is refused.
+fn append_one(
+    state: &mut State,
+    row: Row,
+    token: Option<u32>,
+    batch: Option<i64>,
+) -> Result<(), Refused> {
+    let (num_hashed, num_tokens) = (state[row].block_hashes.len(), state[row].tokens.len());
+    let fills = token.is_some() && state[row].num_output_placeholders() > 0;
+    if let Some(token) = token {
+        extend(state, row, &[token]);
+    }
+    let quiet = !fills || state.config.publishes_at_once();
+    if quiet && is_quiet(state, row) {
+        count_quietly(state, row, token, batch);
+        return Ok(());
+    }
+    if fits_in_place(state, row) {
+        if fills {
+            publish_filled(state, row);
+        }
+        take_output(state, row, token.and(batch));
+        commit_in_place(state, row);
+        return Ok(());
+    }
+    let slot_request = SlotRequest::next(&state[row]);
+    let planned = plan_allocation(state, row, &slot_request);
+    match planned.expect("NOCRASH: check_append has checked every call of the append") {
+        Ok(plan) => {
+            if fills {
+                publish_filled(state, row);
+            }
+            take_output(state, row, token.and(batch));
+            commit(state, &slot_request, &plan);
+            Ok(())
+        }
+        Err(refusal) => {
+            let request = &mut state[row];
+            request.tokens.truncate(num_tokens);
+            request.block_hashes.truncate(num_hashed);
+            let seen_from = visible_from(state, row, state[row].num_accepted());
+            apply_trims(state, row, &plan_trims(state, row, seen_from));
+            Err(refusal.refused)
+        }
+    }
+}
+
+/// The rows of a buffer. Fails with UnknownRequest if a row has no request.
+pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
+    let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
+    match rows.iter().find(is_free) {
+        Some(row) => Err(Error::UnknownRow { row: (*row).into() }),
+        None => Ok(()),
+    }
+}
+
+/// The rows of ids. Fails as the append would for the requests before the first unknown one.
+fn find_rows(
+    state: &State,
+    ids: &[&str],
+    output: &Output<'_>,
+) -> Result<SmallVec<[u32; 4]>, Error> {
+    let mut rows: SmallVec<[u32; 4]> = SmallVec::new();
+    for &id in ids {
+        match state.request(id) {
+            Ok(row) => rows.push(row.0),
+            Err(unknown) => {
+                check_output_number(output)?;
+                check_lengths(ids.len(), output)?;
+                check_each(state, &rows, output)?;
+                return Err(unknown);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Note that the open batch schedules these requests; false, with some noted, if one may not grow.
+#[inline(always)] // of each request in each step
+fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
+    if output.tokens.is_some_and(|tokens| tokens.len() != rows.len()) {
+        return false;
+    }
+    let (limit, number) = (state.config.length_limit(), state.batch.number);
+    if output.batch.is_some_and(|batch| batch < 0 || batch as u64 >= number) {
+        return false;
+    }
+    let State { requests, batch, output_from, .. } = state;
+    rows.iter().all(|&row| {
+        let Some(Some(request)) = requests.get(row as usize) else { return false };
+        let fresh = output.batch.is_none_or(|batch| output_from[row as usize] <= batch as u64);
+        let record = BatchRecord::new(request.num_computed);
+        fresh && can_grow(request, limit) && batch.records.insert_once(Row(row), record)
+    })
+}
+
+/// Fails unless each request can have sampled a token and can grow by it.
+fn check_append(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Error> {
+    check_output_number(output)?;
+    check_lengths(rows.len(), output)?;
+    check_each(state, rows, output)
+}
+
+/// Fails with InvalidCount unless the number of the batch is one.
+fn check_output_number(output: &Output<'_>) -> Result<(), Error> {
+    output.batch.map_or(Ok(()), |batch| check_count("batch", batch, 0))
+}
+
+/// Fails with LengthMismatch unless there is a token for each request, or none at all.
+fn check_lengths(num_requests: usize, output: &Output<'_>) -> Result<(), Error> {
+    match output.tokens {
+        Some(tokens) if tokens.len() != num_requests => {
+            let (num_requests, num_tokens) = (num_requests as i64, tokens.len() as i64);
+            Err(Error::LengthMismatch { num_requests, num_tokens })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a request can grow by a token, as far as a quick look shows.
+#[inline(always)] // of each request in each step
+fn can_grow(request: &RequestState, limit: u32) -> bool {
+    let is_ready = || {
+        let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
+        is_idle && request.drafts.is_empty() && request.holds_blocks()
+    };
+    let is_quiet = request.num_computed < request.quiet_until;
+    debug_assert!(!is_quiet || is_ready(), "a quiet request has no drafts, loads or host blocks");
+    let is_computed = request.num_computed as usize >= request.tokens.len();
+    (is_quiet || is_ready()) && is_computed && request.num_computed < limit
+}
+
+/// Fails with the first reason why one of these requests cannot grow by a token.
+fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Error> {
+    let limit = state.config.length_limit();
+    for (index, &row) in rows.iter().enumerate() {
+        let (row, request) = (Row(row), &state[Row(row)]);
+        state.check_idle(row)?;
+        if rows[..index].contains(&row.0) {
+            let (request, reason) = (request.name(), "is named twice in one call");
+            return Err(Error::RepeatedRequest { request, reason });
+        }
+        if !request.holds_blocks() {
+            return Err(Error::NotRunning { request: request.name() });
+        }
+        check_no_drafts(request)?;
+        if state.batch.records.get(row).is_some() {
+            return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
+        }
+        let (num_tokens, num_computed) = (request.num_tokens(), request.num_computed);
+        if num_computed < num_tokens {
+            let (num_tokens, num_computed) = (i64::from(num_tokens), i64::from(num_computed));
+            return Err(Error::NotComputed { request: request.name(), num_tokens, num_computed });
+        }
+        check_output(state, row, output.batch)?;
+        if num_computed >= limit {
+            let (requested, max_model_len) = (i64::from(num_computed) + 1, i64::from(limit));
+            let request = request.name();
+            return Err(Error::BeyondModelLength { request, requested, max_model_len });
+        }
+    }
+    Ok(())
+}
+
+/// Schedule one more token of a request whose slot is there.
+fn commit_in_place(state: &mut State, row: Row) {
+    if state.has_windows {
+        let seen_from = visible_from(state, row, state[row].num_accepted());
+        if moves_on(state, row, seen_from) {
+            apply_trims(state, row, &plan_trims(state, row, seen_from));
+        }
+    }
+    note_entry(state, row, true);
+    state[row].num_computed += 1;
+    if state.config.publishes_at_once() {
+        publish_blocks(state, row, state[row].num_accepted(), false);
+    }
+    settle(state, row);
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Output of batches: whether it belongs to a request, and what its tokens fill.
+//!
+//! Invariants: a position to come is computed and has slots, and has no token: it is in no key. A
+//! block becomes findable when its last token is known and its write is scheduled, or completed,
+//! whichever is last. A request takes the output of a batch once, and none from before it was cut
+//! or scheduled anew. Twin: kvcore/transitions/output.py.
+
+use crate::state::open_batch::BatchRecord;
+use crate::state::state::State;
+use crate::transitions::in_flight::{note_request, num_finished};
+use crate::transitions::publish::publish_blocks;
+use crate::types::config::Duplicates;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+
+/// Fails with InOpenBatch if the open batch computes what the next token to come is sampled from.
+pub(crate) fn check_sampled(state: &State, row: Row) -> Result<(), Error> {
+    let request = &state[row];
+    let record = state.batch.records.get(row);
+    let is_late = |record: &BatchRecord| record.num_computed_before < request.num_tokens();
+    if request.num_output_placeholders() > 0 && record.is_some_and(is_late) {
+        return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
+    }
+    Ok(())
+}
+
+/// Fails unless this batch was taken, and its output belongs to the request by now.
+pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Result<(), Error> {
+    let Some(batch) = batch else { return Ok(()) };
+    if batch as u64 >= state.batch.number {
+        return Err(Error::BatchNotTaken { batch, open_batch: state.batch.number as i64 });
+    }
+    let output_from = state.output_from[row.index()];
+    if (batch as u64) < output_from {
+        let (request, output_from) = (state[row].name(), output_from as i64);
+        return Err(Error::StaleOutput { request, batch, output_from });
+    }
+    Ok(())
+}
+
+/// Note the output of a batch, which a request takes once; one that catches up by a known token
+/// takes none of older batches any more.
+#[inline(always)] // of each request in each step
+pub(crate) fn take_output(state: &mut State, row: Row, batch: Option<i64>) {
+    if (state[row].num_computed as usize) < state[row].tokens.len() {
+        state.output_from[row.index()] = state.batch.number;
+    } else if let Some(batch) = batch {
+        state.output_from[row.index()] = batch as u64 + 1;
+    }
+}
+
+/// Make findable what tokens that came have filled, as far as its write is scheduled.
+pub(crate) fn publish_filled(state: &mut State, row: Row) {
+    if !state.config.enable_caching {
+        return;
+    }
+    let at_once = state.config.publishes_at_once();
+    let count = if at_once { state[row].num_accepted() } else { num_finished(state, row) };
+    if state.config.duplicates == Duplicates::Merge {
+        let computed = state[row].num_computed;
+        note_request(state, row, computed, computed, None);
+    }
+    publish_blocks(state, row, count, false);
+}

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input of engines that run ahead: tokens too early, too late, twice, or for nobody."""
+
+from __future__ import annotations
+
+from kvcore import KVCacheManager
+from kvcore.types.errors import (
+    BatchNotTaken,
+    BeyondModelLength,
+    DraftsPending,
+    InOpenBatch,
+    InvalidCount,
+    NotComputed,
+    PlaceholdersPending,
+    StaleOutput,
+    TooManyTokens,
+)
+from tests.conftest import Backend
+from tests.helpers.misuse import bad
+from tests.helpers.stories import add, make, serve
+
+
+def ahead(backend: Backend) -> KVCacheManager:
+    """The open batch has number 3; the model takes 8 tokens.
+
+    "come" has 4 tokens and one to come, whose batch 2 was taken, and takes output from there on;
+    "half" computed 2 of 3 tokens; "full" has 8; "drafts" has a draft, not scheduled; "writes" is
+    scheduled in the open batch, and so is "guessed", whose next token is to come.
+    """
+    manager = make(backend, num_blocks=24, max_model_len=8)
+    serve(manager, "drafts", [4])
+    serve(manager, "full", range(8))
+    serve(manager, "come", [0, 1, 2])
+    add(manager, "half", [5, 6, 7])
+    manager.allocate_slots("half", 2)
+    manager.take_batch()
+    manager.append(["come"])
+    manager.take_batch()
+    manager.append(["come"], [3], batch=1)
+    manager.take_batch()
+    manager.add_drafts("drafts", [9])
+    serve(manager, "writes", [30])
+    add(manager, "guessed", [40, 41])
+    manager.allocate_slots("guessed", 3, num_output_placeholders=1)
+    return manager
+
+
+FULL = BeyondModelLength(request="full", requested=9, max_model_len=8)
+WRITES = InOpenBatch(kind="request", value="writes")
+HALF = NotComputed(request="half", num_tokens=3, num_computed=2)
+COME = PlaceholdersPending(request="come", num_placeholders=1)
+DRAFT = DraftsPending(request="drafts", num_drafts=1)
+
+APPENDS = [
+    bad(ahead, WRITES, "append", ["come", "writes"], [1, 1]),
+    bad(ahead, WRITES, "append", ["writes"]),
+    bad(ahead, HALF, "append", ["come", "half"], [1, 1]),
+    bad(ahead, HALF, "append", ["half"]),
+    bad(ahead, FULL, "append", ["come", "full"], [1, 1]),
+    bad(ahead, FULL, "append", ["full"]),
+    bad(ahead, DRAFT, "append", ["drafts"]),
+]
+
+OUTPUT = [
+    *(
+        bad(
+            ahead,
+            StaleOutput(request="come", batch=batch, output_from=2),
+            *(call, *arguments),
+            batch=batch,
+        )
+        for call, arguments in (("append", (["come"], [1])), ("add_tokens", ("come", [1])))
+        for batch in (0, 1)
+    ),
+    *(
+        bad(ahead, error, call, *arguments, **options)
+        for call, arguments in (("append", (["come"], [1])), ("add_tokens", ("come", [1])))
+        for error, options in (
+            (BatchNotTaken(batch=3, open_batch=3), {"batch": 3}),
+            (InvalidCount(name="batch", value=-1, least=0), {"batch": -1}),
+            (InvalidCount(name="batch", value="1", least=0), {"batch": "1"}),
+        )
+    ),
+    *(
+        bad(
+            ahead,
+            InvalidCount(name="num_rejected", value=value, least=0),
+            *("add_tokens", "come", [1]),
+            num_rejected=given,
+        )
+        for given, value in ((-1, -1), (None, None), (0.5, 0.5))
+    ),
+    bad(ahead, InOpenBatch(kind="request", value="guessed"), "add_tokens", "guessed", [1]),
+    bad(ahead, COME, "add_drafts", "come", [1]),
+    bad(ahead, COME, "accept", "come", 0),
+]
+
+SLOTS = [
+    bad(
+        ahead,
+        InvalidCount(name="num_output_placeholders", value=-1, least=0),
+        *("allocate_slots", "come", 1),
+        num_output_placeholders=-1,
+    ),
+    bad(
+        ahead,
+        TooManyTokens(request="come", num_tokens=4, requested=6),
+        *("allocate_slots", "come", 1),
+    ),
+    *(
+        bad(
+            ahead,
+            TooManyTokens(request="come", num_tokens=4, requested=7),
+            *("allocate_slots", "come", new),
+            num_output_placeholders=1,
+            num_external_computed_tokens=2 - new,
+        )
+        for new in (1, 2)
+    ),
+    bad(ahead, DRAFT, "allocate_slots", "drafts", 1, num_output_placeholders=1),
+]
+
+ROWS = [*APPENDS, *OUTPUT, *SLOTS]
