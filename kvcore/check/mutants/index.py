@@ -29,6 +29,7 @@ from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
     allocate,
+    append,
     plan,
     prefix_lookup,
     publish,
@@ -256,6 +257,7 @@ def miss_also(patcher: Patcher, wrong: Callable[[State, bytes, RequestState, int
 def m_superseded_key_comes_back(patcher: Patcher) -> None:
     """A block that is written again gets back the key of what it held before."""
 
+    @patcher.around(append, "commit")
     @patcher.around(allocate, "commit")
     def commit_and_restore(commit: Any, tx: Transaction, planned: Plan) -> Any:
         tables = planned.request.tables

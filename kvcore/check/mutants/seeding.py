@@ -36,12 +36,13 @@ class Patcher(ExitStack):
             self.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, value)
 
-    def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A decorator that puts a function in the place of another, which it gets first."""
         old = owner[name] if isinstance(owner, dict) else vars(owner)[name]
 
-        def put(function: Callable[..., Any]) -> None:
+        def put(function: Callable[..., Any]) -> Callable[..., Any]:
             self.replace(owner, name, lambda *args, **options: function(old, *args, **options))
+            return function
 
         return put
 

@@ -17,7 +17,7 @@ from kvcore.state import state
 from kvcore.state.state import RequestState, Table
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, plan, prefix_lookup, window
+from kvcore.transitions import allocate, append, plan, prefix_lookup, window
 from kvcore.types.commands import Command, CutTable, SetTable, Zero
 from kvcore.types.config import Config
 from kvcore.types.groups import Group, skipped_blocks
@@ -70,6 +70,7 @@ def m_no_table_delta(patcher: Patcher) -> None:
 def m_stale_window_map(patcher: Patcher) -> None:
     """A block behind the window is given back and stays in the table."""
 
+    @patcher.around(append, "apply_trims")
     @patcher.around(allocate, "apply_trims")
     def trim_unmapped(trim: Any, tx: Any, request: RequestState, trims: Any) -> RequestState:
         trim(tx, request, trims)
