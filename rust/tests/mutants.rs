@@ -44,7 +44,6 @@ fn seeded() -> Vec<Seeded> {
     let behind = Some("seen in later batches, and contents are followed for one here");
     let refused = Some("a name cannot be used again: calls are refused, no content is wrong");
     let told = Some("what listens to events is told wrong things, no request is");
-    let again = Some("a token is scheduled again, and its slot gets the same content");
     vec![
         Seeded(Mutant::AllocRef0, world(2, 1, 2), 23, None),
         Seeded(Mutant::TouchNotDequeued, world(2, 2, 3), 21, None),
@@ -60,7 +59,7 @@ fn seeded() -> Vec<Seeded> {
         Seeded(Mutant::SharedWrittenInPlace, world(2, 2, 2), 41, None),
         Seeded(Mutant::KeyedWrittenInPlace, more(world(2, 2, 3), &["truncate"]), 43, None),
         Seeded(Mutant::ForkKeepsQuiet, fours(three_calls(world(2, 2, 4))), 41, behind),
-        Seeded(Mutant::QuietStepNotCounted, fours(two_calls(world(1, 1, 2))), 0, again),
+        Seeded(Mutant::QuietStepNotCounted, fours(two_calls(world(1, 1, 2))), 0, None),
         Seeded(Mutant::HitsCostNothing, world(2, 2, 4), 16, None),
         Seeded(Mutant::CacheWholePrompt, calls(world(2, 2, 3)), 37, behind),
         Seeded(Mutant::FullHit, world(2, 2, 2), 39, None),

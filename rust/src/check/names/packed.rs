@@ -12,6 +12,7 @@ use crate::oracle::prefixes::Prefixes;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::make_free_queue;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
+use crate::transitions::fast_path::settle;
 use crate::transitions::requests::empty_request;
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::make_key;
@@ -52,7 +53,9 @@ pub(crate) fn unpack(
     if data[0] == RARE {
         let damaged =
             |error: crate::types::errors::Error| Violation::new("NOCRASH", error.to_string());
-        return decode(&data[1..]).map_err(damaged);
+        let mut state = decode(&data[1..]).map_err(damaged)?;
+        settle_all(&mut state);
+        return Ok(state);
     }
     let mut source = Unpacker { data: &data[1..], prefixes };
     let mut state = empty.clone();
@@ -70,7 +73,19 @@ pub(crate) fn unpack(
     if let Some(host) = &mut state.host {
         source.pool(host);
     }
+    settle_all(&mut state);
     Ok(state)
+}
+
+/// Find again how far requests can grow by their count alone, so that edges take this path as well.
+fn settle_all(state: &mut State) {
+    for row in (0..state.requests.len() as u32).map(Row) {
+        let request = state.requests[row.index()].as_ref();
+        let runs = |each: &RequestState| each.holds_blocks() && each.num_loading == 0;
+        if request.is_some_and(runs) {
+            settle(state, row);
+        }
+    }
 }
 
 fn is_rare(state: &State) -> bool {
