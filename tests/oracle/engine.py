@@ -205,7 +205,7 @@ class Engine:
         for each in leaving:
             if name == "free" and not each.count:
                 continue
-            settled = each.settled_count()
+            settled = each.saved_count() if name == "swap_out" else each.settled_count()
             for bound in (settled, settled if count is None else min(settled, count)):
                 each.count = 0 if self.is_gone(bound, tables[each.name]) else min(bound, each.count)
             self.left(each)
@@ -254,8 +254,11 @@ class Engine:
         return True
 
     def left(self, request: Known) -> None:
-        """Note that a request is not in the open batch any more, nor has it drafts."""
-        request.base, request.drafts = None, []
+        """Note that a request is not in the open batch any more, nor has it drafts, nor are tokens
+        to come.
+        """
+        request.base, request.drafts, request.sampler = None, [], None
+        request.future, request.guesses = [], []
         for load in self.failing.values():
             load.holding.discard(request.name)
         self.spans = [span for span in self.spans if span.name != request.name]
@@ -264,6 +267,16 @@ class Engine:
             for number, load in self.failing.items()
             if load.name != request.name or load.batch is not None
         }
+
+    def shift(self, request: Known, num_tokens: int) -> None:
+        """Note that batches begin earlier at a request, whose rejected drafts are dropped."""
+        request.count -= num_tokens
+        if request.base is not None:
+            request.base -= num_tokens
+        for number in self.unfinished:
+            base = self.bases[number].get(request.name, 0)
+            if base > len(request.stuff):
+                self.bases[number][request.name] = base - num_tokens
 
     def note_hit(self, request: Known) -> None:
         """Note on which failing loads a request rests now, by the blocks that both hold."""
@@ -294,11 +307,13 @@ class Engine:
     def judge_counts(self) -> None:
         """Compare what the engine knows of each request with what the manager says."""
         for each in self.known.values():
-            facts = ("num_computed_tokens", "num_tokens", "num_draft_tokens", "status", "get_row")
+            counts = ("num_computed_tokens", "num_tokens", "num_draft_tokens")
+            facts = (*counts, "num_output_placeholders", "status", "get_row")
             said = tuple(self.manager.ask(fact, each.name) for fact in facts)
             status = Status.SWAPPED if each.swapped else Status.WAITING
             if each.count and not each.swapped:
                 status = Status.RUNNING
-            mine = (each.count, len(each.stuff), len(each.drafts), status, each.row)
+            numbers = (each.count, len(each.stuff), len(each.drafts), each.num_to_come)
+            mine = (*numbers, status, each.row)
             if said != mine:
                 raise Finding(f"{each.name}: {facts} are {said}, must be {mine}")

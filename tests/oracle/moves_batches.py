@@ -30,7 +30,10 @@ def take(e: Engine) -> None:
     }
     e.spans, e.zeroed = [], []
     for each in e.known.values():
-        each.base = None
+        if each.base is not None:
+            each.base, each.sampler = None, batch.number
+        for drafts in each.guesses:
+            drafts.batch = batch.number if drafts.batch is None else drafts.batch
         if each.transfer and each.transfer[2] < 0:
             each.transfer = (*each.transfer[:2], batch.number)
     for load in e.failing.values():
@@ -125,6 +128,9 @@ def cancel(e: Engine) -> None:
         each.count = count
         if e.manager.ask("num_draft_tokens", each.name) == 0:
             each.drafts = []
+        each.guesses = [g for g in each.guesses if g.batch is not None and g.batch < number]
+        each.future = each.future[: max(0, count - len(each.stuff) - each.num_rejected)]
+        each.sampler = None
         each.swapped = each.swapped and count > 0
         if each.transfer and (each.transfer[2] < 0 or each.transfer[2] >= number):
             each.transfer = None

@@ -35,7 +35,7 @@ def add(e: Engine) -> None:
 
 def extend(e: Engine) -> None:
     """Tokens, or the engine's hashes, are added."""
-    requests = [each for each in e.known.values() if not each.drafts]
+    requests = [each for each in e.known.values() if not each.drafts and not each.num_to_come]
     if requests:
         request = e.rng.choice(requests)
         if e.rng.random() < 0.6:
@@ -205,7 +205,7 @@ def append(e: Engine) -> None:
 
 def draft(e: Engine) -> None:
     """Guesses are put behind a request's tokens."""
-    requests = e.idle()
+    requests = [each for each in e.idle() if not each.num_to_come]
     if requests:
         request = e.rng.choice(requests)
         request.drafts = draw_tokens(e, e.rng.randint(0, 4))

@@ -19,16 +19,32 @@ Stuff = tuple[Any, ...]
 """The token at a position, and what else decides its keys and values from there on."""
 
 
+@attrs.define
+class Guess:
+    """Drafts that were scheduled before anybody knew them.
+
+    offset: position of the first one. accepted, rejected: how many. batch: which one computes them,
+    None while it is open.
+    """
+
+    offset: int
+    accepted: int
+    rejected: int
+    batch: int | None = None
+
+
 @attrs.define(kw_only=True)
 class Known:
     """A request as its engine knows it.
 
     stuff: what stands at each position. count: of computed tokens. base: the count before its first
     slots in the open batch, None if it has none there. own: of the engine's hashes handed in, None
-    if kvcore hashes. marked: a cut went through media or embeddings, so that keys differ from those
-    of equal tokens. loading: unfinished loads, each with its first token; load_end: the tokens that
-    are there when they end. num_learned: tokens of known keys. transfer: first and end of tokens
-    on their way, and their batch.
+    if kvcore hashes. future: tokens of scheduled positions that are to come, each with the batch
+    that samples it. guesses: drafts among these, whose verdict is to come. sampler: the batch that
+    samples its next token, None if that is not certain. marked: a cut went through media or
+    embeddings, so that keys differ from those of equal tokens. loading: unfinished loads, each with
+    its first token; load_end: the tokens that are there when they end. num_learned: tokens of known
+    keys. transfer: first and end of tokens on their way, and their batch.
     """
 
     name: str
@@ -36,6 +52,9 @@ class Known:
     stuff: list[Stuff]
     embedded: int = 0
     drafts: list[int] = attrs.Factory(list)
+    future: list[tuple[int, int | None]] = attrs.Factory(list)
+    guesses: list[Guess] = attrs.Factory(list)
+    sampler: int | None = None
     count: int = 0
     base: int | None = None
     swapped: bool = False
@@ -57,15 +76,36 @@ class Known:
     @property
     def is_settled(self) -> bool:
         """Whether no scheduled draft waits for its verdict."""
-        return self.count <= len(self.stuff)
+        return bool(self.num_to_come) or self.count <= len(self.stuff)
+
+    @property
+    def num_to_come(self) -> int:
+        """Scheduled positions whose tokens, or the verdict on whose drafts, are to come."""
+        return 0 if self.drafts else max(0, self.count - len(self.stuff))
+
+    @property
+    def num_rejected(self) -> int:
+        """Positions among these that hold drafts which were rejected."""
+        return sum(each.rejected for each in self.guesses)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all its tokens are scheduled, those to come included."""
+        return self.count == len(self.stuff) + len(self.future) + self.num_rejected
 
     def settled_count(self) -> int:
-        """Tokens that it counted before the open batch, drafts aside."""
-        return min(self.count, len(self.stuff)) if self.base is None else self.base
+        """Known tokens that it counted before the open batch, drafts aside."""
+        count = self.count if self.base is None else self.base
+        return min(count, len(self.stuff))
+
+    def saved_count(self) -> int:
+        """The same when it is swapped out: the last token is sampled again if more are to come."""
+        return min(self.settled_count(), len(self.stuff) - bool(self.num_to_come))
 
     def chain(self, contents: Contents) -> list[int]:
-        """The prefixes that end with each of its tokens and drafts."""
-        return contents.chain(0, [*self.stuff, *((token,) for token in self.drafts)])
+        """The prefixes that end with each of its tokens, those to come and drafts included."""
+        more = [token for token, _ in self.future] + self.drafts
+        return contents.chain(0, [*self.stuff, *((token,) for token in more)])
 
     def add(self, tokens: list[int]) -> None:
         """Note tokens behind those that it has."""

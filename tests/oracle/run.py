@@ -17,7 +17,7 @@ from random import Random
 import attrs
 
 from kvcore import Config
-from tests.oracle import misuse, moves_batches, moves_loads, moves_pool, moves_requests
+from tests.oracle import misuse, moves_ahead, moves_batches, moves_loads, moves_pool, moves_requests
 from tests.oracle.backends import Language
 from tests.oracle.configs import draw_config
 from tests.oracle.engine import Engine
@@ -34,6 +34,10 @@ MOVES: dict[Callable[[Engine], None], int] = {
     moves_requests.admit: 12,
     moves_requests.grow: 8,
     moves_requests.append: 14,
+    moves_ahead.run_ahead: 3,
+    moves_ahead.follow: 4,
+    moves_ahead.guess: 3,
+    moves_ahead.receive: 4,
     moves_requests.draft: 4,
     moves_requests.accept: 4,
     moves_requests.cache: 2,

@@ -25,7 +25,8 @@ NUM_CALLS_EXPLORED = int(os.environ.get("KVCORE_ORACLE_CALLS", "10000000"))
 FIRST_EXPLORED = 1_000_000
 """The first seed of the long run, behind all those of the short one."""
 REACHED = (
-    *("append", "accept", "add_block_hashes", "cache_blocks", "cancel", "complete", "evict_blocks"),
+    *("append", "add_tokens", "accept", "add_block_hashes", "cache_blocks", "cancel"),
+    *("complete", "evict_blocks"),
     *("complete_operation", "fork", "load", "store", "pin", "unpin", "rewind", "truncate"),
     *("remove_skipped_blocks", "reset_prefix_cache", "swap_in", "swap_out", "take_new_block_ids"),
     *("Refused", "HitInOpenBatch", "HeldByOthers", "StaleHits", "InOpenBatch", "LoadUnfinished"),
@@ -43,7 +44,7 @@ SEEDED = (
     *("m_child_does_not_rest_on_a_load", "m_only_the_loaders_blocks_rest"),
     "m_freed_request_cannot_report",
 )
-CALLS_SEEDED = 30_000
+CALLS_SEEDED = 60_000
 
 
 def judged(seed: int) -> Run:
