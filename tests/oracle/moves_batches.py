@@ -129,6 +129,7 @@ def cancel(e: Engine) -> None:
         if e.manager.ask("num_draft_tokens", each.name) == 0:
             each.drafts = []
         each.guesses = [g for g in each.guesses if g.batch is not None and g.batch < number]
+        each.guesses = each.guesses if count > len(each.stuff) else []
         each.future = each.future[: max(0, count - len(each.stuff) - each.num_rejected)]
         each.sampler = None
         each.swapped = each.swapped and count > 0
