@@ -76,7 +76,7 @@ class PrefixCachingMetrics:
         names = ("requests", "queries", "hits")
         if not all(hasattr(stats, name) for name in (*names, "reset")):
             expected = f"an object with {', '.join(names)} and reset"
-            raise WrongArgument(name="stats", expected=expected, value=repr(stats))
+            raise WrongArgument(name="stats", expected=expected, value=stats)
         counts = [read_count(name, getattr(stats, name)) for name in names]
         if read_flag("reset", stats.reset):
             self.reset()

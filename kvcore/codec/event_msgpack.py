@@ -2,15 +2,14 @@
 """Events as bytes: the msgpack form in which vLLM publishes its own, for routers that read those.
 
 Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`), but for the salt
-below. A batch is an array
-of timestamp, events and data-parallel rank, which Dynamo demands; None leaves it out. An event is a
-map of its fields with the class's name under "type"; before vLLM's change 42892 it was an array,
-the name first, which "array" gives. A field at its default is left out, in an array only behind the
-last that is not. Extra keys go without their tags: an adapter's name, (identifier, offset) of a
-media item, a salt, a digest; for a cut item (identifier, offset, end), for cut embeddings (digest,
-rows left). None stands for a block without any. The salt of an event's first block also is a field
-`cache_salt` of its map, where Dynamo looks for it. vLLM's own `lora_id`, which it calls deprecated,
-is always None.
+below. A batch is an array of timestamp, events and data-parallel rank, which Dynamo demands; None
+leaves it out. An event is a map of its fields with the class's name under "type"; before vLLM's
+change 42892 it was an array, the name first, which "array" gives. A field at its default is left
+out, in an array only behind the last that is not. Extra keys go without their tags: an adapter's
+name, (identifier, offset) of a media item, a salt, a digest; for a cut item (identifier, offset,
+end), for cut embeddings (digest, rows left). None stands for a block without any. The salt of an
+event's first block also is a field `cache_salt` of its map, where Dynamo looks for it. vLLM's own
+`lora_id`, which it calls deprecated, is always None.
 """
 
 from __future__ import annotations

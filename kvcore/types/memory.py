@@ -18,7 +18,7 @@ MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup/memory.max"
 
 
 def check_memory(num_blocks: int) -> None:
-    """Raise PoolTooLarge unless pools of so many blocks fit."""
+    """Raise PoolTooLarge unless pools of this many blocks fit."""
     needed = BLOCK_BYTES * num_blocks
     available = num_reservable(needed)
     if needed > SMALL_BYTES:

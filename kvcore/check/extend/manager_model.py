@@ -82,7 +82,7 @@ class ManagerModel:
                 answer(first)
             except Exception as error:
                 expected = f"a function that takes a {type(first).__name__}"
-                raise WrongArgument(name=asked, expected=expected, value=repr(error)) from error
+                raise WrongArgument(name=asked, expected=expected, value=error) from error
         self._num_free = num_free(first)
         self._calls = frozenset(each for each in OPTIONAL if hasattr(first, each))
 

@@ -28,7 +28,9 @@ class AlreadyAllocated(KvcoreError):
 class InputsNotInKeys(KvcoreError):
     """Blocks are found by tokens alone; with other inputs they would answer for other contents."""
 
-    message = "request {request} has {field}, which is not in the keys of blocks: turn caching off"
+    message = (
+        "request {request!r} has {field}, which is not in the keys of blocks: turn caching off"
+    )
 
 
 class BlockInUse(KvcoreError):

@@ -333,4 +333,4 @@ def _check_inputs(request: Any) -> None:
     for field in NOT_IN_KEYS:
         value = getattr(request, field, None)
         if value is not None and (not hasattr(value, "__len__") or len(value)):
-            raise InputsNotInKeys(request=repr(request.request_id), field=field)
+            raise InputsNotInKeys(request=request.request_id, field=field)

@@ -72,7 +72,7 @@ impl Manager {
         outcome.map_err(|wrong| wrong.into().raise(this.py(), given))
     }
 
-    /// Run a transition that hashes so many tokens.
+    /// Run a transition that hashes this many tokens.
     pub(crate) fn change_by<T: Send>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,

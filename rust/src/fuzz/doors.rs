@@ -61,7 +61,7 @@ fn fuzz(samples: &[Sample], words: &[&str], room: usize, read: impl Fn(&[u8])) {
     fuzz_often(INPUTS, samples, words, room, read);
 }
 
-/// Ask a decoder about so many inputs.
+/// Ask a decoder about this many inputs.
 fn fuzz_often(
     inputs: usize,
     samples: &[Sample],

@@ -17,7 +17,7 @@ const SMALL_BYTES: u64 = 1 << 26;
 const MEMINFO: &str = "/proc/meminfo";
 const CGROUP: &str = "/sys/fs/cgroup/memory.max";
 
-/// Fails with PoolTooLarge unless pools of so many blocks fit.
+/// Fails with PoolTooLarge unless pools of this many blocks fit.
 pub fn check_memory(num_blocks: u64) -> Result<(), Error> {
     let buckets = 4 * (2 * num_blocks).next_power_of_two();
     let needed = BLOCK_BYTES * num_blocks + buckets;
