@@ -43,8 +43,8 @@ def allocate_slots(
     refusal.
 
     hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
-    are held and not returned. num_output_placeholders: so many of the positions may lie behind the
-    known tokens, whose ids come later. delay_cache_blocks: publish nothing, `cache_blocks` does it
+    are held and not returned. num_output_placeholders: up to this many positions may lie behind the
+    known tokens; their ids come later. delay_cache_blocks: publish nothing, `cache_blocks` does it
     later. num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless
     all the request's tokens would fit now. reserved_blocks: how many blocks to leave free. A
     refusal keeps the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,

@@ -73,7 +73,7 @@ def add_tokens(
     """Add tokens behind those that a request has; they fill positions to come, in order, and full
     blocks are hashed and become findable.
 
-    num_rejected: so many of the last positions to come are dropped first, at most all. batch: the
+    num_rejected: this many of the last positions to come are dropped first, at most all. batch: the
     one that sampled the tokens. Raises UnknownRequest, EmptyTokens, InvalidToken,
     UnsupportedBuffer, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput.
     """

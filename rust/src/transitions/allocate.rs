@@ -15,6 +15,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::fast_path::settle;
 use crate::transitions::in_flight::{note_published_key, note_request};
+use crate::transitions::output::take_output;
 use crate::transitions::plan::{Growth, Plan, Rewrite, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
@@ -76,9 +77,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
     note_scheduled(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
-    if state[row].num_computed < state[row].num_tokens() {
-        state.output_from[row.index()] = state.batch.number;
-    }
+    take_output(state, row, None);
     apply_trims(state, row, &plan.trims);
     (0..).zip(&plan.hits).for_each(|(group_id, hits)| attach_hits(state, row, group_id, hits));
     if plan.num_loaded > plan.num_local && !slot_request.loads {

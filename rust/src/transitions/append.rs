@@ -120,34 +120,32 @@ fn append_one(
         count_quietly(state, row, token, batch);
         return Ok(());
     }
-    if fits_in_place(state, row) {
-        if fills {
-            publish_filled(state, row);
-        }
-        take_output(state, row, token.and(batch));
-        commit_in_place(state, row);
-        return Ok(());
-    }
     let slot_request = SlotRequest::next(&state[row]);
-    let planned = plan_allocation(state, row, &slot_request);
-    match planned.expect("NOCRASH: check_append has checked every call of the append") {
-        Ok(plan) => {
-            if fills {
-                publish_filled(state, row);
+    let plan = if fits_in_place(state, row) {
+        None
+    } else {
+        let planned = plan_allocation(state, row, &slot_request);
+        match planned.expect("NOCRASH: check_append has checked every call of the append") {
+            Ok(plan) => Some(plan),
+            Err(refusal) => {
+                let request = &mut state[row];
+                request.tokens.truncate(num_tokens);
+                request.block_hashes.truncate(num_hashed);
+                let seen_from = visible_from(state, row, state[row].num_accepted());
+                apply_trims(state, row, &plan_trims(state, row, seen_from));
+                return Err(refusal.refused);
             }
-            take_output(state, row, token.and(batch));
-            commit(state, &slot_request, &plan);
-            Ok(())
         }
-        Err(refusal) => {
-            let request = &mut state[row];
-            request.tokens.truncate(num_tokens);
-            request.block_hashes.truncate(num_hashed);
-            let seen_from = visible_from(state, row, state[row].num_accepted());
-            apply_trims(state, row, &plan_trims(state, row, seen_from));
-            Err(refusal.refused)
-        }
+    };
+    if fills {
+        publish_filled(state, row);
     }
+    take_output(state, row, token.and(batch));
+    match plan {
+        Some(plan) => commit(state, &slot_request, &plan),
+        None => commit_in_place(state, row),
+    }
+    Ok(())
 }
 
 /// The rows of a buffer. Fails with UnknownRequest if a row has no request.
@@ -187,15 +185,16 @@ fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
         return false;
     }
     let (limit, number) = (state.config.length_limit(), state.batch.number);
-    if output.batch.is_some_and(|batch| batch < 0 || batch as u64 >= number) {
+    if output.batch.is_some_and(|batch| batch < 0) {
         return false;
     }
+    let is_taken = output.batch.is_none_or(|batch| (batch as u64) < number);
     let State { requests, batch, output_from, .. } = state;
     rows.iter().all(|&row| {
         let Some(Some(request)) = requests.get(row as usize) else { return false };
         let fresh = output.batch.is_none_or(|batch| output_from[row as usize] <= batch as u64);
         let record = BatchRecord::new(request.num_computed);
-        fresh && can_grow(request, limit) && batch.records.insert_once(Row(row), record)
+        is_taken && fresh && can_grow(request, limit) && batch.records.insert_once(Row(row), record)
     })
 }
 

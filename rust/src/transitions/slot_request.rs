@@ -53,7 +53,7 @@ pub struct SlotRequest {
     pub full_sequence_must_fit: bool,
     /// How many blocks to leave free.
     pub reserved_blocks: i64,
-    /// So many of the positions may lie behind the known tokens, whose ids come later.
+    /// Up to this many positions may lie behind the known tokens; their ids come later.
     pub num_output_placeholders: i64,
     /// A load fills the blocks of the external tokens, so they are not zeroed.
     pub loads: bool,

@@ -15,6 +15,7 @@ import pytest
 from kvcore import Appended, Request, Status
 from kvcore.types.errors import (
     EmptyTokens,
+    InvalidCount,
     InvalidToken,
     UnknownRequest,
     UnsupportedBuffer,
@@ -123,6 +124,9 @@ def test_append_of_nothing_is_no_change(backend: Backend) -> None:
     with unchanged(manager):
         assert manager.append([], []) == Appended(0)
         assert manager.append(array("i"), array("i")) == Appended(0)
+        assert manager.append([], [], batch=9) == manager.append([], batch=9) == Appended(0)
+        with pytest.raises(InvalidCount):
+            manager.append([], [], batch=-1)
 
 
 def test_append_without_tokens_schedules_those_to_come(backend: Backend) -> None:
