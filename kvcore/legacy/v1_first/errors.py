@@ -28,9 +28,7 @@ class AlreadyAllocated(KvcoreError):
 class InputsNotInKeys(KvcoreError):
     """Blocks are found by tokens alone; with other inputs they would answer for other contents."""
 
-    message = (
-        "request {request!r} has {field}, which is not in the keys of blocks: turn caching off"
-    )
+    message = "request {request!r} has {field}, which is in no key of a block: turn caching off"
 
 
 class BlockInUse(KvcoreError):
