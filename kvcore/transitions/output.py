@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.in_flight import note_request, num_finished
+from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.publish import publish_blocks
 from kvcore.types.errors import BatchNotTaken, InOpenBatch, StaleOutput
 
@@ -49,7 +49,4 @@ def publish_filled(tx: Transaction, request: RequestState) -> None:
     count = request.num_accepted
     if tx.config.publish == "completed":
         count = num_finished(tx, request)
-    if tx.config.duplicates == "merge":
-        computed = request.num_computed
-        note_request(tx, request.request_id, computed, computed)
     publish_blocks(tx, request, count)

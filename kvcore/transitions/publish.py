@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kvcore.state.open_batch import BatchRecord, Merge, Published
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import note_published_key, num_finished
+from kvcore.transitions.in_flight import note_published_key, note_request, num_finished
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
 from kvcore.types.errors import BeyondComputed
@@ -120,6 +120,8 @@ def _publish_block(
     if tx.config.duplicates == "merge" and tx.device.index.first(key) is not None:
         merge = Merge(request.request_id, group_id, position, block, key)
         tx.batch = replace(tx.batch, merges=tx.batch.merges.append(merge))
+        if tx.config.publish == "scheduled":
+            note_request(tx, request.request_id, request.num_computed, request.num_computed)
         return False
     tx.device.publish(block, key)
     if tx.config.max_in_flight and not final:

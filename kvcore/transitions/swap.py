@@ -23,7 +23,7 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
-from kvcore.transitions.unconfirmed_loads import rest
+from kvcore.transitions.unconfirmed_loads import fall_to, rest
 from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
 from kvcore.types.values import Outcome, Reason, Refused, Status, Swapped
@@ -143,6 +143,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
         moved = tx.request(request_id)
         if num_computed:
             tx.loads = loads
+            fall_to(tx, request_id, num_computed)
             moved = replace(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
             moved = replace(moved, preempted=True)

@@ -8,9 +8,8 @@
 
 use crate::state::open_batch::BatchRecord;
 use crate::state::state::State;
-use crate::transitions::in_flight::{note_request, num_finished};
+use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::publish_blocks;
-use crate::types::config::Duplicates;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -57,9 +56,5 @@ pub(crate) fn publish_filled(state: &mut State, row: Row) {
     }
     let at_once = state.config.publishes_at_once();
     let count = if at_once { state[row].num_accepted() } else { num_finished(state, row) };
-    if state.config.duplicates == Duplicates::Merge {
-        let computed = state[row].num_computed;
-        note_request(state, row, computed, computed, None);
-    }
     publish_blocks(state, row, count, false);
 }

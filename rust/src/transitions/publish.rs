@@ -16,7 +16,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::{AHEAD, BlockPool};
 use crate::state::open_batch::{Merge, Published};
 use crate::state::state::{RequestState, State, request_mut};
-use crate::transitions::in_flight::num_finished;
+use crate::transitions::in_flight::{note_request, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
 use crate::types::effects::Effects;
@@ -110,7 +110,7 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
     let merges = config.duplicates == Duplicates::Merge;
     let can_be_cancelled = !last && config.max_in_flight > 0;
     let mut first = positions.start;
-    let mut keyed = Vec::new();
+    let (mut keyed, num_merges) = (Vec::new(), batch.merges.len());
     let start = batch.published.len() as u32;
     for position in positions.clone() {
         let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
@@ -145,6 +145,10 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
     }
     announce(effects, request, (config, scales), group_id, (first, positions.end));
     batch.chain_published(row, start);
+    if batch.merges.len() > num_merges && config.publishes_at_once() {
+        let computed = request.num_computed;
+        note_request(state, row, computed, computed, None);
+    }
     if !keyed.is_empty() {
         note_keyed(state, row, &keyed);
     }
