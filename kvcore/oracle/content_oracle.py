@@ -215,6 +215,14 @@ class ContentOracle(SlotStore):
                 return True
         return False
 
+    def holds_spoilt(self, row: int, position: int) -> bool:
+        """Whether a position of a row holds what was computed from a failed load."""
+        return any(
+            self.get(table[position // group.block_size])[position % group.block_size] == SPOILT
+            for _, group, table in self._layers(row)
+            if not group.is_cross
+        )
+
     def _layers(self, row: int) -> Iterator[Layer]:
         for index, group in enumerate(self._config.groups):
             yield index, group, [("device", each) for each in self.tables.get((row, index), ())]

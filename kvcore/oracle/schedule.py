@@ -111,6 +111,8 @@ class Schedule:
             case "append" if isinstance(value, Appended):
                 for request_id in read_ids(state, args[0])[: value.done]:
                     self._schedule(next_token(request_id, self.computed[request_id]))
+            case "add_tokens":
+                self._came_in(state, args[0], options.get("num_rejected", 0))
             case "load":
                 self._loads(*args)
             case "complete_operation":
@@ -129,7 +131,9 @@ class Schedule:
                     self._cut(state, request_id, min(args[1], self._came(state, request_id)))
             case "swap_out":
                 for request_id in args[0]:
-                    self._cut(state, request_id, self.computed[request_id])
+                    known = len(state.requests[request_id].tokens)
+                    to_come = state.requests[request_id].num_output_placeholders > 0
+                    self._cut(state, request_id, known - to_come)
 
     def loads(self) -> list[Write]:
         """The writes of the open batch that load external tokens, in the order of the calls."""
@@ -172,8 +176,8 @@ class Schedule:
                     raise InvariantViolation("CAP", detail)
 
     def _fork(self, state: State, parent: str, child: str) -> None:
-        settled = min(self.computed[parent], len(state.requests[parent].tokens))
-        settled = self._before.get(parent, settled)
+        settled = self._before.get(parent, self.computed[parent])
+        settled = min(settled, len(state.requests[parent].tokens))
         self.computed[child] = settled if resumes(state, parent, settled) else 0
         if self.computed[child] and parent in self.encoders:
             self.encoders[child] = self.encoders[parent]
@@ -202,6 +206,18 @@ class Schedule:
                 encoder=encoder,
             )
         )
+
+    def _came_in(self, state: State, request_id: str, num_rejected: int) -> None:
+        """Output came: what is scheduled behind rejected drafts moves up to where they were."""
+        known = len(state.requests[request_id].tokens)
+        count = min(num_rejected, max(0, self.computed[request_id] - known))
+        self.computed[request_id] -= count
+        if self._before.get(request_id, 0) > known:
+            self._before[request_id] -= count
+        self._writes = [
+            moved_up(each, count) if each.request_id == request_id and each.start > known else each
+            for each in self._writes
+        ]
 
     def _loads(self, request_id: str, num_tokens: int, hit: Hit | None = None) -> None:
         before = self.computed[request_id]
@@ -242,13 +258,21 @@ class Schedule:
         self.failed.pop(request_id, None)
         if state.requests[request_id].host_tables:
             num_tokens = 0
-        count = min(self.computed[request_id], len(state.requests[request_id].tokens))
-        count = self._before.pop(request_id, count)
+        known = len(state.requests[request_id].tokens)
+        count = min(self._before.pop(request_id, self.computed[request_id]), known)
         count = count if resumes(state, request_id, count) else 0
         count = min(count, num_tokens)
         self.computed[request_id] = count if resumes(state, request_id, count) else 0
         if not self.computed[request_id]:
             self.encoders.pop(request_id, None)
+
+
+def moved_up(write: Write, count: int) -> Write:
+    """The same write, this many positions earlier."""
+    start, loaded, end = write.start - count, write.loaded - count, write.end - count
+    return attrs.evolve(
+        write, start=start, loaded=loaded, end=end, num_slots=write.num_slots - count
+    )
 
 
 def next_token(request_id: str, start: int) -> Write:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kvcore.check.mutants import (
+    ahead,
     contents,
     index,
     inflight,
@@ -16,6 +17,6 @@ from kvcore.check.mutants import (
 )
 from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
-FILES = (index, owners, contents, windows, tiers, loads, requests, progress, inflight)
+FILES = (index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead)
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

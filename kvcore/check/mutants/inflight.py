@@ -20,7 +20,7 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.quarantine import QuarantineTransaction
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, batches, cancel, fork, in_flight, requests, swap
+from kvcore.transitions import allocate, batches, cancel, fork, in_flight, publish, requests, swap
 from kvcore.transitions.plan import Plan
 from kvcore.transitions.publish import publish_blocks
 
@@ -205,3 +205,9 @@ def m_lost_places_stay(patcher: Patcher) -> None:
             if known is not None:
                 made = self.tx.in_flight[index].entries[name]
                 self._set_entry(index, replace(made, replaced=known.replaced))
+
+
+@mutant("flight-merge-late", "KV-READ")
+def m_late_merge_survives_a_cancel(patcher: Patcher) -> None:
+    """A request that `cache_blocks` merged keeps a block that the cancelled batch was to write."""
+    patcher.replace(publish, "note_request", lambda *_: None)

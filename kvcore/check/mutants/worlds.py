@@ -75,6 +75,23 @@ FLYING_FAMILY = world(
 FLYING_WINDOW = world(
     3, 1, 3, groups=(WINDOW,), num_letters=1, max_in_flight=2, without=("fork", "append")
 )
+AHEAD_FAMILY = world(
+    *(3, 2, 2, "add_tokens"),
+    groups=(SLOT,),
+    num_output_placeholders=1,
+    max_in_flight=1,
+    moves="engine",
+    without=("free", "reset_prefix_cache", "remove_request"),
+)
+AHEAD_SWAPPED = world(
+    *(2, 1, 2, *SWAPS),
+    groups=(SLOT,),
+    num_output_placeholders=1,
+    num_host_blocks=2,
+    max_in_flight=1,
+    moves="engine",
+    without=("fork", "free", "reset_prefix_cache", "remove_request"),
+)
 PICTURED = world(
     *(2, 2, 3, "truncate"),
     kinds_of_requests=(

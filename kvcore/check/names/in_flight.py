@@ -46,11 +46,32 @@ Unreported = tuple[int, str, int]
 
 
 @attrs.frozen
+class Output:
+    """What a batch samples for a request, which the engine has yet to hand in.
+
+    text: the request's tokens on the device up to the last new one; empty before it is executed.
+    num_new: tokens that it brings. num_rejected: drafts that it rejected. spoilt: the pass read
+    what a failed load left. stale: the request was cut or scheduled anew since, or that load was
+    reported: it must not be taken.
+    """
+
+    request_id: str
+    batch: int
+    text: tuple[int, ...] = ()
+    num_new: int = 0
+    num_rejected: int = 0
+    spoilt: bool = False
+    stale: bool = False
+
+
+@attrs.frozen
 class Pending:
     """A taken batch that is not finished.
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
-    copies and its forward pass read or write. before: the counts of its requests before it.
+    copies and its forward pass read or write. before: the counts of its requests before it. texts:
+    those of the node before it was executed. feeds: what those of its requests feed from whose last
+    batch was executed.
     """
 
     number: int
@@ -60,6 +81,8 @@ class Pending:
     used: frozenset[Place]
     before: Mapping[str, int]
     executed: bool = False
+    texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    feeds: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -69,7 +92,9 @@ class Node:
     loads: what executed loads will bring. started: operations whose command was executed. loading,
     failed: where the unfinished load of a request begins, and its first failed block. before,
     writes: what the open batch schedules, as in `Pending`; filled: whether moves have filled it.
-    unreported: external loads that failed, which the engine has yet to report.
+    unreported: external loads that failed, which the engine has yet to report. outputs: those that
+    it has yet to hand in, oldest first. texts: the tokens of requests on the device, with the last
+    that it sampled, where a batch to come feeds from them.
     """
 
     state: State
@@ -84,6 +109,8 @@ class Node:
     writes: tuple[Write, ...] = ()
     filled: bool = False
     unreported: tuple[Unreported, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
 
     @property
     def waiting(self) -> tuple[Pending, ...]:
@@ -159,7 +186,7 @@ def live(node: Node, wanted: Contents) -> Contents:
     state = node.state
     to_come = {place for each in node.waiting for place in each.used}
     to_come.update(copied(state.batch.commands))
-    for name in node.before:
+    for name in (*node.before, *(each.request_id for each in node.outputs)):
         tables = state.requests[name].tables if name in state.requests else ()
         to_come.update(("device", block) for table in tables for block in table)
     awaited = {each.block for each in state.operations.values() if each.request_id is not None}
@@ -200,7 +227,30 @@ def name_of(node: Node, names: Renaming) -> Name:
     numbers = [batch.number for batch in node.pending]
     for number, request_id, first in node.unreported:
         name += [numbers.index(number), names.places.get(request_id, LOST), first]
+    return name + _outputs(node, numbers, names)
+
+
+def _outputs(node: Node, numbers: list[int], names: Renaming) -> Name:
+    """What the engine has yet to hand in, and what the device feeds from."""
+    name: Name = []
+    for output in node.outputs:
+        batch = numbers.index(output.batch) if output.batch in numbers else LOST
+        name += [batch, names.places.get(output.request_id, LOST), output.stale, output.spoilt]
+        name += [output.num_new, output.num_rejected, *_text(output.text, names)]
+    for request in names.order if node.texts else ():
+        name += _text(node.texts.get(request.request_id, ()), names)
+    for batch in node.pending:
+        for request in names.order if batch.texts else ():
+            name += _text(batch.texts.get(request.request_id, ()), names)
+        for write in batch.writes if batch.feeds else ():
+            name += _text(batch.feeds.get(write.request_id, ()), names)
     return name
+
+
+def _text(text: tuple[int, ...], names: Renaming) -> Name:
+    """The prefix that some tokens make."""
+    letters = tuple((token,) for token in text)
+    return [len(text), *names.tree.names(letters)[-names.tree.width :]]
 
 
 def _open_batch(node: Node, names: Renaming) -> Name:

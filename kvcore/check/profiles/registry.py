@@ -8,6 +8,7 @@ states, or that another world is explored. What a world must show is told by its
 
 from __future__ import annotations
 
+from kvcore.check.profiles.ahead import RUN_AHEAD
 from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
 from kvcore.check.profiles.loads import LOADS_FAIL
 from kvcore.check.profiles.profile import (
@@ -183,6 +184,24 @@ PROFILES: dict[str, Profile] = {
         7896,
         25852,
     ),
+    "flight-merge-late": Profile(
+        "a batch in flight, blocks cached late that merge with what it writes",
+        world(
+            *(2, 2, 1, 1, "cache_blocks"),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            duplicates="merge",
+            delays=(False, True),
+            calls_per_batch=2,
+            moves="calls",
+            without=("fork", "append", "free", "remove_request", "reset_prefix_cache"),
+        ),
+        *(1923, 6012),
+        shows=("goal merge",),
+        not_shown=NEVER_REFUSED | NEVER_HIT,
+    ),
+    **RUN_AHEAD,
     **LOADS_FAIL,
     **FEATURES,
 }

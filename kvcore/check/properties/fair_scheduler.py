@@ -109,9 +109,12 @@ def _gone(state: State, request: RequestState) -> State:
 
 
 def _judged(state: State) -> State:
-    """The state with all scheduled drafts rejected."""
+    """The state with all scheduled drafts rejected, and no position to come."""
     for name in ids(state):
-        if state.requests[name].num_computed > len(state.requests[name].tokens):
+        request = state.requests[name]
+        if request.num_output_placeholders:
+            state = made(state, "truncate", name, len(request.tokens))
+        elif request.num_computed > len(request.tokens):
             state = made(state, "accept", name, 0)
     return state
 

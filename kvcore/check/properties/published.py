@@ -50,6 +50,9 @@ def _publishing(
         case "append" if not late:
             for name in read_ids(before, call.args[0])[: value.done]:
                 yield name, state.requests[name].num_accepted
+        case "add_tokens" if before.requests[call.args[0]].num_output_placeholders:
+            name = call.args[0]
+            yield name, _num_finished(state, name) if late else state.requests[name].num_accepted
         case "cache_blocks":
             name = call.args[0]
             count = _num_finished(state, name) if late else state.requests[name].num_accepted

@@ -176,7 +176,7 @@ FOLLOWED: dict[str, Scope] = {
     **dict.fromkeys(("KV-READ", "CACHE-KV", "LOAD-FAILED", "TABLE-MIRROR"), "batch"),
     **dict.fromkeys(("OWNER-MIRROR", "COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
     **dict.fromkeys(
-        ("NOCRASH", "REFINE", "POLICY", "SCHEDULER", "MANAGER", *OUTCOME_PROPERTIES),
+        ("NOCRASH", "OUTPUT-ONCE", "REFINE", "POLICY", "SCHEDULER", "MANAGER", *OUTCOME_PROPERTIES),
         "transition",
     ),
     **dict.fromkeys(PREFIX_PROPERTIES, "state"),

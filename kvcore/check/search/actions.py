@@ -9,7 +9,7 @@ rust/src/check/search/actions.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from kvcore.check.world.world import World
@@ -45,11 +45,13 @@ def block_calls(world: World, state: State) -> Iterator[Call]:
             yield Call("unpin", ([block],))
 
 
-def known_children(state: State, prefixes: Prefixes) -> Children:
-    """The tokens that follow each prefix of a request or key of a state."""
+def known_children(
+    state: State, prefixes: Prefixes, texts: Iterable[tuple[int, ...]] = ()
+) -> Children:
+    """The tokens that follow each prefix of a request or key of a state, or of other texts."""
     children: Children = {}
     known = [(*request.tokens, *request.drafts) for request in state.requests.values()]
-    known += [prefixes.tokens(key) for key in state.device.index]
+    known += [*(prefixes.tokens(key) for key in state.device.index), *texts]
     for tokens in known:
         for position, token in enumerate(tokens):
             children.setdefault(tokens[:position], set()).add(token)
@@ -117,7 +119,7 @@ def draft_calls(world: World, request: RequestState, children: Children | None) 
     """New drafts where all tokens are scheduled and none are, or their verdict."""
     tokens, name = tuple(request.tokens), request.request_id
     scheduled = request.num_computed - len(tokens)
-    if scheduled > 0:
+    if scheduled > 0 and request.drafts:
         for count in range(scheduled + 1):
             yield Call("accept", (name, count))
     elif scheduled == 0 and world.num_drafts:

@@ -16,7 +16,7 @@ until then, or until no request is left that can, the state may count on what it
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,14 +41,20 @@ from kvcore.check.search.core_model import TAKE_BATCH, CoreModel, Steps, follow
 from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import Edge, Step
 from kvcore.check.world.world import drained
-from kvcore.oracle.schedule import Failing, failed
-from kvcore.state.state import State, make_state
+from kvcore.oracle.schedule import Failing, Write, failed
+from kvcore.state.state import RequestState, State, make_state
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.commands import Command, Load, Store
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Outcome
 
 LEAVING = ("free", "remove_request")
+Sampled = tuple[int, ...]
+"""The tokens that a pass adds to the text of a request: drafts that it accepts, and one more."""
+Ending = tuple[Failing, tuple[Sampled, ...]]
+"""How a batch ends: which load fails, and what each of its writes samples."""
+Texts = Mapping[str, tuple[int, ...]]
+NOTHING: Texts = {}
 
 
 class FlightModel(CoreModel):
@@ -61,14 +67,14 @@ class FlightModel(CoreModel):
     def edges(self, node: Any) -> Iterator[Edge]:
         """Everything that can happen next."""
         state = node.state
-        full = len(state.in_flight) >= self.world.config.max_in_flight
+        full = self._is_full(node)
         if node.filled and not full:
             yield from self._heard("take", (), partial(self._fill, node, (), full))
         if not node.filled:
             for name, steps in self._paths(state):
                 yield from self._heard(name, steps, partial(self._fill, node, steps, full))
-        for failing in self._ends(node) if node.waiting else ():
-            yield from self._heard("execute", (), partial(self._execute, node, failing))
+        for ending in self._endings(node) if node.waiting else ():
+            yield from self._heard("execute", (), partial(self._execute, node, ending))
         for each in node.unreported:
             for name in reporters(state, *each):
                 report = partial(self._report_load, node, each, name)
@@ -76,7 +82,7 @@ class FlightModel(CoreModel):
         first = node.pending[0].number if node.pending and node.pending[0].executed else None
         if first is not None and all(number > first for number, _, _ in node.unreported):
             yield from self._heard("complete", (), partial(self._complete_batch, node))
-        for batch in node.pending:
+        for batch in node.pending if self.world.config.max_in_flight else ():
             yield from self._heard("cancel", (), partial(self._cancel, node, batch.number))
         waiting = {batch.number for batch in node.waiting}
         for number, operation in sorted(state.operations.items()):
@@ -99,16 +105,16 @@ class FlightModel(CoreModel):
         self.checker.check_runs(state)
         note_state(self.notes, state)
         self.notes["goal", "quarantine"] += state.device.num_quarantined > 0
-        if self.checker.counts("CMD-INFLIGHT"):
+        if state.config.max_in_flight and self.checker.counts("CMD-INFLIGHT"):
             for detail in unused_wait(node):
                 raise InvariantViolation("CMD-INFLIGHT", detail)
         ghost = self._ghost
         node.recall(ghost)
         for batch in node.waiting:
             ghost.apply(in_flight(batch.commands))
-            self.checker.run_check(ghost.compute, batch.requests, batch.writes, {})
+            self._forward(batch.requests, batch.writes, feeds=batch.feeds)
         ghost.apply(in_flight(state.batch.commands))
-        self.checker.run_check(ghost.compute, state.requests, node.writes, {})
+        self._forward(state.requests, node.writes)
         counted = ghost.counted(state, {})
         ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
         if not node.unreported:
@@ -174,22 +180,37 @@ class FlightModel(CoreModel):
         )
         return self._closed(waiting, settled, start)
 
-    def _ends(self, node: Node) -> Iterator[Failing]:
-        """The ways in which the loads of the oldest batch that waits can end."""
-        yield None
+    def _is_full(self, node: Node) -> bool:
+        """Whether no other batch can be taken."""
+        return len(node.state.in_flight) >= self.world.config.max_in_flight
+
+    def _endings(self, node: Node) -> Iterator[Ending]:
+        """The ways in which the oldest batch that waits can end: which of its loads fails."""
+        yield None, ()
         batch = node.waiting[0]
         for write in batch.writes if self.world.loads_fail else ():
             for first in range(write.start, write.loaded):
-                yield write.request_id, first
+                yield (write.request_id, first), ()
 
-    def _execute(self, node: Node, failing: Failing, closing: list[Step]) -> Node:
+    def _forward(
+        self,
+        requests: Mapping[str, RequestState],
+        writes: Sequence[Write],
+        sampled: Sequence[Sampled] = (),
+        feeds: Texts = NOTHING,
+    ) -> None:
+        """Play the forward pass of a batch on the ghost; requests: as taken."""
+        del sampled, feeds  # all tokens are known
+        self.checker.run_check(self._ghost.compute, requests, writes, {})
+
+    def _execute(self, node: Node, ending: Ending, closing: list[Step]) -> Node:
         """Run the oldest batch that waits: its commands, then its forward pass."""
-        batch, ghost = node.waiting[0], self._ghost
+        (failing, sampled), batch, ghost = ending, node.waiting[0], self._ghost
         closing.append(executed(node.state, batch.number))
         node.recall(ghost)
         ghost.apply(in_flight(batch.commands))
         writes = [failed(write, failing) for write in batch.writes]
-        self.checker.run_check(ghost.compute, batch.requests, writes, {})
+        self._forward(batch.requests, writes, sampled)
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
             attrs.evolve(each, executed=True, commands=(), writes=(), requests={})

@@ -10,7 +10,7 @@ calls on the request that bring the verdict or free it. Twin: rust/src/check/sea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 
 from kvcore.check.properties.liveness import schedule_all
@@ -33,6 +33,8 @@ from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.transitions.queries import get_computed_blocks
 from kvcore.types.values import Refused, Request, Status
+
+TO_COME = "num_output_placeholders"
 
 
 def moves(
@@ -107,6 +109,28 @@ def _moves_of(
             yield Move("finish", partial(_finish, name))
     if "remove_request" in tried and waiting:
         yield Call("remove_request", (name,))
+
+
+def ahead_calls(world: World, state: State, awaited: Container[str]) -> Iterator[Call]:
+    """Calls that schedule positions whose tokens are to come: behind output that a request awaits,
+    or drafts behind its last token.
+    """
+    most = world.num_output_placeholders
+    for request in by_row(state):
+        name, computed = request.request_id, request.num_computed
+        num_tokens, loads = len(request.tokens), request.num_loading > 0
+        if loads or request.drafts or request.status is Status.SWAPPED:
+            continue
+        if num_tokens > computed:
+            known = schedule_all(state, request, world)
+            for count in range(1, min(most - 1, world.num_tokens - num_tokens) + 1):
+                args = (name, known.args[1] + count, *known.args[2:])
+                yield Call("allocate_slots", args, {**known.options, TO_COME: count})
+        elif name in awaited and name not in state.batch.records and any(request.tables):
+            if computed < world.num_tokens:
+                yield Call("append", ([name],))
+            for count in range(2, min(most, world.num_tokens - computed) + 1):
+                yield Call("allocate_slots", (name, count), {TO_COME: count})
 
 
 def _resume(world: World, state: State, request: RequestState) -> Iterator[Call]:

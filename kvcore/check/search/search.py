@@ -24,6 +24,7 @@ from kvcore.check.names.fingerprints import Fingerprints
 from kvcore.check.properties.checker import Watch
 from kvcore.check.properties.registry import PROPERTIES, Property
 from kvcore.check.properties.schedulers import guarded
+from kvcore.check.search.ahead_model import AheadModel
 from kvcore.check.search.core_model import CoreModel
 from kvcore.check.search.expand import Expander, Expansion
 from kvcore.check.search.flight_model import FlightModel
@@ -139,6 +140,7 @@ def make_expander(
     if not isinstance(what, World):
         return Expander(what, full_keys=full_keys)
     kind = FlightModel if what.config.max_in_flight else CoreModel
+    kind = AheadModel if what.num_output_placeholders else kind
     seen = Parity(what.config) if both else watch
     model = kind(what, symmetry=symmetry, properties=properties, watch=seen, full_keys=full_keys)
     return Expander(model, full_keys=full_keys)

@@ -99,6 +99,8 @@ class World:
     num_encoder: encoder tokens that a request brings with its first slots. num_pins: most pins at a
     time; no store begins while this many operations are in flight.
     delays: whether calls delay the caching of their blocks, or not, each in turn.
+    num_output_placeholders: most positions to come that one call schedules; above 0, batches are
+    planned before the output of the ones before them, which is handed in at any later moment.
     kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by
@@ -116,6 +118,7 @@ class World:
     num_external: int = 0
     num_encoder: int = 0
     num_pins: int = 1
+    num_output_placeholders: int = 0
     delays: tuple[bool, ...] = (False,)
     kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
     calls_per_batch: int = 1

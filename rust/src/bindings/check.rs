@@ -116,6 +116,7 @@ fn read_world(world: &Bound<'_, PyAny>) -> PyResult<World> {
         num_external: number("num_external")?,
         num_encoder: number("num_encoder")?,
         num_pins: number("num_pins")?,
+        num_to_come: number("num_output_placeholders")?,
         delays: delays.iter().map(|each| each.extract()).collect::<PyResult<_>>()?,
         kinds_of_requests,
         calls_per_batch: number("calls_per_batch")?,

@@ -44,7 +44,10 @@ impl<'py> Stories<'py> {
                 vec![self.request.call((name.id(), tokens.clone()), Some(&brought))?]
             }
             Call::AllocateSlots(slots) => self.slots(slots, options)?,
-            Call::Append { name, token } => vec![self.ids(&[*name])?, self.list(vec![*token])?],
+            Call::Append { name, token } => {
+                let tokens = token.map(|token| self.list(vec![token])).transpose()?;
+                [self.ids(&[*name])?].into_iter().chain(tokens).collect()
+            }
             Call::Fork { parent, child } => vec![self.id(*parent), self.id(*child)],
             Call::RemoveRequest { name } | Call::Free { name } => vec![self.id(*name)],
             Call::Truncate { name, num_tokens: count }
@@ -56,9 +59,14 @@ impl<'py> Stories<'py> {
             Call::Rewind { names, num_tokens } => {
                 vec![self.ids(names)?, self.number(*num_tokens)?]
             }
-            Call::AddTokens { name, tokens } | Call::AddDrafts { name, tokens } => {
+            Call::AddTokens { name, tokens, output } => {
+                if let Some(output) = output {
+                    options.set_item("num_rejected", output.num_rejected)?;
+                    options.set_item("batch", output.batch)?;
+                }
                 vec![self.id(*name), self.list(tokens.clone())?]
             }
+            Call::AddDrafts { name, tokens } => vec![self.id(*name), self.list(tokens.clone())?],
             Call::SwapOut { names } | Call::SwapIn { names } => vec![self.ids(names)?],
             Call::EvictBlocks { block }
             | Call::Pin { block }
@@ -86,6 +94,7 @@ impl<'py> Stories<'py> {
             ("num_lookahead_tokens", slots.num_lookahead),
             ("num_encoder_tokens", slots.num_encoder),
             ("reserved_blocks", slots.num_reserved),
+            ("num_output_placeholders", slots.num_to_come),
         ] {
             if count > 0 {
                 options.set_item(name, count)?;

@@ -33,6 +33,14 @@ impl Name {
     }
 }
 
+/// Where tokens come from: the batch that sampled them, and the drafts that it rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the options of `add_tokens`
+pub struct Sampled {
+    pub batch: u64,
+    pub num_rejected: u32,
+}
+
 /// The arguments of `allocate_slots`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slots {
@@ -52,6 +60,8 @@ pub struct Slots {
     pub num_encoder: u32,
     /// Leave this many blocks free.
     pub num_reserved: u32,
+    /// Of the tokens to schedule, those that are to come.
+    pub num_to_come: u32,
 }
 
 impl Slots {
@@ -67,6 +77,7 @@ impl Slots {
             delay: false,
             num_encoder: 0,
             num_reserved: 0,
+            num_to_come: 0,
         }
     }
 }
@@ -97,12 +108,12 @@ calls! {
     AddRequest { name: Name, tokens: Vec<u32>, kind: usize } = "add_request";
     RemoveRequest { name: Name } = "remove_request";
     AllocateSlots(Slots) = "allocate_slots";
-    Append { name: Name, token: u32 } = "append";
+    Append { name: Name, token: Option<u32> } = "append";
     Fork { parent: Name, child: Name } = "fork";
     Free { name: Name } = "free";
     Truncate { name: Name, num_tokens: u32 } = "truncate";
     Rewind { names: Vec<Name>, num_tokens: u32 } = "rewind";
-    AddTokens { name: Name, tokens: Vec<u32> } = "add_tokens";
+    AddTokens { name: Name, tokens: Vec<u32>, output: Option<Sampled> } = "add_tokens";
     AddDrafts { name: Name, tokens: Vec<u32> } = "add_drafts";
     Accept { name: Name, num_accepted: u32 } = "accept";
     RemoveSkippedBlocks { name: Name, num_tokens: u32 } = "remove_skipped_blocks";

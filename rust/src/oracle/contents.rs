@@ -12,7 +12,8 @@
 //! edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
 
 use crate::oracle::prefixes::{Numbers, Prefixes};
-use crate::oracle::schedule::{Encoder, Schedule};
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::Encoder;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::commands::Tier;
 use crate::types::config::Config;

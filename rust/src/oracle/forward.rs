@@ -6,7 +6,8 @@
 
 use crate::oracle::contents::{Checked, Content, Ghost, encoded};
 use crate::oracle::prefixes::Prefixes;
-use crate::oracle::schedule::{Schedule, Write};
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::Write;
 use crate::state::state::State;
 use crate::types::groups::{Group, skipped_tokens};
 use crate::types::ids::Row;
@@ -117,6 +118,16 @@ impl Ghost {
             }
         }
         Ok(false)
+    }
+
+    /// Whether a position of a row holds what was computed from a failed load.
+    pub(crate) fn holds_spoilt(&self, row: Row, position: u32) -> bool {
+        let groups = self.groups.iter().enumerate().filter(|each| !each.1.is_cross());
+        let mut places = groups.map(|(index, _)| (index, self.place(row, index, position)));
+        places.any(|(index, place)| {
+            let slot = place.map(|place| self.slot(place, index, position));
+            slot.is_ok_and(|slot| self.contents[slot] == Content::Spoilt)
+        })
     }
 
     /// What the queries of a step see, each group of its own, must be there.

@@ -8,3 +8,4 @@ pub mod hazards;
 pub mod mirror;
 pub mod prefixes;
 pub mod schedule;
+pub mod writes;

@@ -6,51 +6,13 @@
 //! and before its hits. A cut to a count whose window was given back starts anew. Encoder tokens
 //! are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
 
-use crate::oracle::calls::{Call, Name, Slots, Value};
+use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
+use crate::oracle::writes::{Encoder, Write, moved_up};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
-
-/// What a request's cross-attention tables hold: this many tokens of one encoder's run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Encoder {
-    /// Of the run.
-    pub number: u32,
-    /// The tokens.
-    pub num_tokens: u32,
-}
-
-/// Positions [start, end) of a request that a step writes; rubbish up to num_slots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Write {
-    /// The request.
-    pub name: Name,
-    /// Its row.
-    pub row: Row,
-    /// The first position.
-    pub start: u32,
-    /// Up to there they come from elsewhere; the queries stand behind.
-    pub loaded: u32,
-    /// The position behind the last token.
-    pub end: u32,
-    /// The position behind the last slot.
-    pub num_slots: u32,
-    /// What fills the cross-attention tables in this step.
-    pub encoder: Option<Encoder>,
-    /// The first position that a load did not bring.
-    pub failed: Option<u32>,
-}
-
-impl Write {
-    /// The write of one token.
-    #[must_use]
-    pub fn of_next_token(name: Name, row: Row, start: u32) -> Self {
-        let (loaded, end) = (start, start + 1);
-        Write { name, row, start, loaded, end, num_slots: end, encoder: None, failed: None }
-    }
-}
 
 /// What an engine knows of a request beside the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,10 +38,12 @@ pub struct Schedule {
     num_encoders: u32,
     /// The rows whose requests were freed, or removed, by the calls that were followed.
     left: Vec<(Row, bool)>,
+    /// Those whose requests were cut, or scheduled again below their last token.
+    cut: Vec<Row>,
 }
 
 // Every edge begins with a copy, so it keeps the room.
-clone_in_place!(Schedule { known, writes, num_encoders, left });
+clone_in_place!(Schedule { known, writes, num_encoders, left, cut });
 
 impl Schedule {
     /// Start with a state whose open batch schedules nothing.
@@ -97,6 +61,7 @@ impl Schedule {
     /// Go on with a state whose open batch schedules what this one does.
     pub fn resume(&mut self, state: &State) {
         self.left.clear();
+        self.cut.clear();
         self.known.resize(state.requests.len(), Known::default());
         for (known, request) in self.known.iter_mut().zip(&state.requests) {
             match request {
@@ -133,6 +98,12 @@ impl Schedule {
     #[must_use]
     pub fn left(&self) -> &[(Row, bool)] {
         &self.left
+    }
+
+    /// The rows whose requests were cut, or scheduled again below their last token, since then.
+    #[must_use]
+    pub fn cut_rows(&self) -> &[Row] {
+        &self.cut
     }
 
     /// Where the first failed block of a request's unfinished load is.
@@ -191,16 +162,27 @@ impl Schedule {
                 self.left.extend(name.row(state).map(|row| (row, false)));
                 self.cut(state, *name, 0);
             }
-            Call::Truncate { name, num_tokens } => self.cut(state, *name, *num_tokens),
+            Call::Truncate { name, num_tokens } => {
+                self.cut.extend(name.row(state));
+                self.cut(state, *name, *num_tokens);
+            }
+            Call::AddTokens { name, output: Some(Sampled { num_rejected, .. }), .. } => {
+                self.came_in(state, *name, *num_rejected);
+            }
             Call::Rewind { names, num_tokens } => {
                 let named = names.iter().filter_map(|name| name.row(state));
+                self.cut.extend(named.clone());
                 for row in named.chain(value.fell().iter().copied()) {
                     let most = self.came(state, row).min(*num_tokens);
                     self.cut_row(state, row, most);
                 }
             }
             Call::SwapOut { names } => {
-                names.iter().for_each(|&name| self.cut(state, name, u32::MAX));
+                for name in names {
+                    let Some(row) = name.row(state) else { continue };
+                    let to_come = u32::from(state[row].num_output_placeholders() > 0);
+                    self.cut_row(state, row, state[row].num_tokens() - to_come);
+                }
             }
             _ => {}
         }
@@ -278,8 +260,8 @@ impl Schedule {
 
     fn fork(&mut self, state: &State, parent: Name, value: &Value) {
         let (Some(parent), &Value::Row(child)) = (parent.row(state), value) else { return };
-        let settled = self.computed(parent).min(state[parent].num_tokens());
-        let settled = self.at(parent).before.unwrap_or(settled);
+        let computed = self.computed(parent);
+        let settled = self.at(parent).before.unwrap_or(computed).min(state[parent].num_tokens());
         let computed = if resumes(state, parent, settled) { settled } else { 0 };
         let encoder = self.at(parent).encoder.filter(|_| computed > 0);
         *self.at(Row(child)) = Known { computed: Some(computed), encoder, ..Known::default() };
@@ -287,6 +269,9 @@ impl Schedule {
 
     fn allocated(&mut self, state: &State, slots: &Slots) {
         let Some(row) = slots.name.row(state) else { return };
+        if self.computed(row) < state[row].num_tokens() {
+            self.cut.push(row);
+        }
         let start = self.computed(row) + slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
         let limit = state.config.length_limit();
         let loaded = (start + slots.num_external).min(limit);
@@ -301,6 +286,24 @@ impl Schedule {
         }
         let name = slots.name;
         self.schedule(Write { name, row, start, loaded, end, num_slots, encoder, failed: None });
+    }
+
+    /// Output came: what is scheduled behind rejected drafts moves up to where they were.
+    fn came_in(&mut self, state: &State, name: Name, num_rejected: u32) {
+        let Some(row) = name.row(state) else { return };
+        let known = state[row].num_tokens();
+        let computed = self.computed(row);
+        let count = num_rejected.min(computed.saturating_sub(known));
+        let request = self.at(row);
+        request.computed = Some(computed - count);
+        request.before = request.before.map(|before| moved_up(before, known, count));
+        for write in self.writes.iter_mut().filter(|write| write.row == row && write.start > known)
+        {
+            write.start -= count;
+            write.loaded -= count;
+            write.end -= count;
+            write.num_slots -= count;
+        }
     }
 
     fn begin_load(&mut self, state: &State, name: Name, num_tokens: u32, num_hit: u32) {
@@ -359,8 +362,8 @@ impl Schedule {
 
     fn cut_row(&mut self, state: &State, row: Row, num_tokens: u32) {
         self.writes.retain(|write| write.row != row);
-        let count = self.computed(row).min(state[row].num_tokens());
-        let count = self.at(row).before.take().unwrap_or(count);
+        let computed = self.computed(row);
+        let count = self.at(row).before.take().unwrap_or(computed).min(state[row].num_tokens());
         let resumed = |count| if resumes(state, row, count) { count } else { 0 };
         let most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
         let count = resumed(resumed(count).min(most));

@@ -8,7 +8,7 @@ use crate::check::names::in_flight::{Node, Pending, in_flight};
 use crate::check::names::renaming::Renaming;
 use crate::oracle::contents::{Content, Place};
 use crate::oracle::prefixes::Numbers;
-use crate::oracle::schedule::Write;
+use crate::oracle::writes::Write;
 use crate::state::batch_records::in_order;
 use crate::state::state::NO_HOST_BLOCK;
 use crate::types::commands::{Command, Commands, Tier};
@@ -50,6 +50,39 @@ pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
         names.place(failure.name.row(&node.state));
         names.put(failure.first as usize);
     }
+    write_outputs(node, names);
+}
+
+/// What the engine has yet to hand in, and what the device feeds from.
+fn write_outputs(node: &Node, names: &mut Renaming<'_>) {
+    for output in &node.outputs {
+        let batch = node.pending.iter().position(|batch| batch.number == output.batch);
+        let marks = usize::from(output.stale) + 2 * usize::from(output.spoilt);
+        names.put_all([batch.map_or(0, |batch| 1 + batch), marks]);
+        names.place(Some(output.row).filter(|&row| node.state.requests[row.index()].is_some()));
+        names.put_counts([output.num_new, output.num_rejected]);
+        write_text(&output.text, names);
+    }
+    let before = node.pending.iter().map(|batch| &batch.texts);
+    for texts in std::iter::once(&node.texts).chain(before).filter(|each| !each.is_empty()) {
+        for row in names.order().to_vec() {
+            let text = texts.iter().find(|each| each.0.index() == row);
+            write_text(text.map_or(&[][..], |each| &each.1), names);
+        }
+    }
+    for batch in node.pending.iter().filter(|batch| !batch.feeds.is_empty()) {
+        for write in &batch.writes {
+            let text = batch.feeds.iter().find(|each| each.0 == write.row);
+            write_text(text.map_or(&[][..], |each| &each.1), names);
+        }
+    }
+}
+
+/// The prefix that some tokens make.
+fn write_text(text: &[u32], names: &mut Renaming<'_>) {
+    names.put(text.len());
+    let node = names.prefixes.number(text).last().copied();
+    names.node(node.unwrap_or(0));
 }
 
 /// The places that a batch uses, by their names.
@@ -139,14 +172,14 @@ fn write_command(command: &Command, names: &mut Renaming<'_>) {
     }
 }
 
-/// A write, and the prefix that it ends; nodes: those of the requests that write.
+/// A write, and the prefix that it ends, as far as that is known; nodes: those of the requests that write.
 fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>) {
     names.row(write.row);
     names.put_counts([write.start, write.loaded, write.end, write.num_slots]);
     let numbers = nodes.iter().find(|each| each.0 == write.row).map(|each| &each.1);
-    let last = (write.end as usize).checked_sub(1);
-    let node = numbers.zip(last).and_then(|(numbers, last)| numbers.get(last));
-    names.node(node.copied().unwrap_or(0));
+    let known = numbers.map_or(&[][..], |numbers| numbers);
+    let last = known[..known.len().min(write.end as usize)].last();
+    names.node(last.copied().unwrap_or(0));
 }
 
 /// What every block holds, in the order of the names.

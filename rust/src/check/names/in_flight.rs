@@ -10,7 +10,8 @@
 use crate::oracle::calls::Name;
 use crate::oracle::contents::{Content, Ghost, Place};
 use crate::oracle::prefixes::{Numbers, Prefixes};
-use crate::oracle::schedule::{Schedule, Write};
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::Write;
 use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::{UnconfirmedLoad, in_order};
 use crate::state::state::State;
@@ -32,6 +33,42 @@ pub(crate) struct Pending {
     /// The counts of its requests before it.
     pub(crate) before: Vec<(Row, u32)>,
     pub(crate) executed: bool,
+    /// The tokens of those that write, as they were when it was taken, where an engine runs ahead.
+    pub(crate) tokens: Texts,
+    /// The node's texts before it was executed.
+    pub(crate) texts: Texts,
+    /// What those of its requests feed from whose last batch was executed.
+    pub(crate) feeds: Texts,
+}
+
+/// Tokens of requests, by row.
+pub(crate) type Texts = Vec<(Row, Numbers)>;
+
+/// What a batch samples for a request, which the engine has yet to hand in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Output {
+    pub(crate) name: Name,
+    pub(crate) row: Row,
+    pub(crate) batch: u64,
+    /// The request's tokens on the device up to the last new one; empty before it is executed.
+    pub(crate) text: Numbers,
+    /// The tokens that it brings.
+    pub(crate) num_new: u32,
+    /// The drafts that it rejected.
+    pub(crate) num_rejected: u32,
+    /// The pass read what a failed load left.
+    pub(crate) spoilt: bool,
+    /// The request was cut or scheduled anew since, or that load was reported: it must not be
+    /// taken.
+    pub(crate) stale: bool,
+}
+
+impl Output {
+    /// Output to come of a batch that was taken.
+    pub(crate) fn awaited(name: Name, row: Row, batch: u64) -> Self {
+        let (text, stale, spoilt) = (Numbers::new(), false, false);
+        Output { name, row, batch, text, num_new: 0, num_rejected: 0, spoilt, stale }
+    }
 }
 
 /// An executed load that failed, which the engine has yet to report.
@@ -58,6 +95,11 @@ pub(crate) struct Node {
     /// Whether moves have filled the open batch.
     pub(crate) filled: bool,
     pub(crate) unreported: Vec<Unreported>,
+    /// What the engine has yet to hand in, oldest first.
+    pub(crate) outputs: Vec<Output>,
+    /// The tokens of requests on the device, with the last that it sampled, where a batch to come
+    /// feeds from them.
+    pub(crate) texts: Texts,
 }
 
 impl Node {
@@ -71,6 +113,8 @@ impl Node {
             started: Vec::new(),
             filled: false,
             unreported: Vec::new(),
+            outputs: Vec::new(),
+            texts: Vec::new(),
         }
     }
 
@@ -110,7 +154,9 @@ pub(crate) fn taken(opened: &State, schedule: &Schedule, prefixes: &mut Prefixes
         }
     }
     let (number, commands) = (opened.batch.number, opened.effects.commands.clone());
-    Pending { number, commands, writes, nodes, used, before, executed: false }
+    let (tokens, texts, feeds) = (Vec::new(), Vec::new(), Vec::new());
+    let executed = false;
+    Pending { number, commands, writes, nodes, used, before, executed, tokens, texts, feeds }
 }
 
 /// Commands without those that say who owns what and what is findable: they change no memory.
@@ -159,7 +205,8 @@ pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
     for place in places.copied().chain(copied(&node.state.effects.commands)) {
         to_come[node.memory.first_slot(place) / size] = true;
     }
-    for (row, _) in node.schedule.scheduled() {
+    let awaiting = node.outputs.iter().map(|output| output.row);
+    for row in node.schedule.scheduled().map(|each| each.0).chain(awaiting) {
         let Some(request) = &node.state.requests[row.index()] else { continue };
         for &block in request.tables.iter().flatten() {
             to_come[node.memory.first_slot((Tier::Device, block)) / size] = true;
@@ -235,6 +282,9 @@ mod tests {
             used,
             before: Vec::new(),
             executed: false,
+            tokens: Vec::new(),
+            texts: Vec::new(),
+            feeds: Vec::new(),
         });
         assert_eq!(unused_wait(&node), Ok(()));
         let mut freed = node.clone();

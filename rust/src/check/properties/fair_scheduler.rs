@@ -16,6 +16,7 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::append::{Requests, append};
 use crate::transitions::requests::accept;
 use crate::transitions::swap::swap_in;
+use crate::transitions::truncate::truncate;
 use crate::types::ids::Row;
 use crate::types::values::Status;
 use crate::types::violation::Finding;
@@ -99,11 +100,14 @@ fn is_done(world: &World, state: &State, row: Row) -> bool {
     finished || !fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
 }
 
-/// Reject all scheduled drafts.
+/// Reject all scheduled drafts, and drop all positions to come.
 fn reject_drafts(state: &mut State) -> Finding {
     for row in rows(state).collect::<Vec<Row>>() {
-        if state[row].num_computed > state[row].num_tokens() {
-            let name = Arc::clone(&state[row].request_id);
+        let name = Arc::clone(&state[row].request_id);
+        let num_tokens = state[row].num_tokens();
+        if state[row].num_output_placeholders() > 0 {
+            expected(truncate(state, &name, i64::from(num_tokens)))?;
+        } else if state[row].num_computed > num_tokens {
             expected(accept(state, &name, 0))?;
         }
     }

@@ -58,6 +58,7 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
     };
     let row = |name: &Name| name.row(after);
     let accepted = |row: Row| (row, after[row].num_accepted());
+    let most = |row: Row| if late { num_finished(after, row) } else { accepted(row).1 };
     if !after.config.enable_caching || refused {
         return SmallVec::new();
     }
@@ -66,8 +67,11 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
             row(&slots.name).into_iter().map(accepted).collect()
         }
         Call::Append { name, .. } if !late => row(name).into_iter().map(accepted).collect(),
+        Call::AddTokens { name, .. } => {
+            let fills = |row: &Row| before[*row].num_output_placeholders() > 0;
+            row(name).into_iter().filter(fills).map(|row| (row, most(row))).collect()
+        }
         Call::CacheBlocks { name, num_tokens } => {
-            let most = |row: Row| if late { num_finished(after, row) } else { accepted(row).1 };
             row(name).into_iter().map(|row| (row, most(row).min(*num_tokens))).collect()
         }
         Call::Complete { .. } if late => {

@@ -173,7 +173,7 @@ pub(crate) fn draft_calls(
     out: &mut Vec<Move>,
 ) {
     let (name, num_tokens) = (Name::of(request), request.num_tokens());
-    if request.num_computed > num_tokens {
+    if request.num_computed > num_tokens && request.num_drafts() > 0 {
         let verdict = |num_accepted| Move::Call(Call::Accept { name, num_accepted });
         out.extend((0..=request.num_computed - num_tokens).map(verdict));
     } else if request.num_computed == num_tokens && world.num_drafts > 0 {

@@ -29,7 +29,8 @@ use crate::codec::encode::encode;
 use crate::oracle::calls::{Call, Value};
 use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::Prefixes;
-use crate::oracle::schedule::{Schedule, Write};
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::Write;
 use crate::state::state::{State, make_state};
 use crate::types::errors::Error;
 use crate::types::violation::{Checks, Violation};
@@ -38,7 +39,7 @@ use crate::types::violation::{Checks, Violation};
 pub struct CoreModel {
     pub(crate) world: Arc<World>,
     pub(crate) empty: State,
-    symmetry: Symmetry,
+    pub(crate) symmetry: Symmetry,
     pub(crate) keys: Keys,
     pub(crate) checker: Checker,
     pub(crate) prefixes: Prefixes,

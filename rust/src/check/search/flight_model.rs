@@ -16,14 +16,17 @@ use crate::check::names::in_flight::{
 };
 use crate::check::names::renaming::Renaming;
 use crate::check::properties::outcomes::check_events;
+use crate::check::search::ahead_model::{Ending, oldest};
 use crate::check::search::arena::Arena;
 use crate::check::search::core_model::{CoreModel, caught};
+use crate::check::search::device::Device;
 use crate::check::search::path::{Path, Stop, Visit, Walk};
 use crate::check::search::report::Notes;
 use crate::check::world::model::Fingerprint;
-use crate::oracle::calls::{Call, Name, Value};
+use crate::oracle::calls::Call;
 use crate::oracle::contents::Ghost;
-use crate::oracle::schedule::{Schedule, Write};
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::Write;
 use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::Row;
@@ -32,7 +35,7 @@ use crate::types::violation::{Checks, Violation};
 
 /// The nodes of a world with batches in flight, for one worker.
 pub struct FlightModel {
-    core: CoreModel,
+    pub(crate) core: CoreModel,
     arena: Arena,
     ghost: Ghost,
     /// Holds what a state counts on.
@@ -51,16 +54,16 @@ impl FlightModel {
     /// Everything that can happen next.
     fn walk_from(&mut self, node: &Node, visit: &mut Visit<'_, FlightModel>) -> Result<(), Stop> {
         self.num_edges = 0;
-        let most = self.core.world.config.max_in_flight as usize;
-        let full = node.state.in_flight.len() >= most;
+        let full = self.is_full(node);
         if node.filled && !full {
             self.edge("take", visit, |model| model.fill(node, None, full))?;
         }
         if !node.filled {
             self.walk_paths(node, full, visit)?;
         }
-        for failing in self.failures(node) {
-            self.edge("execute", visit, |model| model.execute(node, failing))?;
+        let endings = self.endings(node);
+        for ending in self.core.heard(endings)?.unwrap_or_default() {
+            self.edge("execute", visit, |model| model.execute(node, &ending))?;
         }
         for &failure in &node.unreported {
             for name in reporters(&node.state, failure) {
@@ -71,7 +74,8 @@ impl FlightModel {
         if node.pending.first().is_some_and(|batch| batch.executed && is_reported(batch.number)) {
             self.edge("complete", visit, |model| model.complete(node))?;
         }
-        for number in node.pending.iter().map(|batch| batch.number) {
+        let cancels = self.core.world.config.max_in_flight > 0;
+        for number in node.pending.iter().filter(|_| cancels).map(|batch| batch.number) {
             self.edge("cancel", visit, |model| model.cancel(node, number))?;
         }
         for (&number, operation) in &node.state.operations {
@@ -83,6 +87,9 @@ impl FlightModel {
                 self.edge("done", visit, |model| model.end_operation(node, number, true))?;
             }
             self.edge("failed", visit, |model| model.end_operation(node, number, false))?;
+        }
+        for output in oldest(&node.outputs) {
+            self.edge("output", visit, |model| model.hand_in(node, output))?;
         }
         Ok(())
     }
@@ -100,7 +107,7 @@ impl FlightModel {
             let mut longer = Vec::new();
             for path in &paths {
                 self.core.calls.clone_from(&path.calls);
-                let found = self.core.possible(&path.state);
+                let found = self.possible_behind(node, path);
                 let Some(found) = self.core.heard(found)? else { continue };
                 for each in &found {
                     self.core.calls.clone_from(&path.calls);
@@ -164,9 +171,12 @@ impl FlightModel {
             self.core.checker.check_batch(start, &after.state)?;
         }
         after.filled = path.is_none() || fills(start, &after.state);
+        let schedule = after.schedule.clone();
         if full || !after.filled {
+            self.await_outputs(&mut after, &schedule, None);
             return self.closed(after, Some(start));
         }
+        let tokens = after.tokens_of_writes();
         let batch = taken(&after.state, &after.schedule, &mut self.core.prefixes);
         self.call(&mut after, &Call::TakeBatch)?;
         let merges = !after.state.effects.commands.is_empty();
@@ -174,12 +184,13 @@ impl FlightModel {
         after.pending.push(batch);
         after.schedule.take();
         after.filled = false;
+        self.await_outputs(&mut after, &schedule, Some(tokens));
         self.closed(after, Some(start))
     }
 
     /// The ways in which the loads of the oldest batch that waits can end, if one waits: all are
     /// done, or one fails.
-    fn failures(&self, node: &Node) -> Vec<Option<Unreported>> {
+    pub(crate) fn failures(&self, node: &Node) -> Vec<Option<Unreported>> {
         let Some(batch) = node.waiting().next() else { return Vec::new() };
         let writes = batch.writes.iter().filter(|_| self.core.world.loads_fail);
         let failing = writes.flat_map(|write| {
@@ -190,10 +201,13 @@ impl FlightModel {
     }
 
     /// Run the oldest batch that waits: its commands, then its forward pass.
-    fn execute(&mut self, node: &Node, failing: Option<Unreported>) -> Result<Node, Violation> {
-        let mut after = node.clone();
+    fn execute(&mut self, node: &Node, ending: &Ending) -> Result<Node, Violation> {
+        let (mut after, failing) = (node.clone(), ending.failing);
+        let mut device = Device::recall(node, node.waiting().next());
+        let texts = device.texts();
         let waiting = after.pending.iter().position(|batch| !batch.executed);
         let batch = &mut after.pending[waiting.expect("a batch waits")];
+        let number = batch.number;
         if self.core.recording {
             self.core.calls.push(Call::Execute { batch: batch.number });
         }
@@ -206,7 +220,13 @@ impl FlightModel {
             let fails = failing.filter(|failure| failure.name == write.name);
             write.failed = fails.map(|failure| failure.first).or(write.failed);
         }
-        let found = after.memory.forward_numbered(&writes, &after.schedule);
+        let found = match self.core.world.num_to_come {
+            0 => after.memory.forward_numbered(&writes, &after.schedule),
+            _ => {
+                let ghost = (&mut after.memory, &after.schedule, &mut self.core.prefixes);
+                device.forward((&writes, &batch.tokens), &ending.sampled, ghost)
+            }
+        };
         self.core.checker.checks.hear(found)?;
         for command in batch.commands.iter() {
             if let Command::Load { operation, .. } | Command::Store { operation, .. } = command {
@@ -219,85 +239,14 @@ impl FlightModel {
         batch.executed = true;
         after.unreported.extend(failing);
         keep_reportable(&mut after);
+        if self.core.world.num_to_come > 0 {
+            self.note_output(&mut after, (number, &writes), &ending.sampled, (texts, device));
+        }
         self.closed(after, None)
     }
 
-    /// Report that an external load failed. Fails with LOAD-FAILED if the report is refused.
-    fn report_load(
-        &mut self,
-        node: &Node,
-        failure: Unreported,
-        name: Name,
-    ) -> Result<Node, Violation> {
-        let mut after = node.clone();
-        after.schedule = node.resumed();
-        let call = Call::Rewind { names: vec![name], num_tokens: failure.first };
-        let Node { state, schedule, .. } = &mut after;
-        let outcome = self.core.call(&node.state, state, schedule, &call)?;
-        if let Value::Misuse(error) = outcome.value {
-            return Err(Violation::new("LOAD-FAILED", format!("the report is refused: {error}")));
-        }
-        self.core.checker.notes.note_goal("reached", outcome.value.fell().len() > 1);
-        self.core.checker.checks.hear(after.schedule.check(&after.state))?;
-        after.filled |= fills(&node.state, &after.state);
-        after.unreported.retain(|&each| each != failure);
-        self.closed(after, Some(&node.state))
-    }
-
-    /// Complete the oldest batch.
-    fn complete(&mut self, node: &Node) -> Result<Node, Violation> {
-        let mut after = node.clone();
-        let batch = node.pending[0].number;
-        self.call(&mut after, &Call::Complete { batch })?;
-        let merges = after.state.effects.commands.len() > node.state.effects.commands.len();
-        self.core.checker.notes.note_goal("merge", merges);
-        let mut schedule = node.resumed();
-        schedule.resume(&node.state);
-        self.core.checker.checks.hear(schedule.check(&after.state))?;
-        after.pending.remove(0);
-        self.closed(after, Some(&node.state))
-    }
-
-    /// Take back a batch and all later ones; what was not executed never is.
-    fn cancel(&mut self, node: &Node, number: u64) -> Result<Node, Violation> {
-        let mut after = node.clone();
-        self.call(&mut after, &Call::Cancel { batch: number })?;
-        let gone = node.pending.iter().filter(|batch| batch.number >= number);
-        let counts = gone.flat_map(|batch| batch.before.iter().copied());
-        for (row, before) in counts.chain(node.schedule.scheduled()) {
-            let request = after.state.requests.get(row.index()).and_then(Option::as_ref);
-            if let Some(request) = request.filter(|request| request.num_computed > before) {
-                let (name, count) = (request.name(), request.num_computed);
-                let detail = format!("{name} counts {count}, cancelled from {before} on");
-                let found = Err(Violation::new("COMPUTED-RULE", detail));
-                self.core.checker.checks.hear(found)?;
-            }
-        }
-        self.core.checker.notes.note_goal("cancel", true);
-        after.pending.retain(|batch| batch.number < number);
-        after.unreported.retain(|each| each.batch < number);
-        after.schedule.resume(&after.state);
-        after.schedule.take();
-        after.schedule.keep_loads(&after.state);
-        after.filled = false;
-        self.closed(after, Some(&node.state))
-    }
-
-    /// Complete an operation, or let it fail.
-    fn end_operation(&mut self, node: &Node, number: u32, done: bool) -> Result<Node, Violation> {
-        let mut after = node.clone();
-        let mut schedule = node.resumed();
-        let call = Call::CompleteOperation { operation: number, done };
-        self.call(&mut after, &call)?;
-        schedule.follow(&node.state, &call, &Value::Nothing);
-        self.core.checker.checks.hear(schedule.check(&after.state))?;
-        after.memory.complete(number, done, &mut self.core.prefixes)?;
-        after.schedule.take_loads(&schedule);
-        self.closed(after, Some(&node.state))
-    }
-
     /// Make a call on the state of a node that is no part of a path.
-    fn call(&mut self, node: &mut Node, call: &Call) -> Result<(), Violation> {
+    pub(crate) fn call(&mut self, node: &mut Node, call: &Call) -> Result<(), Violation> {
         let (before, mut unheard) = (node.state.clone(), Schedule::default());
         self.core.call(&before, &mut node.state, &mut unheard, call).map(|_| ())
     }
@@ -317,7 +266,11 @@ impl FlightModel {
     }
 
     /// A node whose state's events are drained, without what nobody reads any more.
-    fn closed(&mut self, mut node: Node, start: Option<&State>) -> Result<Node, Violation> {
+    pub(crate) fn closed(
+        &mut self,
+        mut node: Node,
+        start: Option<&State>,
+    ) -> Result<Node, Violation> {
         if let Some(start) = start
             && node.state.config.enable_events
         {
@@ -369,19 +322,35 @@ impl Walk for FlightModel {
         let CoreModel { checker, prefixes, world, .. } = &mut self.core;
         checker.check_new(state, world, prefixes)?;
         checker.notes.note_goal("quarantine", state.device.num_quarantined() > 0);
-        checker.checks.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
+        if world.config.max_in_flight > 0 {
+            checker.checks.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
+        }
         self.ghost.clone_from(&node.memory);
+        let mut device = (world.num_to_come > 0).then(|| Device::recall(node, None));
         for batch in node.waiting() {
             self.ghost.execute(in_flight(&batch.commands), prefixes)?;
             for (row, nodes) in &batch.nodes {
                 self.ghost.set_numbers(*row, nodes.clone());
             }
-            let found = self.ghost.forward_numbered(&batch.writes, &node.schedule);
+            let found = match &mut device {
+                None => self.ghost.forward_numbered(&batch.writes, &node.schedule),
+                Some(device) => {
+                    device.feed(&batch.feeds);
+                    let ghost = (&mut self.ghost, &node.schedule, &mut *prefixes);
+                    device.forward((&batch.writes, &batch.tokens), &[], ghost)
+                }
+            };
             checker.checks.hear(found)?;
         }
         self.ghost.execute(in_flight(&state.effects.commands), prefixes)?;
         let writes = node.schedule.writes();
-        let found = self.ghost.forward(state, writes, &node.schedule, prefixes);
+        let found = match &mut device {
+            None => self.ghost.forward(state, writes, &node.schedule, prefixes),
+            Some(device) => {
+                let ghost = (&mut self.ghost, &node.schedule, &mut *prefixes);
+                device.forward((writes, &node.tokens_of_writes()), &[], ghost)
+            }
+        };
         checker.checks.hear(found)?;
         self.ghost.assume_owners(state);
         if !node.unreported.is_empty() {

@@ -105,13 +105,13 @@ fn moves_of(
     let all = computed == num_tokens && num_tokens < world.num_tokens;
     if world.tries("append") && running && all && !is_scheduled(state, request) {
         let tokens = next_tokens(world, children, &request.tokens);
-        out.extend(tokens.map(|token| Move::Call(Call::Append { name, token })));
+        out.extend(tokens.map(|token| Move::Call(Call::Append { name, token: Some(token) })));
     }
     let some = request.num_drafts() == 0 && num_tokens < world.num_tokens;
     if world.tries("add_tokens") && running && some {
         let tokens = next_tokens(world, children, &request.tokens);
-        let add = |token| Move::Call(Call::AddTokens { name, tokens: vec![token] });
-        out.extend(tokens.map(add));
+        let add = |token| Call::AddTokens { name, tokens: vec![token], output: None };
+        out.extend(tokens.map(|token| Move::Call(add(token))));
     }
     if running {
         draft_calls(world, request, children, out);
@@ -125,6 +125,42 @@ fn moves_of(
     }
     if world.tries("remove_request") && waiting {
         out.push(Move::Call(Call::RemoveRequest { name }));
+    }
+}
+
+/// Calls that schedule positions whose tokens are to come: behind output that a request awaits, or
+/// drafts behind its last token.
+pub(crate) fn ahead_calls(
+    world: &World,
+    state: &State,
+    awaited: impl Fn(&RequestState) -> bool,
+    out: &mut Vec<Move>,
+) {
+    for request in state.requests() {
+        let (name, computed) = (Name::of(request), request.num_computed);
+        let num_tokens = request.num_tokens();
+        let stays = request.num_loading > 0 || request.num_drafts() > 0;
+        if stays || request.status() == Status::Swapped {
+            continue;
+        }
+        let slots = |num_to_come| {
+            let slots = Slots { num_to_come, ..Slots::new(name, num_to_come) };
+            Move::Call(Call::AllocateSlots(slots))
+        };
+        if num_tokens > computed {
+            let most = (world.num_to_come - 1).min(world.num_tokens.saturating_sub(num_tokens));
+            for num_to_come in 1..=most {
+                let Call::AllocateSlots(known) = schedule_rest(world, state, request) else {
+                    continue;
+                };
+                let num_new = known.num_new + num_to_come;
+                out.push(Move::Call(Call::AllocateSlots(Slots { num_new, num_to_come, ..known })));
+            }
+        } else if awaited(request) && request.holds_blocks() && !is_scheduled(state, request) {
+            let most = world.num_to_come.min(world.num_tokens.saturating_sub(computed));
+            let one = (most > 0).then_some(Move::Call(Call::Append { name, token: None }));
+            out.extend(one.into_iter().chain((2..=most).map(slots)));
+        }
     }
 }
 

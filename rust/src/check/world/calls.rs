@@ -5,6 +5,8 @@
 //! named by small numbers, "0", "1" and so on, as every exploration does. Twin of
 //! kvcore/trace/calls.py.
 
+use std::slice;
+
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::State;
@@ -25,7 +27,7 @@ use crate::transitions::truncate::truncate;
 use crate::transitions::window::remove_skipped_blocks;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
-use crate::types::values::{Admitted, Request};
+use crate::types::values::{Admitted, Output, Request};
 
 /// What a call gave, and where its commands begin among those of the open batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +72,9 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             admitted(taken, Value::Blocks)
         }
         Call::Append { name, token } => {
-            Value::Appended(append(state, Requests::Ids(&[name.id()]), &[*token])?)
+            let output =
+                Output { tokens: token.as_ref().map(slice::from_ref), ..Output::default() };
+            Value::Appended(append(state, Requests::Ids(&[name.id()]), output)?)
         }
         Call::Fork { parent, child } => Value::Row(fork(state, parent.id(), child.id())?.0),
         Call::Free { name } => nothing(free(state, name.id()))?,
@@ -80,7 +84,12 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Rewind { names, num_tokens } => {
             Value::Fell(rewind(state, &ids(names), i64::from(*num_tokens))?)
         }
-        Call::AddTokens { name, tokens } => nothing(add_tokens(state, name.id(), tokens))?,
+        Call::AddTokens { name, tokens, output } => {
+            let num_rejected = output.map_or(0, |output| i64::from(output.num_rejected));
+            let batch = output.map(|output| output.batch as i64);
+            let output = Output { tokens: Some(tokens), num_rejected, batch };
+            nothing(add_tokens(state, name.id(), output))?
+        }
         Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
         Call::Accept { name, num_accepted } => {
             nothing(accept(state, name.id(), i64::from(*num_accepted)))?
@@ -142,6 +151,7 @@ pub fn slot_request(slots: &Slots) -> SlotRequest {
         delay_cache_blocks: slots.delay,
         num_encoder_tokens: i64::from(slots.num_encoder),
         reserved_blocks: i64::from(slots.num_reserved),
+        num_output_placeholders: i64::from(slots.num_to_come),
         ..SlotRequest::default()
     }
 }

@@ -92,6 +92,8 @@ pub struct World {
     pub num_encoder: u32,
     /// Most pins at a time; no store begins while this many operations are in flight.
     pub num_pins: u32,
+    /// Most positions to come that one call schedules; above 0, the engine runs ahead.
+    pub num_to_come: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
     /// What new requests have besides their tokens, each in turn.
@@ -122,6 +124,7 @@ impl World {
             num_external: 0,
             num_encoder: 0,
             num_pins: 1,
+            num_to_come: 0,
             delays: vec![false],
             kinds_of_requests: vec![KindOfRequest::default()],
             calls_per_batch: 1,

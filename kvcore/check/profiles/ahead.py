@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named worlds of engines that run ahead: positions are scheduled before their tokens are known.
+
+Output is handed in at any later moment, or dropped; two at most are outstanding. Each has what its
+name says besides: batches in flight, drafts, windows, groups, a host tier, forks, merges, loads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.check.profiles.profile import FULL, SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.types.groups import Group
+
+LEFT = ("remove_request", "reset_prefix_cache")
+ALONE = ("fork", *LEFT)
+AHEAD: dict[str, Any] = {"num_output_placeholders": 1, "num_letters": 1}
+FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1, "without": ALONE}
+DRAFTS: dict[str, Any] = {**FLYING, "num_output_placeholders": 2}
+SHOWS = ("call add_tokens: done", "call add_tokens: StaleOutput", "goal stale output")
+
+RUN_AHEAD: dict[str, Profile] = {
+    "ahead": Profile(
+        "steps planned before the tokens of the ones before them are known",
+        world(3, 2, 3, 2, "truncate", without=ALONE, **AHEAD),
+        *(45795, 112305),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-letters": Profile(
+        "a batch in flight whose output may be either of two tokens",
+        world(2, 1, 4, 2, "truncate", "cancel", **{**FLYING, "num_letters": 2}),
+        *(9371, 32037),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-pairs": Profile(
+        "two requests and a batch in flight",
+        world(3, 2, 2, 2, "truncate", "cancel", groups=(SLOT,), **FLYING),
+        *(147890, 482291),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-two": Profile(
+        "two batches in flight",
+        world(2, 1, 4, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
+        *(59364, 254165),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-drafts": Profile(
+        "a draft to come, accepted or rejected",
+        world(3, 1, 4, 1, "cancel", **DRAFTS),
+        *(7852, 25668),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-drafts-two": Profile(
+        "a draft to come, and two batches in flight",
+        world(3, 1, 4, 1, "cancel", **{**DRAFTS, "max_in_flight": 2}),
+        *(66193, 292120),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-drafts-completed": Profile(
+        "a draft to come, blocks published when their batch is completed",
+        world(3, 1, 4, 1, "cancel", publish="completed", **DRAFTS),
+        *(8013, 26161),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-window": Profile(
+        "a draft to come behind a window",
+        world(4, 1, 4, 1, "cancel", groups=(WINDOW,), **DRAFTS),
+        *(43505, 139127),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-chunks": Profile(
+        "a draft to come, attention in chunks of two tokens",
+        world(4, 1, 4, 1, "cancel", groups=(Group(1, kind="chunked_local", window=2),), **DRAFTS),
+        *(43989, 140782),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-groups": Profile(
+        "a draft to come in a full and a windowed group",
+        world(4, 1, 3, 1, "cancel", groups=(SLOT, WINDOW), **DRAFTS),
+        *(2592, 8860),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-sizes": Profile(
+        "a draft to come in groups of two block sizes",
+        world(5, 1, 3, 1, "cancel", groups=(FULL, WINDOW), **DRAFTS),
+        *(0, 0),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-swap": Profile(
+        "a host tier, swapped while output is to come",
+        world(3, 1, 4, 2, "cancel", *SWAPS, num_host_blocks=2, **FLYING),
+        *(6296, 18085),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-fork": Profile(
+        "forks while output is to come",
+        world(3, 2, 2, 1, "cancel", groups=(SLOT,), **{**FLYING, "without": LEFT}),
+        *(86421, 273476),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-leave": Profile(
+        "requests removed while output is to come",
+        world(2, 1, 3, 1, "cancel", **{**FLYING, "without": ("fork", "reset_prefix_cache")}),
+        *(0, 0),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-merge": Profile(
+        "duplicates that merge when output comes",
+        world(3, 2, 2, 1, "cancel", groups=(SLOT,), duplicates="merge", **FLYING),
+        *(36249, 113589),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-loads": Profile(
+        "external loads that fail while output is to come",
+        world(
+            *(3, 1, 3, 3, "cancel"),
+            groups=(SLOT,),
+            num_external=1,
+            loads_fail=True,
+            moves="calls",
+            **FLYING,
+        ),
+        *(65387, 260466),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+}

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches in flight whose output comes later: positions are scheduled before tokens are known.
+
+The device is apart from the engine. It runs batches in order and keeps the text of each request: a
+pass feeds from the tokens that the passes before it sampled, accepts any number of its drafts, and
+samples one token more. So a pass that was planned behind drafts begins where the accepted ones end.
+The engine hands in the output of a batch at any moment after it was executed, oldest first for each
+request. Output must be taken unless its request was cut or scheduled anew since (OUTPUT-ONCE), and
+what is taken must make the request's tokens those that the device fed from. A slot of a rejected
+draft holds rubbish; so do, where all that was taken is run on a copy, the slots of all positions
+that a pass may write whose tokens nobody knows yet. With `max_in_flight=0` a batch
+is done when it is executed. Twin: rust/src/check/search/ahead_model.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import attrs
+
+from kvcore.check.names.in_flight import Node, Output, Pending, Unreported
+from kvcore.check.search.actions import Children, continuations, known_children
+from kvcore.check.search.core_model import Steps, follow
+from kvcore.check.search.flight_model import (
+    NOTHING,
+    Ending,
+    FlightModel,
+    Sampled,
+    Texts,
+    fills,
+)
+from kvcore.check.search.moves import ahead_calls
+from kvcore.check.world.model import Edge, Step
+from kvcore.check.world.world import Move
+from kvcore.oracle.content_oracle import Pass
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.oracle.schedule import Write
+from kvcore.state.state import RequestState, State
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Refused
+
+MOST_OUTPUTS = 2
+"""Most outputs that the engine has yet to hand in."""
+CUTTING = ("truncate", "rewind")
+
+
+@attrs.frozen
+class Text:
+    """The tokens of a request on the device; known: the last of them was the last to be sampled."""
+
+    tokens: tuple[int, ...]
+    known: bool
+
+
+class AheadModel(FlightModel):
+    """The nodes of a world whose engine runs ahead of the output."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._outputs: tuple[Output, ...] = ()
+        self._texts: dict[str, Text] = {}
+        self._change: Callable[[Node], Node] = _pruned
+
+    def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
+        self._change = _pruned
+        yield from super()._heard(name, steps, make)
+
+    def edges(self, node: Any) -> Iterator[Edge]:
+        """Everything that can happen next, output that is handed in last."""
+        self._outputs = node.outputs
+        yield from super().edges(node)
+        for output in oldest(node.outputs):
+            if output.text:
+                yield from self._heard("output", (), partial(self._hand_in, node, output))
+
+    def check(self, node: Any) -> None:
+        """As in flight; what nobody sampled yet is not known."""
+        self._recall_texts(node)
+        super().check(node)
+
+    def _is_full(self, node: Node) -> bool:
+        most = self.world.config.max_in_flight
+        full = super()._is_full(node) if most else len(node.waiting) >= MOST_OUTPUTS
+        return full or len(node.outputs) >= MOST_OUTPUTS
+
+    def _possible(self, state: State, path: Steps) -> list[Call | Move]:
+        """The moves of a state behind a path; a token is the engine's own where none is to come."""
+        outputs = self._outputs
+        for step in path:
+            outputs = followed(outputs, step)
+        awaited = {each.request_id for each in outputs if not each.stale}
+        found = [move for move in super()._possible(state, path) if not gives(move, awaited)]
+        return [*found, *ahead_calls(self.world, state, awaited)]
+
+    def _fill(self, node: Node, steps: Steps, full: bool, closing: list[Step]) -> Node:
+        outputs = node.outputs
+        for step in steps:
+            outputs = followed(outputs, step)
+
+        def change(after: Node) -> Node:
+            if len(after.pending) == len(node.pending):
+                return attrs.evolve(after, outputs=outputs)
+            *before, batch = after.pending
+            feeds = {name: node.texts[name] for name in fed_by_executed(batch, before, node.texts)}
+            return attrs.evolve(
+                after,
+                pending=(*before, attrs.evolve(batch, feeds=feeds)),
+                outputs=(*outputs, *sampled_by(batch)),
+            )
+
+        self._change = change
+        return super()._fill(node, steps, full, closing)
+
+    def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
+        """As in flight, once what the engine awaits is known."""
+        change, self._change = self._change, _pruned
+        return super()._closed(_pruned(change(node)), state, start)
+
+    def _endings(self, node: Node) -> Iterator[Ending]:
+        """The ways in which a batch can end: which load fails, and what each pass samples."""
+        batch = node.waiting[0]
+        children = None
+        if self.symmetry.tokens:
+            texts = [*node.texts.values(), *(each.text for each in node.outputs)]
+            children = known_children(node.state, self.prefixes, texts)
+        self._recall_texts(node, batch)
+        awaited = {each.request_id for each in node.outputs if each.batch == batch.number}
+        ways = [
+            list(self._samples(batch.requests[write.request_id], write, children))
+            if write.request_id in awaited
+            else [()]
+            for write in batch.writes
+        ]
+        for failing, _ in super()._endings(node):
+            for sampled in product(*ways):
+                yield failing, sampled
+
+    def _samples(
+        self, request: RequestState, write: Write, children: Children | None
+    ) -> Iterator[Sampled]:
+        """What a pass can add to the text of its request: as many drafts as it accepts, and one."""
+        text = self._text_of(request, write)
+        first = write.start if write.start < len(request.tokens) else len(text.tokens) - 1
+        num_drafts = first + write.end - write.start - len(text.tokens)
+        left = self.world.num_tokens - len(text.tokens)
+        if left <= 0:
+            yield ()
+        most = len(text.tokens) + min(num_drafts + 1, left)
+        for longer in continuations(self.world, children, text.tokens, most):
+            yield longer[len(text.tokens) :]
+
+    def _execute(self, node: Node, ending: Ending, closing: list[Step]) -> Node:
+        batch = node.waiting[0]
+        self._recall_texts(node, batch)
+        before = {name: text.tokens for name, text in self._texts.items()}
+        self._change = partial(self._executed, batch, before, ending)
+        return super()._execute(node, ending, closing)
+
+    def _executed(self, batch: Pending, before: Texts, ending: Ending, node: Node) -> Node:
+        """A node with what a batch has sampled; before: the texts that it ran on."""
+        outputs = []
+        for output in node.outputs:
+            if output.batch == batch.number:
+                output = self._sampled(batch, output, ending)
+            if output.batch != batch.number or output.num_new:
+                outputs.append(output)
+        texts = {name: text.tokens for name, text in self._texts.items() if text.known}
+        pending = [
+            attrs.evolve(each, texts=before, feeds={}) if each.number == batch.number else each
+            for each in node.pending
+            if self.world.config.max_in_flight or each.number != batch.number
+        ]
+        for name in texts.keys() & batch.requests.keys():
+            feed_next(pending, batch.number, name, texts[name])
+        return attrs.evolve(node, pending=tuple(pending), outputs=tuple(outputs), texts=texts)
+
+    def _sampled(self, batch: Pending, output: Output, ending: Ending) -> Output:
+        """The output of an executed batch for a request."""
+        name = output.request_id
+        (at,) = (at for at, write in enumerate(batch.writes) if write.request_id == name)
+        write, sampled = batch.writes[at], ending[1][at]
+        text = self._texts[name].tokens
+        first = write.start
+        if write.start >= len(batch.requests[name].tokens):
+            first = len(text) - len(sampled) - 1
+        rejected = max(0, first + write.end - write.start - (len(text) - 1))
+        row, end = batch.requests[name].row, first + write.end - write.start - rejected
+        spoilt = self._ghost.holds_spoilt(row, end - 1)
+        return attrs.evolve(
+            output, text=text, num_new=len(sampled), num_rejected=rejected, spoilt=spoilt
+        )
+
+    def _forward(
+        self,
+        requests: Mapping[str, RequestState],
+        writes: Sequence[Write],
+        sampled: Sequence[Sampled] = (),
+        feeds: Texts = NOTHING,
+    ) -> None:
+        """Play the forward pass of a batch: where its requests' texts end, and what it samples."""
+        for name, tokens in feeds.items():
+            self._texts[name] = Text(tokens, True)
+        passes = []
+        for at, write in enumerate(writes):
+            request = requests[write.request_id]
+            text = self._text_of(request, write)
+            added = sampled[at] if sampled else ()
+            passes.append(pass_of(self.prefixes, request, write, text, added))
+            if write.end >= len(request.tokens):
+                self._texts[write.request_id] = Text((*text.tokens, *added), len(added) > 0)
+        self.checker.run_check(self._ghost.forward, passes)
+
+    def _text_of(self, request: RequestState, write: Write) -> Text:
+        """What a pass feeds from: the tokens that the engine gave, or what is on the device."""
+        tokens = tuple(request.tokens)
+        if write.start < len(tokens):
+            return Text(tokens, True)
+        return self._texts.get(write.request_id, Text(tokens, False))
+
+    def _recall_texts(self, node: Node, batch: Pending | None = None) -> None:
+        """Know what is on the device, where a batch is to run: it may be of requests that left."""
+        feeds = {} if batch is None else batch.feeds
+        self._texts = {
+            name: Text(tokens, True) for name, tokens in (*node.texts.items(), *feeds.items())
+        }
+
+    def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
+        texts = node.texts
+        for batch in reversed(node.pending):
+            if batch.number >= number and batch.executed:
+                texts = batch.texts
+        kept = tuple(each for each in node.outputs if each.batch < number)
+        self._change = partial(attrs.evolve, outputs=kept, texts=texts)
+        return super()._cancel(node, number, closing)
+
+    def _report_load(self, node: Node, failure: Unreported, name: str, closing: list[Step]) -> Node:
+        def change(after: Node) -> Node:
+            fell = closing[-1].outcome.value
+            outputs = tuple(
+                attrs.evolve(each, stale=each.stale or told(each, fell)) for each in after.outputs
+            )
+            return attrs.evolve(after, outputs=outputs)
+
+        def told(output: Output, fell: Sequence[str]) -> bool:
+            """Whether the report reaches the request of an output: it may have left by now."""
+            reached = closing[-1].outcome.state.requests[output.request_id].output_from
+            left = reached != node.state.requests[output.request_id].output_from
+            return output.spoilt or output.request_id in (name, *fell) or left
+
+        self._change = change
+        return super()._report_load(node, failure, name, closing)
+
+    def _hand_in(self, node: Node, output: Output, closing: list[Step]) -> Node:
+        """Hand in the output of a batch for a request. Raises InvariantViolation (OUTPUT-ONCE)."""
+        start, schedule, name = node.state, self._schedule_at(node), output.request_id
+        before = start.requests[name]
+        tokens = list(output.text[len(output.text) - output.num_new :])
+        options = {"num_rejected": output.num_rejected, "batch": output.batch}
+        after = self._call(start, Call("add_tokens", (name, tokens), options), closing)
+        value = closing[-1].outcome.value
+        refused = isinstance(value, Misuse)
+        self.notes["goal", "stale output"] += refused
+        if refused != output.stale:
+            self._complain(f"output of batch {output.batch} for {name!r} gives {value}")
+        pending = node.pending
+        if not refused:
+            if tuple(after.requests[name].tokens) != output.text:
+                self._complain(f"{name!r} has other tokens than the device fed from")
+            follow(schedule, closing[-1])
+            self.checker.run_check(schedule.check, after)
+            count = min(output.num_rejected, before.num_output_placeholders)
+            pending = tuple(
+                _begun_earlier(batch, name, len(before.tokens), count) for batch in pending
+            )
+        told = attrs.evolve(
+            node,
+            before=schedule.scheduled(),
+            writes=schedule.writes(),
+            filled=node.filled or fills(start, after),
+            pending=pending,
+            outputs=tuple(each for each in node.outputs if each is not output),
+        )
+        return self._closed(told, after, start)
+
+    def _complain(self, detail: str) -> None:
+        if self.checker.counts("OUTPUT-ONCE"):
+            raise InvariantViolation("OUTPUT-ONCE", detail)
+
+
+def oldest(outputs: Sequence[Output]) -> list[Output]:
+    """The first output of each request."""
+    found: dict[str, Output] = {}
+    for each in outputs:
+        found.setdefault(each.request_id, each)
+    return list(found.values())
+
+
+def fed_by_executed(batch: Pending, before: Sequence[Pending], texts: Texts) -> Iterator[str]:
+    """The requests of a batch that feed from the device, whose last batch was executed."""
+    waiting = [each for each in before if not each.executed]
+    for write in batch.writes:
+        name = write.request_id
+        ahead = write.start >= len(batch.requests[name].tokens) and name in texts
+        if ahead and not any(name in each.requests for each in waiting):
+            yield name
+
+
+def feed_next(pending: list[Pending], number: int, name: str, text: tuple[int, ...]) -> None:
+    """Let the next batch of a request feed from its text, if it feeds from the device."""
+    for at, batch in enumerate(pending):
+        if batch.number > number and name in batch.requests:
+            (write,) = (each for each in batch.writes if each.request_id == name)
+            if write.start >= len(batch.requests[name].tokens):
+                pending[at] = attrs.evolve(batch, feeds={**batch.feeds, name: text})
+            return
+
+
+def gives(move: Call | Move, names: Container[str]) -> bool:
+    """Whether a move gives a token of the engine's own to one of these requests."""
+    if not isinstance(move, Call):
+        return False
+    given = move.args[0][0] if move.name == "append" else move.args[0] if move.args else None
+    return move.name in ("append", "add_tokens") and given in names
+
+
+def sampled_by(batch: Pending) -> Iterator[Output]:
+    """The output to come of a batch: of the requests whose tokens it computes to the last."""
+    for write in batch.writes:
+        samples = write.end >= len(batch.requests[write.request_id].tokens)
+        if samples and write.loaded < write.end:
+            yield Output(write.request_id, batch.number)
+
+
+def followed(outputs: tuple[Output, ...], step: Step) -> tuple[Output, ...]:
+    """The outputs behind a call: those of a request that goes are dropped, those of one that is cut
+    or scheduled anew are stale.
+    """
+    call, value = step.call, step.outcome.value
+    if isinstance(value, Misuse | Refused):
+        return outputs
+    name, stale = call.args[0] if call.args else None, False
+    if call.name == "remove_request":
+        return tuple(each for each in outputs if each.request_id != name)
+    if call.name == "allocate_slots":
+        request = step.before.requests[name]
+        stale = request.num_computed < len(request.tokens)
+    elif call.name in CUTTING:
+        stale, name = True, name[0] if call.name == "rewind" else name
+    if not stale:
+        return outputs
+    return tuple(
+        attrs.evolve(each, stale=True) if each.request_id == name else each for each in outputs
+    )
+
+
+def pass_of(
+    prefixes: Prefixes, request: RequestState, write: Write, text: Text, sampled: Sampled
+) -> Pass:
+    """What a write is on the device; drafts that were not accepted are rubbish."""
+    known, slots = len(text.tokens), write.num_slots - write.end
+    start, loaded, stop = write.start, write.loaded, write.end
+    if write.start >= len(request.tokens):
+        start = loaded = known - 1 if text.known else known
+        stop = start + write.end - write.start if text.known else write.end
+    end = min(stop, known) + max(0, len(sampled) - 1)
+    letters = tuple((token,) for token in (*text.tokens, *sampled))
+    return Pass(
+        request_id=write.request_id,
+        row=request.row,
+        start=start,
+        loaded=loaded,
+        end=end,
+        num_slots=stop + slots,
+        nodes=prefixes.number(letters),
+        failed=write.failed,
+    )
+
+
+def _begun_earlier(batch: Pending, name: str, known: int, count: int) -> Pending:
+    """A batch whose first position of a request was behind drafts that were rejected."""
+    before = batch.before.get(name, 0)
+    if not count or before <= known:
+        return batch
+    return attrs.evolve(batch, before={**batch.before, name: before - count})
+
+
+def _pruned(node: Node) -> Node:
+    """The node without the texts that no batch feeds from."""
+    fed = {each.request_id for each in node.outputs}
+    texts = {name: text for name, text in node.texts.items() if name in fed}
+    return attrs.evolve(node, texts=texts)

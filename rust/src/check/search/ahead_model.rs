@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Batches in flight whose output comes later: positions are scheduled before their tokens are
+//! known.
+//!
+//! A part of flight_model.rs. The device is apart from the engine. It runs batches in order and
+//! keeps the text of each request: a pass feeds from the tokens that the passes before it sampled,
+//! accepts any number of its drafts, and samples one token more. So a pass that was planned behind
+//! drafts begins where the accepted ones end. The engine hands in the output of a batch at any
+//! moment after it was executed, oldest first for each request. Output must be taken unless its
+//! request was cut or scheduled anew since (OUTPUT-ONCE), and what is taken must make the request's
+//! tokens those that the device fed from. A slot of a rejected draft holds rubbish; so do, where
+//! all that was taken is run on a copy, the slots of all positions that a pass may write whose
+//! tokens nobody knows yet. With `max_in_flight=0` a batch is done when it is executed. Twin:
+//! kvcore/check/search/ahead_model.py.
+
+use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported, fills};
+use crate::check::search::actions::{Children, Move, continuations, known_children};
+use crate::check::search::device::{Device, tokens_of};
+use crate::check::search::flight_model::FlightModel;
+use crate::check::search::moves::ahead_calls;
+use crate::check::search::path::Path;
+use crate::oracle::calls::{Call, Name, Sampled, Value};
+use crate::oracle::prefixes::Numbers;
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::{Write, moved_up};
+use crate::state::state::State;
+use crate::types::ids::Row;
+use crate::types::violation::Violation;
+
+/// Most outputs that the engine has yet to hand in.
+const MOST_OUTPUTS: usize = 2;
+
+/// How a batch ends: which load fails, and what each of its writes samples.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ending {
+    pub(crate) failing: Option<Unreported>,
+    /// The drafts that are accepted, and one token more; empty where nobody awaits it.
+    pub(crate) sampled: Vec<Numbers>,
+}
+
+/// The outputs that can be handed in: the first of each request, once its batch was executed.
+pub(crate) fn oldest(outputs: &[Output]) -> impl Iterator<Item = &Output> {
+    let is_first = |at: usize, row| outputs[..at].iter().all(|each| each.row != row);
+    let first = outputs.iter().enumerate().filter(move |(at, each)| is_first(*at, each.row));
+    first.map(|each| each.1).filter(|output| !output.text.is_empty())
+}
+
+/// The outputs behind the calls of a path: those of requests that left are dropped, those of
+/// requests that were cut or scheduled anew are stale.
+fn followed(outputs: &[Output], schedule: &Schedule) -> Vec<Output> {
+    let removed = |row| schedule.left().contains(&(row, true));
+    let mut found: Vec<Output> =
+        outputs.iter().filter(|each| !removed(each.row)).cloned().collect();
+    for output in &mut found {
+        output.stale |= schedule.cut_rows().contains(&output.row);
+    }
+    found
+}
+
+/// Let the next batch of a request feed from its text, if it feeds from the device.
+fn feed_next(pending: &mut [Pending], number: u64, row: Row, text: &Numbers) {
+    let is_next = |batch: &&mut Pending| {
+        batch.number > number && batch.tokens.iter().any(|each| each.0 == row)
+    };
+    let Some(batch) = pending.iter_mut().find(is_next) else { return };
+    if batch.is_ahead(row) {
+        batch.feeds.retain(|each| each.0 != row);
+        batch.feeds.push((row, text.clone()));
+    }
+}
+
+impl Pending {
+    fn write_of(&self, row: Row) -> Option<(usize, &Write)> {
+        self.writes.iter().enumerate().find(|each| each.1.row == row)
+    }
+
+    /// Whether the batch feeds a request from the device.
+    fn is_ahead(&self, row: Row) -> bool {
+        let known = tokens_of(&self.tokens, row).len();
+        self.write_of(row).is_some_and(|(_, write)| write.start as usize >= known)
+    }
+}
+
+impl Node {
+    /// The tokens of the requests that the open batch writes for.
+    pub(crate) fn tokens_of_writes(&self) -> Texts {
+        let rows = self.schedule.writes().iter().map(|write| write.row);
+        rows.map(|row| (row, Numbers::from_slice(&self.state[row].tokens))).collect()
+    }
+
+    /// Forget the texts that no batch feeds from.
+    fn prune(&mut self) {
+        let outputs = &self.outputs;
+        self.texts.retain(|each| outputs.iter().any(|output| output.row == each.0));
+        self.texts.sort_unstable();
+    }
+
+    /// The engine awaits output of a batch that was just taken: of the requests whose tokens it
+    /// computes to the last.
+    fn await_output(&mut self, tokens: Texts) {
+        let (batch, before) = self.pending.split_last_mut().expect("a batch was taken");
+        batch.tokens = tokens;
+        for write in &batch.writes {
+            let (row, known) = (write.row, tokens_of(&batch.tokens, write.row).len());
+            if (write.end as usize) < known || write.loaded == write.end {
+                continue;
+            }
+            self.outputs.push(Output::awaited(write.name, row, batch.number));
+            let waits = |each: &Pending| !each.executed && each.write_of(row).is_some();
+            let text = self.texts.iter().find(|each| each.0 == row);
+            if write.start as usize >= known && !before.iter().any(waits) {
+                batch.feeds.extend(text.cloned());
+            }
+        }
+    }
+}
+
+impl FlightModel {
+    /// Whether no other batch can be taken.
+    pub(crate) fn is_full(&self, node: &Node) -> bool {
+        let most = self.core.world.config.max_in_flight as usize;
+        let full = match most {
+            0 => node.waiting().count() >= MOST_OUTPUTS,
+            _ => node.state.in_flight.len() >= most,
+        };
+        full || node.outputs.len() >= MOST_OUTPUTS
+    }
+
+    /// The moves behind a path; a token is the engine's own where none is to come.
+    pub(crate) fn possible_behind(
+        &mut self,
+        node: &Node,
+        path: &Path,
+    ) -> Result<Vec<Move>, Violation> {
+        let mut found = self.core.possible(&path.state)?;
+        if self.core.world.num_to_come == 0 {
+            return Ok(found);
+        }
+        let outputs = followed(&node.outputs, &path.schedule);
+        let rows: Vec<Name> =
+            outputs.iter().filter(|each| !each.stale).map(|each| each.name).collect();
+        found.retain(|each| match each {
+            Move::Call(Call::Append { name, .. } | Call::AddTokens { name, .. }) => {
+                !rows.contains(name)
+            }
+            _ => true,
+        });
+        let awaited = |request: &_| rows.contains(&Name::of(request));
+        ahead_calls(&self.core.world, &path.state, awaited, &mut found);
+        Ok(found)
+    }
+
+    /// What the engine awaits behind some calls, a batch that was taken among them.
+    pub(crate) fn await_outputs(&self, node: &mut Node, schedule: &Schedule, taken: Option<Texts>) {
+        if self.core.world.num_to_come == 0 {
+            return;
+        }
+        node.outputs = followed(&node.outputs, schedule);
+        if let Some(tokens) = taken {
+            node.await_output(tokens);
+        }
+        node.prune();
+    }
+
+    /// The ways in which the oldest batch that waits can end, if one waits: which of its loads
+    /// fails, and what each of its passes samples.
+    pub(crate) fn endings(&mut self, node: &Node) -> Result<Vec<Ending>, Violation> {
+        let failures = self.failures(node);
+        let plain = |failing| Ending { failing, sampled: Vec::new() };
+        let Some(batch) = node.waiting().next() else { return Ok(Vec::new()) };
+        if self.core.world.num_to_come == 0 {
+            return Ok(failures.into_iter().map(plain).collect());
+        }
+        let children = match self.core.symmetry.tokens {
+            false => None,
+            true => {
+                let mut known = known_children(&node.state, &mut self.core.prefixes)?;
+                known.extend(node.texts.iter().map(|each| each.1.clone()));
+                known.extend(node.outputs.iter().map(|each| each.text.clone()));
+                Some(known)
+            }
+        };
+        let device = Device::recall(node, Some(batch));
+        let mut ways: Vec<Vec<Numbers>> = vec![Vec::new()];
+        for write in &batch.writes {
+            let awaited = |each: &Output| each.batch == batch.number && each.row == write.row;
+            let sampled = match node.outputs.iter().any(awaited) {
+                true => self.samples(&device, batch, write, &children),
+                false => vec![Numbers::new()],
+            };
+            let longer = |way: &Vec<Numbers>| {
+                let way = way.clone();
+                let with = move |each: &Numbers| [&way[..], std::slice::from_ref(each)].concat();
+                sampled.iter().map(with).collect::<Vec<_>>()
+            };
+            ways = ways.iter().flat_map(longer).collect();
+        }
+        let of = |failing: Option<Unreported>| {
+            ways.iter().map(move |way| Ending { failing, sampled: way.clone() })
+        };
+        Ok(failures.into_iter().flat_map(of).collect())
+    }
+
+    /// What a pass can add to the text of its request: as many drafts as it accepts, and one.
+    fn samples(
+        &self,
+        device: &Device,
+        batch: &Pending,
+        write: &Write,
+        children: &Children,
+    ) -> Vec<Numbers> {
+        let text = device.text_of(tokens_of(&batch.tokens, write.row), write);
+        let known = text.tokens.len() as u32;
+        let first = if batch.is_ahead(write.row) { known - 1 } else { write.start };
+        let num_drafts = first + write.end - write.start - known;
+        let left = self.core.world.num_tokens.saturating_sub(known);
+        if left == 0 {
+            return vec![Numbers::new()];
+        }
+        let most = known + left.min(num_drafts + 1);
+        let longer = continuations(&self.core.world, children, &text.tokens, most);
+        longer.iter().map(|longer| Numbers::from_slice(&longer[known as usize..])).collect()
+    }
+
+    /// Note what an executed batch sampled. before: the texts that it ran on. device: those behind.
+    pub(crate) fn note_output(
+        &self,
+        node: &mut Node,
+        (number, writes): (u64, &[Write]),
+        sampled: &[Numbers],
+        (before, device): (Texts, Device),
+    ) {
+        let texts = device.texts();
+        let at = node.pending.iter().position(|each| each.number == number).expect("it was taken");
+        for (way, write) in sampled.iter().zip(writes) {
+            let awaited = |each: &&mut Output| each.batch == number && each.row == write.row;
+            let Some(output) = node.outputs.iter_mut().find(awaited) else { continue };
+            let text = Numbers::from_slice(tokens_of(&texts, write.row));
+            let (end, count) = (text.len() as u32, way.len() as u32);
+            let taken = tokens_of(&node.pending[at].tokens, write.row).len();
+            let is_ahead = write.start as usize >= taken;
+            let first = if is_ahead { end.saturating_sub(count + 1) } else { write.start };
+            let stop = first + write.end - write.start;
+            output.num_rejected = stop.saturating_sub(end.saturating_sub(1));
+            let last = (stop - output.num_rejected).saturating_sub(1);
+            output.spoilt = node.memory.holds_spoilt(write.row, last);
+            (output.text, output.num_new) = (text, count);
+        }
+        node.outputs.retain(|each| each.batch != number || each.num_new > 0);
+        let rows: Vec<Row> = node.pending[at].tokens.iter().map(|each| each.0).collect();
+        for (row, text) in texts.iter().filter(|each| rows.contains(&each.0)) {
+            feed_next(&mut node.pending, number, *row, text);
+        }
+        (node.pending[at].texts, node.texts) = (before, texts);
+        node.pending[at].feeds.clear();
+        if self.core.world.config.max_in_flight == 0 {
+            node.pending.remove(at);
+        }
+        node.prune();
+    }
+
+    /// What a cancel leaves: output of cancelled batches is dropped, and the device's texts are
+    /// those before the first of them that ran.
+    pub(crate) fn cancel_output(&self, node: &mut Node, gone: &[Pending]) {
+        if let Some(first) = gone.iter().find(|batch| batch.executed) {
+            node.texts.clone_from(&first.texts);
+        }
+        node.outputs.retain(|each| gone.iter().all(|batch| batch.number != each.batch));
+        node.prune();
+    }
+
+    /// A failed load was reported: what was sampled from it is stale, and so is what the requests
+    /// that it reaches await, also of those that left. before: the state before.
+    pub(crate) fn note_report(&self, node: &mut Node, before: &State, name: Name, fell: &[Row]) {
+        let Node { state, outputs, .. } = node;
+        for output in outputs {
+            let row = output.row.index();
+            let reached = state.output_from[row] != before.output_from[row];
+            let named = output.name == name || fell.contains(&output.row);
+            output.stale |= output.spoilt || named || reached;
+        }
+    }
+
+    /// Hand in the output of a batch for a request. Fails with OUTPUT-ONCE.
+    pub(crate) fn hand_in(&mut self, node: &Node, output: &Output) -> Result<Node, Violation> {
+        let (start, mut after) = (&node.state, node.clone());
+        after.schedule = node.resumed();
+        let (known, to_come) = {
+            let request = &start[output.row];
+            (request.num_tokens(), request.num_output_placeholders())
+        };
+        let tokens = output.text[output.text.len() - output.num_new as usize..].to_vec();
+        let sampled = Sampled { batch: output.batch, num_rejected: output.num_rejected };
+        let call = Call::AddTokens { name: output.name, tokens, output: Some(sampled) };
+        let Node { state, schedule, .. } = &mut after;
+        let value = self.core.call(start, state, schedule, &call)?.value;
+        let refused = matches!(value, Value::Misuse(_));
+        self.core.checker.notes.note_goal("stale output", refused);
+        if refused != output.stale {
+            let detail = format!("output of batch {} gives {value:?}", output.batch);
+            self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
+        }
+        if !refused {
+            if after.state[output.row].tokens[..] != output.text[..] {
+                let detail = format!("{:?} has other tokens than the device fed from", output.name);
+                self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
+            }
+            self.core.checker.checks.hear(after.schedule.check(&after.state))?;
+            let count = output.num_rejected.min(to_come);
+            let counts = after.pending.iter_mut().flat_map(|batch| &mut batch.before);
+            for (_, before) in counts.filter(|each| each.0 == output.row) {
+                *before = moved_up(*before, known, count);
+            }
+        }
+        after.filled |= fills(start, &after.state);
+        after.outputs.retain(|each| each != output);
+        let mut after = self.closed(after, Some(start))?;
+        after.prune();
+        Ok(after)
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The device of an engine that runs ahead: what each pass feeds from, and what it writes.
+//!
+//! A part of ahead_model.rs.
+
+use crate::check::names::in_flight::{Node, Pending, Texts};
+use crate::oracle::contents::Ghost;
+use crate::oracle::prefixes::{Numbers, Prefixes};
+use crate::oracle::schedule::Schedule;
+use crate::oracle::writes::Write;
+use crate::types::ids::Row;
+use crate::types::violation::Violation;
+
+/// What a pass feeds from; known: the last of the tokens was the last to be sampled.
+pub(crate) struct Text {
+    pub(crate) tokens: Numbers,
+    pub(crate) known: bool,
+}
+
+/// The passes of batches on the device: where the texts of their requests end meanwhile.
+pub(crate) struct Device {
+    texts: Vec<(Row, Text)>,
+}
+
+impl Device {
+    /// What is on the device, where a batch is to run: it may be of requests that left.
+    pub(crate) fn recall(node: &Node, batch: Option<&Pending>) -> Self {
+        let mut device = Device { texts: Vec::new() };
+        device.feed(&node.texts);
+        batch.inspect(|batch| device.feed(&batch.feeds));
+        device
+    }
+
+    /// The same, of other requests too.
+    pub(crate) fn feed(&mut self, texts: &Texts) {
+        for (row, tokens) in texts {
+            self.put(*row, Text { tokens: tokens.clone(), known: true });
+        }
+    }
+
+    fn put(&mut self, row: Row, text: Text) {
+        self.texts.retain(|each| each.0 != row);
+        self.texts.push((row, text));
+    }
+
+    /// What a pass feeds from: the tokens that the engine gave, or what is on the device.
+    pub(crate) fn text_of(&self, tokens: &[u32], write: &Write) -> Text {
+        let given = |known| Text { tokens: Numbers::from_slice(tokens), known };
+        if (write.start as usize) < tokens.len() {
+            return given(true);
+        }
+        let found = self.texts.iter().find(|each| each.0 == write.row);
+        found.map_or_else(
+            || given(false),
+            |(_, text)| Text { tokens: text.tokens.clone(), known: text.known },
+        )
+    }
+
+    /// The texts that are known.
+    pub(crate) fn texts(&self) -> Texts {
+        let known = self.texts.iter().filter(|each| each.1.known);
+        known.map(|(row, text)| (*row, text.tokens.clone())).collect()
+    }
+
+    /// Play the forward pass of a batch on a ghost; tokens: those of its requests as taken.
+    pub(crate) fn forward(
+        &mut self,
+        (writes, tokens): (&[Write], &Texts),
+        sampled: &[Numbers],
+        (ghost, schedule, prefixes): (&mut Ghost, &Schedule, &mut Prefixes),
+    ) -> Result<(), Violation> {
+        let mut passes = Vec::new();
+        for (at, write) in writes.iter().enumerate() {
+            let tokens = tokens_of(tokens, write.row);
+            let mut text = self.text_of(tokens, write);
+            let added = sampled.get(at).map_or(&[][..], |added| added);
+            passes.push(pass_of(tokens.len() as u32, write, &text, added.len() as u32));
+            text.tokens.extend_from_slice(added);
+            ghost.set_numbers(write.row, prefixes.number(&text.tokens));
+            if write.end as usize >= tokens.len() {
+                self.put(write.row, Text { tokens: text.tokens, known: !added.is_empty() });
+            }
+        }
+        ghost.forward_numbered(&passes, schedule)
+    }
+}
+
+/// The tokens of a row.
+pub(crate) fn tokens_of(texts: &Texts, row: Row) -> &[u32] {
+    texts.iter().find(|each| each.0 == row).map_or(&[][..], |each| &each.1)
+}
+
+/// What a write is on the device; drafts that were not accepted are rubbish.
+fn pass_of(num_taken: u32, write: &Write, text: &Text, num_sampled: u32) -> Write {
+    let (known, count) = (text.tokens.len() as u32, write.end - write.start);
+    let (mut start, mut loaded, mut stop) = (write.start, write.loaded, write.end);
+    if write.start >= num_taken {
+        start = if text.known { known - 1 } else { known };
+        loaded = start;
+        stop = if text.known { start + count } else { write.end };
+    }
+    let end = stop.min(known) + num_sampled.saturating_sub(1);
+    let num_slots = stop + write.num_slots - write.end;
+    Write { start, loaded, end, num_slots, ..*write }
+}
