@@ -106,7 +106,9 @@ class RequestRegistry:
         up to one more than the pool has slots.
         """
         count = max(0, min(count, self._num_slots + 1))
-        ahead = count and not known.drafts and self._core.num_output_placeholders(seen.name)
+        if not count and not known.drafts:
+            return 0
+        ahead = not known.drafts and self._core.num_output_placeholders(seen.name)
         drafts = [] if ahead else read_drafts(known.request, count)
         if drafts or known.drafts:
             self._core.add_drafts(seen.name, drafts)
@@ -151,7 +153,8 @@ class RequestRegistry:
             return self._replace(known, seen, num_known)
         if known.drafts:
             end = max(end, min(seen.num_tokens, seen.num_computed))
-        last_and_new = read_tokens(known.request, num_known - 1, max(num_known, end))
+        end = max(num_known, end)
+        last_and_new = read_tokens(known.request, num_known - 1, end)
         if int(last_and_new[0]) != known.last_token:
             return self._replace(known, seen, num_known)
         new = last_and_new[1:]
@@ -163,7 +166,7 @@ class RequestRegistry:
             rejected = max(0, core.num_computed_tokens(name) - seen.num_computed)
             core.add_tokens(name, new, num_rejected=rejected)
             known.last_token = int(new[-1])
-        self._add_hashes(known, core.num_tokens(name))
+        self._add_hashes(known, end)
         return known
 
     def _replace(self, known: Known, seen: Seen, num_known: int) -> Known:
