@@ -161,6 +161,7 @@ class Side:
             arrival_time=float(arrival.name),
             priority=arrival.priority,
             block_hasher=self._hasher,
+            resumable=MODES[self.world.mode].has_sessions,
         )
         self.scheduler.add_request(request)
 
@@ -252,7 +253,11 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
     manager = kvcore.scheduler.kv_cache_manager
     traffic = Traffic(seed, MAX_MODEL_LEN)
     for number in range(1, num_steps + 1):
-        for arrival in traffic.arrivals(own.answered):
+        arrivals = traffic.arrivals(own.answered)
+        if MODES[world.mode].has_sessions:
+            # Fewer come, since those that wait for input hold blocks.
+            arrivals = arrivals[number % 3 :] + traffic.next_inputs(sorted(own.scheduler.requests))
+        for arrival in arrivals:
             for side in (own, kvcore):
                 side.add(arrival)
         for name in traffic.aborted(sorted(own.scheduler.requests)):

@@ -11,15 +11,17 @@ import attrs
 
 @attrs.frozen
 class Mode:
-    """How a scheduler works."""
+    """How a scheduler works, and whether its requests are sessions that go on."""
 
     is_async: bool
     has_drafts: bool
+    has_sessions: bool = False
 
 
 MODES = {
     "async": Mode(is_async=True, has_drafts=False),
     "async-drafts": Mode(is_async=True, has_drafts=True),
+    "async-sessions": Mode(is_async=True, has_drafts=True, has_sessions=True),
     "sync": Mode(is_async=False, has_drafts=False),
     "sync-drafts": Mode(is_async=False, has_drafts=True),
 }
