@@ -21,6 +21,7 @@ import attrs
 
 HERE = Path(__file__).parent
 RUST = "rust"
+STAMP = "installed"
 
 
 @attrs.frozen
@@ -62,27 +63,37 @@ def run(*command: object) -> None:
     subprocess.run([str(part) for part in command], check=True)
 
 
+def wanted(family: str) -> str:
+    """What the stamp in a Python peer's environment says if that is as pinned."""
+    package = PACKAGES[family]
+    pins = (HERE / package.requirements).read_text() if package.requirements else ""
+    site = sysconfig.get_path("purelib")
+    return hashlib.sha256(
+        f"{package.requirement} {sys.version} {site}\n{pins}".encode()
+    ).hexdigest()
+
+
+def is_installed(family: str) -> bool:
+    """Whether the environment of a Python peer is there as pinned."""
+    stamp = home() / family / STAMP
+    return stamp.exists() and stamp.read_text() == wanted(family)
+
+
 def install_package(family: str) -> None:
     """Make the environment of a Python peer, unless it is there as pinned."""
-    package = PACKAGES[family]
-    pins = HERE / package.requirements if package.requirements else None
-    site = sysconfig.get_path("purelib")
-    wanted = hashlib.sha256(
-        f"{package.requirement} {sys.version} {site}\n{pins.read_text() if pins else ''}".encode()
-    ).hexdigest()
-    stamp = home() / family / "installed"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if is_installed(family):
         return
+    package = PACKAGES[family]
     print(f"installing {package.requirement} into {home() / family}", flush=True)
     uv = [sys.executable, "-m", "uv"]
     run(*uv, "venv", "--quiet", "--clear", "--python", sys.executable, home() / family)
-    pinned = ["--requirements", pins] if pins else []
+    pinned = ["--requirements", HERE / package.requirements] if package.requirements else []
     install = [*uv, "pip", "install", "--quiet", "--no-deps", "--python", python_of(family)]
     run(*install, *pinned, package.requirement)
     # A .pth file puts its folder last, so that the peer's own packages win.
     own = Path(sysconfig.get_path("purelib", vars={"base": str(home() / family)}))
-    (own / "kvcore-torch.pth").write_text(f"{site}\n")
-    stamp.write_text(wanted)
+    (own / "kvcore-torch.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (home() / family / STAMP).write_text(wanted(family))
 
 
 def install_rust() -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where along a request an allocation begins and ends, when engine and core count differently.
 
-The engine's count decides what is computed, the core's what has slots. The engine counts more if
-its tokens were placeholders when they were scheduled: those get slots anew. It counts less if a
-load failed: it computes those tokens again in the blocks that the request holds, since an engine's
-own table only grows. The keys of such blocks are no longer findable; blocks that are complete again
-are published when the step is over. If external tokens fill a request, its last token is computed
-here (X-06), though its slot is there for the load.
+The engine's count decides what is computed, the core's what has slots. The engine counts more if it
+goes on from drafts before it knows whether they were accepted: those get slots anew. It counts less
+if a load failed: it computes those tokens again in the blocks that the request holds, since an
+engine's own table only grows. The keys of such blocks are no longer findable; blocks that are
+complete again are published when the step is over. If external tokens fill a request, its last
+token is computed here (X-06), though its slot is there for the load.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def find_span(
     counted = core.num_computed_tokens(seen.name)
     if seen.num_computed > max(counted, known.end):
         raise BeyondComputed(request=seen.name, num_computed=counted, requested=seen.num_computed)
-    again = seen.num_computed < counted
+    accepted = min(counted, core.num_tokens(seen.name))
+    again = seen.num_computed < accepted
     if again and seen.name in steps:
         # The engine's count stays until the schedule is made.
         again = seen.num_computed < steps.count_before(seen.name)
     if again:
-        check_windows(core, seen, counted)
+        check_windows(core, seen, accepted)
         steps.close()
         withdraw(core, steps, seen)
     local = max(counted, seen.num_computed) + counts.num_hit

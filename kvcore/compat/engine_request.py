@@ -21,9 +21,6 @@ from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.tokens import MAX_TOKEN
 from kvcore.types.values import Request
 
-PLACEHOLDER = 0
-"""Stands for a draft whose id the engine does not know yet."""
-
 
 class EngineRequest(Protocol):
     """A request object of an engine.
@@ -91,10 +88,10 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
 
 
 def read_drafts(request: EngineRequest, count: int) -> list[int]:
-    """The draft tokens; placeholders if the engine does not have them (yet)."""
+    """The draft tokens; none unless the engine knows the ids of this many."""
     given = [read_int(token) for token in (getattr(request, "spec_token_ids", None) or ())[:count]]
-    known = [token if 0 <= token <= MAX_TOKEN else PLACEHOLDER for token in given]
-    return known + [PLACEHOLDER] * (count - len(known))
+    known = len(given) == count and all(0 <= token <= MAX_TOKEN for token in given)
+    return given if known else []
 
 
 def read_hashes(request: EngineRequest) -> Sequence[bytes] | None:

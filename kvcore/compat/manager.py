@@ -30,7 +30,7 @@ from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidConfig
 from kvcore.types.events import Event
-from kvcore.types.values import Hit, PrefixCacheStats, Refused
+from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
@@ -109,8 +109,9 @@ class KVCacheManager:
         """Schedule the next tokens of a request; the blocks that its tables grew by, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts. The rest, and what is raised, as in
-        `kvcore.transitions.allocate.allocate_slots`; BehindWindow and TokensChanged besides.
+        num_tokens are drafts if `spec_token_ids` has them, else their ids come later. The rest, and
+        what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
+        TokensChanged besides.
         """
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
@@ -171,6 +172,7 @@ class KVCacheManager:
         if request_id not in self._registry:
             return
         self._steps.notice_known(request_id)
+        count = min(count, self.core.num_tokens(request_id))
         count = min(count, self.core.num_computed_tokens(request_id))
         self.core.remove_skipped_blocks(request_id, count)
         self._steps.change()
@@ -207,13 +209,16 @@ class KVCacheManager:
         return self.get_blocks(request_id).get_block_ids()
 
     def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None:
-        """Publish a request's full blocks up to a token count, whose caching was delayed."""
+        """Publish a request's full blocks up to a token count, whose caching was delayed.
+
+        Its tokens are read up to there.
+        """
         if not self.enable_caching:
             return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
         self._steps.notice(seen)
-        known = self._registry.bring(request, seen)
+        known = self._registry.bring(request, seen, count)
         counted = self.core.num_computed_tokens(seen.name)
         self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
 
@@ -236,6 +241,13 @@ class KVCacheManager:
         self._steps.close()
         self.core.new_step_starts()
 
+    def step_ends(self) -> None:
+        """Say that the schedule of a step is made: a request that is freed now is computed in it.
+
+        For engines that know it before their counts show it. Raises UnreadCommands.
+        """
+        self._steps.close()
+
     def take_commands(self) -> list[Batch]:
         """Close the open batch and hand out, in order, all that were not handed out.
 
@@ -246,16 +258,22 @@ class KVCacheManager:
     def _allocate(
         self, known: Known, seen: Seen, span: AllocationSpan, hit: Hit | None, **options: Any
     ) -> CoreBlocks | Refused:
-        """Ask the core, with drafts for what lies past the tokens; without success they go."""
-        self._registry.put_drafts(known, seen, span.end - seen.num_tokens)
+        """Ask the core, with drafts for what lies past the tokens; without success they go.
+
+        reserved_blocks bind this call's blocks only, as in vLLM, not the gate of the full sequence.
+        """
+        to_come = self._registry.put_drafts(known, seen, span.end - seen.num_tokens)
+        options["num_lookahead_tokens"] = span.num_lookahead
+        options["num_external_computed_tokens"] = span.num_external
+        options["num_output_placeholders"] = to_come
+        call = (seen.name, span.num_new, hit)
         got = None
         try:
-            got = self.core.allocate_slots(
-                *(seen.name, span.num_new, hit),
-                num_lookahead_tokens=span.num_lookahead,
-                num_external_computed_tokens=span.num_external,
-                **options,
-            )
+            if options["full_sequence_must_fit"] and options["reserved_blocks"]:
+                gate = options | {"reserved_blocks": 0}
+                is_open = self.core.can_allocate(*call, **gate) is Verdict.OK
+                options = options | {"full_sequence_must_fit": False} if is_open else gate
+            got = self.core.allocate_slots(*call, **options)
         finally:
             if not isinstance(got, CoreBlocks):
                 self._steps.change()

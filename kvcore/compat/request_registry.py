@@ -6,7 +6,8 @@ finished request is removed when it is freed. A request that holds no blocks for
 (preempted, never admitted) rests: its tokens and keys stay, so that it comes back without hashing,
 until MAX_RESTING others rest after it; then it is added anew when it is seen again. A resting id
 that comes with another object is another request. Drafts are settled when their request is seen
-after its batch: those that the engine's new tokens repeat are accepted, the others dropped.
+after its batch: those that the engine's new tokens repeat are accepted, the others dropped. What
+was scheduled before its token is known stays until the engine has the token or counts less.
 """
 
 from __future__ import annotations
@@ -66,10 +67,12 @@ class RequestRegistry:
         """Whether the core knows a request of this id."""
         return name in self._known
 
-    def bring(self, request: EngineRequest, seen: Seen) -> Known:
+    def bring(self, request: EngineRequest, seen: Seen, end: int | None = None) -> Known:
         """The request in step with its object: tokens, hashes, and drafts of a batch that is over.
 
-        Raises what `add_request`, `add_tokens` and `add_block_hashes` raise, and TokensChanged.
+        end: tokens of a known request are read up to here, since the engine may replace those past
+        what it computed. Raises what `add_request`, `add_tokens` and `add_block_hashes` raise, and
+        TokensChanged.
         """
         name = seen.name
         known = self._known.get(name)
@@ -83,7 +86,8 @@ class RequestRegistry:
             self._resting[name] = self._resting.pop(name)
         if name in self._steps:
             return known
-        return self._extend(known, seen)
+        end = seen.num_tokens if end is None else min(end, seen.num_tokens)
+        return self._extend(known, seen, end)
 
     def hold(self, seen: Seen, counted: int, end: int) -> None:
         """Note that a request holds blocks, and that it is scheduled up to end."""
@@ -95,13 +99,21 @@ class RequestRegistry:
         """Whether the engine counts less of a known request than when it was scheduled last."""
         return seen.num_computed < self._known[seen.name].counted
 
-    def put_drafts(self, known: Known, seen: Seen, count: int) -> None:
-        """Set a request's number of drafts, up to one more than the pool has slots."""
-        count = min(count, self._num_slots + 1)
-        drafts = read_drafts(known.request, count) if count > 0 else []
+    def put_drafts(self, known: Known, seen: Seen, count: int) -> int:
+        """Set a request's drafts to this many; returns how many tokens are to come instead.
+
+        Drafts are what the engine knows the ids of, if no other token is to come. The number goes
+        up to one more than the pool has slots.
+        """
+        count = max(0, min(count, self._num_slots + 1))
+        if not count and not known.drafts:
+            return 0
+        ahead = not known.drafts and self._core.num_output_placeholders(seen.name)
+        drafts = [] if ahead else read_drafts(known.request, count)
         if drafts or known.drafts:
             self._core.add_drafts(seen.name, drafts)
             known.drafts = drafts
+        return count - len(drafts)
 
     def leave(self, request: EngineRequest, name: str) -> None:
         """Let a request that gave back its blocks rest, or forget it if it is finished."""
@@ -126,16 +138,23 @@ class RequestRegistry:
         self._known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:
-            self._extend(known, seen)
+            self._extend(known, seen, seen.num_tokens)
         return known
 
-    def _extend(self, known: Known, seen: Seen) -> Known:
-        """Add what is new since the request was seen last; settles drafts that were scheduled."""
+    def _extend(self, known: Known, seen: Seen, end: int) -> Known:
+        """Add the tokens up to end that are new since the request was seen last.
+
+        Settles drafts that were scheduled. Of the positions to come, those drop out that the engine
+        does not count any more.
+        """
         core, name = self._core, seen.name
         num_known = core.num_tokens(name)
         if seen.num_tokens < num_known:
             return self._replace(known, seen, num_known)
-        last_and_new = read_tokens(known.request, num_known - 1, seen.num_tokens)
+        if known.drafts:
+            end = max(end, min(seen.num_tokens, seen.num_computed))
+        end = max(num_known, end)
+        last_and_new = read_tokens(known.request, num_known - 1, end)
         if int(last_and_new[0]) != known.last_token:
             return self._replace(known, seen, num_known)
         new = last_and_new[1:]
@@ -144,9 +163,10 @@ class RequestRegistry:
             known.last_token = int(last_and_new[accepted])
             new = new[accepted:]
         if len(new):
-            core.add_tokens(name, new)
+            rejected = max(0, core.num_computed_tokens(name) - seen.num_computed)
+            core.add_tokens(name, new, num_rejected=rejected)
             known.last_token = int(new[-1])
-        self._add_hashes(known, seen)
+        self._add_hashes(known, end)
         return known
 
     def _replace(self, known: Known, seen: Seen, num_known: int) -> Known:
@@ -166,14 +186,14 @@ class RequestRegistry:
         known.drafts = []
         return accepted
 
-    def _add_hashes(self, known: Known, seen: Seen) -> None:
+    def _add_hashes(self, known: Known, num_tokens: int) -> None:
         hashes = read_hashes(known.request)
         if known.num_hashes is None or hashes is None:
             return
-        num_full = seen.num_tokens // self._core.config.hash_block_size
+        num_full = num_tokens // self._core.config.hash_block_size
         new = list(hashes[known.num_hashes : num_full])
         if new:
-            self._core.add_block_hashes(seen.name, new)
+            self._core.add_block_hashes(known.request.request_id, new)
             known.num_hashes += len(new)
 
     def _rest(self, name: str) -> None:

@@ -36,9 +36,9 @@ def test_only_new_tokens_cross_over(
     crossed: list[list[int]] = []
     add = manager.core.add_tokens
 
-    def add_tokens(name: str, tokens: list[int]) -> None:
+    def add_tokens(name: str, tokens: list[int], *, num_rejected: int) -> None:
         crossed.append(tokens)
-        add(name, tokens)
+        add(name, tokens, num_rejected=num_rejected)
 
     monkeypatch.setattr(manager.core, "add_tokens", add_tokens)
     request, _ = admit(manager, "r", [1, 2, 3])

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.33.0's scheduler over its own manager and over kvcore's, step by step, on one traffic.
+
+Runs in vLLM's environment: `python -m benches.vllm` makes that and calls this. A step is the same
+if both sides schedule the same tokens and drafts, start requests at the same hits, and give them
+the same block ids. Ends with status 1 if a step differs, and says what each side did in the first
+such step of each run. A run that parts after kvcore withdrew a key is reported and is no failure:
+vLLM leaves a block findable that no step writes (docs/from_vllm.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}  # before vLLM is imported
+
+import attrs
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from benches.vllm.adapter import KvcoreAsyncScheduler, KvcoreScheduler
+from benches.vllm.options import MODES, read_options
+from benches.vllm.report import Step, Verdict, judge, summary
+from benches.vllm.traffic import Arrival, Traffic, sampled
+
+MODEL = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "torch_dtype": "float16",
+    "hidden_size": 64,
+    "ffn_dim": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "word_embed_proj_dim": 64,
+    "max_position_embeddings": 2048,
+    "vocab_size": 512,
+}
+"""vLLM wants to know one; nothing is computed."""
+MAX_MODEL_LEN = 400
+NUM_DRAFTS = 3
+STEPS_BETWEEN_CHECKS = 10
+IN_FLIGHT = {False: 1, True: 2}
+"""Steps that are scheduled when the output of the first comes; asynchronous or not."""
+
+
+@attrs.frozen
+class World:
+    """What a run is like: block size, pool, policy. They follow from the seed."""
+
+    mode: str
+    block_size: int
+    num_blocks: int
+    policy: str
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a step is scheduled before the tokens of the one before are known."""
+        return MODES[self.mode].is_async
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether there are drafts."""
+        return MODES[self.mode].has_drafts
+
+
+def world_of(mode: str, seed: int) -> World:
+    """Large and small blocks, roomy and tight pools, both policies, in turn."""
+    block_size = (16, 4)[seed % 2]
+    num_slots = (960, 640)[seed // 2 % 2]
+    return World(mode, block_size, num_slots // block_size, ("fcfs", "priority")[seed // 4 % 2])
+
+
+def make_config(world: World, model: str) -> VllmConfig:
+    """vLLM's configuration of a world."""
+    method = "ngram_gpu" if world.is_async else "ngram"
+    speculative = SpeculativeConfig(
+        method=method, num_speculative_tokens=NUM_DRAFTS, prompt_lookup_max=5, prompt_lookup_min=2
+    )
+    cache = CacheConfig(block_size=world.block_size, enable_prefix_caching=True)
+    cache.num_gpu_blocks = world.num_blocks
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=MAX_MODEL_LEN
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=8,
+            max_num_batched_tokens=128,
+            max_model_len=MAX_MODEL_LEN,
+            long_prefill_token_threshold=64,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            async_scheduling=world.is_async,
+            policy=world.policy,
+        ),
+        cache_config=cache,
+        device_config=DeviceConfig("cpu"),
+        speculative_config=speculative if world.has_drafts else None,
+    )
+
+
+class Side:
+    """A scheduler with its requests, and a model that answers late."""
+
+    def __init__(self, kind: type[Any], world: World, config: VllmConfig, seed: int) -> None:
+        spec = FullAttentionSpec(
+            block_size=world.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        self.scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=world.num_blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=world.block_size,
+            log_stats=True,
+        )
+        self.world = world
+        self.seed = seed
+        self.answered: list[list[int]] = []
+        self.in_flight: deque[tuple[int, Any, list[list[int]]]] = deque()
+        self._hasher = get_request_block_hasher(world.block_size, sha256)
+
+    def add(self, arrival: Arrival) -> None:
+        """A request comes."""
+        sampling = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
+        request = Request(
+            request_id=arrival.name,
+            prompt_token_ids=list(arrival.prompt),
+            sampling_params=sampling,
+            pooling_params=None,
+            arrival_time=float(arrival.name),
+            priority=arrival.priority,
+            block_hasher=self._hasher,
+            resumable=MODES[self.world.mode].has_sessions,
+        )
+        self.scheduler.add_request(request)
+
+    def step(self, number: int) -> dict[str, object]:
+        """Schedule, and take the output of the oldest step if enough are in flight."""
+        planned = self.scheduler.schedule()
+        decided = decisions(planned)
+        if planned.total_num_scheduled_tokens:
+            self.in_flight.append((number, planned, self._answers(number, planned)))
+        if self.in_flight and (
+            len(self.in_flight) == IN_FLIGHT[self.world.is_async]
+            or not planned.total_num_scheduled_tokens
+        ):
+            decided["answers"] = self._take_output(*self.in_flight.popleft())
+        decided["usage"] = round(self.scheduler.kv_cache_manager.usage, 6)
+        return decided
+
+    def _answers(self, number: int, planned: Any) -> list[list[int]]:
+        """What the model will say to each request of a step; nothing to a chunk of a prompt."""
+        return [
+            []
+            if self.scheduler.requests[name].is_prefill_chunk
+            else sampled(
+                self.seed, number, name, planned.scheduled_spec_decode_tokens.get(name, ())
+            )
+            for name in planned.num_scheduled_tokens
+        ]
+
+    def _take_output(self, number: int, planned: Any, answers: list[list[int]]) -> object:
+        names = list(planned.num_scheduled_tokens)
+        known = {name: self.scheduler.requests.get(name) for name in names}
+        self.scheduler.update_from_output(
+            planned,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: place for place, name in enumerate(names)},
+                sampled_token_ids=answers,
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        ended = [r for r in known.values() if r is not None and r.is_finished()]
+        self.answered += [list(request.all_token_ids) for request in ended]
+        if self.world.has_drafts and not self.world.is_async:
+            going = [
+                name
+                for name, said in zip(names, answers, strict=True)
+                if said and name in self.scheduler.requests
+            ]
+            drafts = [
+                sampled(self.seed, -number, name, range(NUM_DRAFTS))[:NUM_DRAFTS] for name in going
+            ]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(going, drafts))
+        return {name: list(r.output_token_ids) for name, r in known.items() if r is not None}
+
+
+def decisions(planned: Any) -> dict[str, object]:
+    """What a schedule says, as values that compare."""
+    cached = planned.scheduled_cached_reqs
+    return {
+        "tokens": dict(planned.num_scheduled_tokens),
+        "drafts": {name: len(ids) for name, ids in planned.scheduled_spec_decode_tokens.items()},
+        "starts": {each.req_id: each.num_computed_tokens for each in planned.scheduled_new_reqs}
+        | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True)),
+        "blocks": {
+            each.req_id: [list(ids) for ids in each.block_ids]
+            for each in planned.scheduled_new_reqs
+        }
+        | {
+            name: ids and [list(each) for each in ids]
+            for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
+        },
+        "begun": sorted(
+            {each.req_id for each in planned.scheduled_new_reqs} | set(cached.resumed_req_ids)
+        ),
+        "preempted": sorted(planned.preempted_req_ids or ()),
+        "answers": {},
+    }
+
+
+KINDS = {False: (Scheduler, KvcoreScheduler), True: (AsyncScheduler, KvcoreAsyncScheduler)}
+
+
+def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
+    """The steps of both sides; the core's invariants are checked now and then."""
+    config = make_config(world, model)
+    own, kvcore = (Side(kind, world, config, seed) for kind in KINDS[world.is_async])
+    manager = kvcore.scheduler.kv_cache_manager
+    traffic = Traffic(seed, MAX_MODEL_LEN)
+    for number in range(1, num_steps + 1):
+        arrivals = traffic.arrivals(own.answered)
+        if MODES[world.mode].has_sessions:
+            # Fewer come, since those that wait for input hold blocks.
+            arrivals = arrivals[number % 3 :] + traffic.next_inputs(sorted(own.scheduler.requests))
+        for arrival in arrivals:
+            for side in (own, kvcore):
+                side.add(arrival)
+        for name in traffic.aborted(sorted(own.scheduler.requests)):
+            for side in (own, kvcore):
+                side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        vllm = own.step(number)
+        try:
+            yield Step(number, vllm, kvcore.step(number), manager.num_withdrawn)
+            if number % STEPS_BETWEEN_CHECKS == 0:
+                manager.compat.core.check()
+        except Exception as error:
+            error.add_note(f"over kvcore, in step {number} of seed {seed}, {world}")
+            raise
+
+
+def main() -> int:
+    """Compare; 1 if a step differs otherwise than by decision."""
+    options = read_options()
+    init_none_hash(sha256)
+    failed = False
+    with tempfile.TemporaryDirectory() as model:
+        (Path(model) / "config.json").write_text(json.dumps(MODEL))
+        for mode in options.modes:
+            verdicts: list[Verdict] = []
+            for seed in options.seeds:
+                world = world_of(mode, seed)
+                verdict = judge(run(world, seed, options.steps, model))
+                if verdict.differs:
+                    after = ", after a key was withdrawn" if verdict.by_decision else ""
+                    print(f"{world}, seed {seed}{after}: {verdict.differs}", flush=True)
+                failed |= bool(verdict.differs) and not verdict.by_decision
+                verdicts.append(verdict)
+            print(summary(mode, verdicts, options.steps), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

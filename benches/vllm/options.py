@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line of `python -m benches.vllm` asks for; needs no vLLM."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Mode:
+    """How a scheduler works, and whether its requests are sessions that go on."""
+
+    is_async: bool
+    has_drafts: bool
+    has_sessions: bool = False
+
+
+MODES = {
+    "async": Mode(is_async=True, has_drafts=False),
+    "async-drafts": Mode(is_async=True, has_drafts=True),
+    "async-sessions": Mode(is_async=True, has_drafts=True, has_sessions=True),
+    "sync": Mode(is_async=False, has_drafts=False),
+    "sync-drafts": Mode(is_async=False, has_drafts=True),
+}
+
+
+@attrs.frozen
+class Options:
+    """Which runs are compared."""
+
+    modes: list[str]
+    seeds: range
+    steps: int
+
+
+def read_options(arguments: Sequence[str] | None = None) -> Options:
+    """The options of a command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benches.vllm",
+        description="Run vLLM 0.33.0's schedulers over its own manager and over kvcore.",
+    )
+    parser.add_argument("--modes", default=",".join(MODES), metavar="NAME,...", help="%(default)s")
+    parser.add_argument("--seeds", type=int, default=40, help="runs of each mode")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first run")
+    parser.add_argument("--steps", type=int, default=200, help="of a run")
+    given = parser.parse_args(arguments)
+    modes = given.modes.split(",")
+    unknown = set(modes) - set(MODES)
+    if unknown:
+        parser.error(f"no modes are called {', '.join(sorted(unknown))}")
+    return Options(modes, range(given.first, given.first + given.seeds), given.steps)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random traffic for a scheduler, and what a model might say: the same for a seed, whoever asks.
+
+Prompts repeat: they begin with one of a few prefixes or go on with the answer of a request that is
+over, so that look-ups hit. Tokens are of five kinds, so that drafts and contents repeat. Or the
+requests are sessions: the next input of one may come before its answer, or after.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import attrs
+
+VOCABULARY = 5
+
+
+@attrs.frozen
+class Arrival:
+    """A request that comes, or with a name that came before the next input of a session."""
+
+    name: str
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+
+
+@attrs.define
+class Traffic:
+    """Who comes and who is aborted, step by step; longest: of prompt and answer, in tokens."""
+
+    seed: int
+    longest: int
+    dice: random.Random = attrs.field(init=False)
+    prefixes: list[list[int]] = attrs.field(init=False)
+    planned: dict[str, int] = attrs.field(init=False, factory=dict)  # tokens of each, at most
+
+    def __attrs_post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        lengths = [self.dice.randrange(16, self.longest // 3) for _ in range(4)]
+        self.prefixes = [self._tokens(length) for length in lengths]
+
+    def arrivals(self, answered: Sequence[list[int]]) -> list[Arrival]:
+        """Who comes in a step; answered: all tokens of requests that are over."""
+        return [self._arrival(answered) for _ in range(self.dice.choice((0, 0, 1, 2)))]
+
+    def next_inputs(self, living: Sequence[str]) -> list[Arrival]:
+        """The next input of one of the sessions that live, or none."""
+        able = [name for name in living if self.longest - self.planned[name] > 60]
+        if not able or self.dice.random() < 0.6:
+            return []
+        tokens = self._tokens(self.dice.randrange(1, 40))
+        return [self._planned(self.dice.choice(able), tokens, self.dice.randrange(1, 20))]
+
+    def aborted(self, names: Sequence[str]) -> list[str]:
+        """Which of these requests are aborted before a step."""
+        return [self.dice.choice(names)] if names and self.dice.random() < 0.05 else []
+
+    def _arrival(self, answered: Sequence[list[int]]) -> Arrival:
+        goes_on = bool(answered) and self.dice.random() < 0.3
+        before = self.dice.choice(answered if goes_on else self.prefixes)
+        own = self._tokens(self.dice.randrange(1, self.longest // 4))
+        prompt = [*before, *own][: self.longest - 20]
+        max_tokens = self.dice.randrange(1, min(120, self.longest - len(prompt)))
+        return self._planned(str(len(self.planned) + 1), prompt, max_tokens)
+
+    def _planned(self, name: str, prompt: list[int], max_tokens: int) -> Arrival:
+        self.planned[name] = self.planned.get(name, 0) + len(prompt) + max_tokens
+        return Arrival(name, prompt, max_tokens, self.dice.randrange(3))
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.dice.randrange(VOCABULARY) for _ in range(count)]
+
+
+def sampled(seed: int, step: int, name: str, drafts: Sequence[int]) -> list[int]:
+    """What the model samples for a request in a step: some of its drafts, and one token more.
+
+    A draft whose id only the worker knows is any token.
+    """
+    dice = random.Random(f"{seed}/{step}/{name}")
+    accepted = drafts[: dice.randrange(len(drafts) + 1)]
+    return [
+        *(draft if draft >= 0 else dice.randrange(VOCABULARY) for draft in accepted),
+        dice.randrange(VOCABULARY),
+    ]
