@@ -74,7 +74,7 @@ class EmptyTokens(KvcoreError):
 
 
 class InvalidToken(KvcoreError):
-    """A token id is an integer from 0 to 2**32 - 1."""
+    """A token id is an integer from 0 to 2**32 - 1, or of a request with own hashes from -2**31."""
 
     message = "token {value!r} at position {position} of the call is not an integer in [0, 2**32)"
 

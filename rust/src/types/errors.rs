@@ -76,7 +76,7 @@ errors! {
     EmptyRequestId { value: String } "a request id must be a non-empty str, not {value:?}";
     /// A request has at least one token; an extension adds at least one.
     EmptyTokens { request: String } "request {request:?} is given no tokens";
-    /// A token id is an integer from 0 to 2**32 - 1.
+    /// A token id is an integer from 0 to 2**32 - 1, or of a request with own hashes from -2**31.
     InvalidToken { value: i64, position: i64 }
         "token {value:?} at position {position} of the call is not an integer in [0, 2**32)";
     /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
