@@ -150,7 +150,7 @@ def read_ends(source: Reader, state: State) -> State:
         )
         fits = len(keys.embeds) == -(-num_rows // size) and flags <= MEDIA_CUT | ROWS_CUT
         fits = fits and not (rows_cut and num_rows % size == 0)
-        if not fits or (media_cut and not (keys.media and keys.media[-1].end % size)):
+        if not fits or (media_cut and (keys.media_cut_at or 0) % size == 0):
             raise source.damaged("extra keys end elsewhere")
         requests = requests.set(name, replace(request, extra_keys=keys))
     if last < 0:

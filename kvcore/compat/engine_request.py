@@ -116,10 +116,12 @@ def is_finished(request: EngineRequest) -> bool:
     return str(getattr(status, "name", status)).upper().startswith("FINISHED")
 
 
-def uncached_request(request: EngineRequest) -> tuple[Request, int]:
+def uncached_request(request: EngineRequest, *, own_hashes: bool) -> tuple[Request, int]:
     """The request as kvcore takes it if nothing is cached, and its tokens in it."""
     seen = see(request)
-    return Request(seen.name, read_tokens(request, 0, seen.num_tokens)), seen.num_tokens
+    tokens = read_tokens(request, 0, seen.num_tokens)
+    brings = own_hashes and read_hashes(request) is not None
+    return Request(seen.name, tokens, block_hashes=[] if brings else None), seen.num_tokens
 
 
 def cached_request(

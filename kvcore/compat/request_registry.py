@@ -131,9 +131,9 @@ class RequestRegistry:
                 request, config.hash_block_size, own_hashes=self._own_hashes
             )
         else:
-            made, num_tokens = uncached_request(request)
+            made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)
         self._core.add_request(made)
-        own = made.block_hashes
+        own = made.block_hashes if config.enable_caching else None
         known = Known(request, int(made.tokens[-1]), None if own is None else len(own))
         self._known[seen.name] = known
         self._rest(seen.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> 
     """The extra keys of a request whose prompt has `num_tokens` tokens.
 
     Raises InvalidExtraKey for an empty salt and for more media items in a block than its hash can
-    count, UnsortedMedia for items that overlap, are out of order or reach past the prompt,
+    count, UnsortedMedia for items that are not sorted by offset or reach past the prompt,
     CountMismatch for embeddings of another size than the prompt's.
     """
     if request.cache_salt is not None:
@@ -92,8 +93,10 @@ def _check_media(
                 first=first,
                 num_tokens=num_tokens,
             )
-        first = item.end
-    for position, (item, later) in enumerate(zip(media, media[MAX_MEDIA:], strict=False)):
-        if later.offset // block_size == (item.end - 1) // block_size:
-            name, expected = f"media from item {position} on", f"at most {MAX_MEDIA} in a block"
-            raise InvalidExtraKey(name=name, expected=expected, value=MAX_MEDIA + 1)
+        first = item.offset
+    last_blocks = sorted((item.end - 1) // block_size for item in media)
+    for position, item in enumerate(media):
+        num_items = position + 1 - bisect_left(last_blocks, item.offset // block_size)
+        if num_items > MAX_MEDIA:
+            name = f"the number of media items in the block where item {position} begins"
+            raise InvalidExtraKey(name=name, expected=f"at most {MAX_MEDIA}", value=num_items)

@@ -2,9 +2,10 @@
 """Numbers for prefixes: equal numbers mean equal content, whatever their hashes are.
 
 No transition calls anything here. The keys and values of a position depend on the tokens up to it,
-the adapter, and the media item or embedding in its place; the salt decides which requests may share
-them. Together these are a prefix's identity. A hash stands for one identity, that of the first
-request with it; hashes are made at one granularity, and the end of a block is the end of a hash.
+the adapter, and the media items or embedding in its place; the salt decides which requests may
+share them. Together these are a prefix's identity. A hash stands for one identity, that of the
+first request with it; hashes are made at one granularity, and the end of a block is the end of a
+hash.
 """
 
 from __future__ import annotations
@@ -187,11 +188,11 @@ def _letters(
     if extra_keys == NO_EXTRA_KEYS:
         yield from ((token,) for token in tokens)
         return
-    places = {
-        position: (item.identifier, position - item.offset)
-        for item in extra_keys.media
-        for position in range(item.offset, item.end)
-    }
+    places: dict[int, tuple[tuple[str, int], ...]] = {}
+    for item in extra_keys.media:
+        for position in range(item.offset, item.end):
+            place = (item.identifier, position - item.offset)
+            places[position] = (*places.get(position, ()), place)
     lora, salt, embeds = extra_keys.lora, extra_keys.cache_salt, extra_keys.embeds
     for position, token in enumerate(tokens):
         row = embeds[position // hash_block_size] if position < extra_keys.num_rows else None

@@ -106,7 +106,7 @@ def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
     marks = [] if extra_keys.lora is None else [f"lora={extra_keys.lora.name}"]
     media = (item for item in extra_keys.media if item.offset < num_tokens)
     for item in media:
-        cut = extra_keys.media_cut and item is extra_keys.media[-1] and item.end < num_tokens
+        cut = item.end == extra_keys.media_cut_at and item.end < num_tokens
         kind = "cut-media" if cut else "media"
         marks.append(f"{kind}={item.identifier}@{item.offset}+{item.length}")
     if extra_keys.cache_salt is not None:

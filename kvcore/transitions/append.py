@@ -57,7 +57,8 @@ def append(
 
     def change(tx: Transaction) -> Appended:
         ids = read_request_ids(tx, rows) if named is None else named
-        values = None if tokens is None else read_tokens(tokens)
+        signed = all_own_hashes(tx, ids)
+        values = None if tokens is None else read_tokens(tokens, signed=signed)
         number = read_batch_number(batch)
         check_append(tx, ids, values, number)
         for done, request_id in enumerate(ids):
@@ -92,6 +93,12 @@ def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
             raise UnknownRow(row=row)
         ids.append(request_id)
     return ids
+
+
+def all_own_hashes(tx: Transaction, request_ids: list[str]) -> bool:
+    """Whether all these requests are known and brought hashes of their own."""
+    found = (tx.requests.get(each) if isinstance(each, str) else None for each in request_ids)
+    return all(request is not None and request.own_hashes for request in found)
 
 
 def check_append(

@@ -49,9 +49,9 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
 
     def change(tx: Transaction) -> int:
         check_new_id(tx, request.request_id)
-        tokens = read_request_tokens(request.request_id, request.tokens)
-        extra_keys = read_extra_keys(request, len(tokens), tx.config.hash_block_size)
         own_hashes = request.block_hashes is not None
+        tokens = read_request_tokens(request.request_id, request.tokens, signed=own_hashes)
+        extra_keys = read_extra_keys(request, len(tokens), tx.config.hash_block_size)
         known = replace(
             empty_request(tx, request.request_id),
             own_hashes=own_hashes,
@@ -80,7 +80,7 @@ def add_tokens(
 
     def change(tx: Transaction) -> None:
         request = tx.request(request_id)
-        values = read_request_tokens(request_id, tokens)
+        values = read_request_tokens(request_id, tokens, signed=request.own_hashes)
         rejected, number = read_count("num_rejected", num_rejected), read_batch_number(batch)
         check_no_drafts(request)
         check_sampled(tx, request)
@@ -120,7 +120,7 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
 
     def change(tx: Transaction) -> None:
         request = tx.idle(request_id)
-        values = read_tokens(tokens)
+        values = read_tokens(tokens, signed=request.own_hashes)
         check_drafts_settled(request)
         check_no_placeholders(request)
         tx.put(replace(request, drafts=pvector(values)))

@@ -74,7 +74,7 @@ class EmptyTokens(KvcoreError):
 
 
 class InvalidToken(KvcoreError):
-    """A token id is an integer from 0 to 2**32 - 1."""
+    """A token id is an integer from 0 to 2**32 - 1, or of a request with own hashes from -2**31."""
 
     message = "token {value!r} at position {position} of the call is not an integer in [0, 2**32)"
 
@@ -386,11 +386,11 @@ class InvalidExtraKey(KvcoreError):
 
 
 class UnsortedMedia(KvcoreError):
-    """Media items stand in the prompt one behind the other."""
+    """Media items are sorted by their first position, and stand in the prompt."""
 
     message = (
-        "request {request!r}: media item {position} takes {length} tokens from {offset} on, "
-        "must lie within tokens {first} to {num_tokens}"
+        "request {request!r}: media item {position} takes {length} tokens from {offset} on, must "
+        "begin at {first} or later, like the item before it, and end by {num_tokens}"
     )
 
 

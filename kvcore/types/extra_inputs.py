@@ -5,9 +5,11 @@ Invariants: a LoRA adapter and prompt embeddings mark every block, a media item 
 has tokens in, a cache salt the first block, from which the chain carries it on. A block's keys come
 in the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so that equal
 values of two kinds differ. A media item that ends where a block starts is not in it (X-08); one
-that is carries its offset from the block's start, negative if it began before. If a cut ends an
-item or the rows inside a block, that block has a tag of its own for it and says where. Nothing is
-kept between blocks: a block's items are found by bisection. Twin: rust/src/types/extra_inputs.rs.
+that is carries its offset from the block's start, negative if it began before. Items may overlap,
+as the sound and the pictures of a video do: a block has the keys of all of them. If a cut ends
+items or the rows inside a block, that block has a tag of its own for them and says where. Nothing
+is kept between blocks: a block's items are looked for among those that begin before its end.
+Twin: rust/src/types/extra_inputs.rs.
 
     1 LoRA             size of name[u32] name path
     2 media            offset from the block's start[i32] identifier
@@ -25,7 +27,6 @@ from __future__ import annotations
 import hashlib
 import operator
 import struct
-from bisect import bisect_right
 from typing import Any
 
 import attrs
@@ -130,7 +131,7 @@ class ExtraKeys(Struct, frozen=True, gc=False):
 
     embeds: SHA-256 of the rows of each hash block of the prompt, a last partial one included; empty
     if the prompt is not given as embeddings. num_rows: tokens that have a row. media_cut, rows_cut:
-    a cut ended the last media item, or the rows, inside a hash block.
+    a cut ended the media items that reach furthest, or the rows, inside a hash block.
     """
 
     lora: LoRA | None = None
@@ -148,15 +149,17 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         has the digests of all of them.
         """
         keys: list[ExtraKey] = []
+        cut_at = self.media_cut_at
         if self.lora is not None:
             name = self.lora.name.encode()
             keys.append((LORA, struct.pack("<I", len(name)) + name + self.lora.path.encode()))
-        first = bisect_right(self.media, start, key=lambda item: item.end)
-        for item in self.media[first:]:
+        for item in self.media:
             if item.offset >= end:
                 break
+            if item.end <= start:
+                continue
             offset, identifier = struct.pack("<i", item.offset - start), item.identifier.encode()
-            if self.media_cut and item is self.media[-1] and item.end < end:
+            if item.end == cut_at and item.end < end:
                 keys.append((CUT_MEDIA, offset + struct.pack("<I", item.end - start) + identifier))
             else:
                 keys.append((MEDIA, offset + identifier))
@@ -167,6 +170,11 @@ class ExtraKeys(Struct, frozen=True, gc=False):
             keys += (self._rows_of(position, block_size) for position in positions)
         return tuple(keys)
 
+    @property
+    def media_cut_at(self) -> int | None:
+        """Where a cut ended media items inside a hash block, if one did."""
+        return max((item.end for item in self.media), default=None) if self.media_cut else None
+
     def cut(self, num_tokens: int, block_size: int) -> ExtraKeys:
         """The keys of a prompt that is cut to `num_tokens` tokens.
 
@@ -174,12 +182,13 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
         """
         inside = num_tokens % block_size > 0
-        media = tuple(item for item in self.media if item.offset < num_tokens)
-        media_cut = self.media_cut and media == self.media
-        if media and media[-1].end > num_tokens:
-            last = media[-1]
-            left = MediaItem(last.identifier, last.offset, num_tokens - last.offset)
-            media, media_cut = (*media[:-1], left), inside
+        media = tuple(
+            attrs.evolve(item, length=min(item.length, num_tokens - item.offset))
+            for item in self.media
+            if item.offset < num_tokens
+        )
+        ended = any(item.offset < num_tokens < item.end for item in self.media)
+        media_cut = inside if ended else self.media_cut and media == self.media
         fewer = num_tokens < self.num_rows
         return replace(
             self,

@@ -3,6 +3,8 @@
 
 Invariants: a buffer's item format decides how it is read (bytes are one token each); nothing is
 guessed. An item with `__index__` is that int. An unordered collection (a set, a dict) is refused.
+An id below 0, which a request with hashes of its own may have, is kept as its 32 bits without a
+sign: -1 as 2**32 - 1.
 Twin: rust/src/bindings/tokens.rs.
 """
 
@@ -22,22 +24,26 @@ from kvcore.types.errors import (
 )
 
 MAX_TOKEN = 2**32 - 1
+LEAST_SIGNED = -(2**31)
 TOKENS = ("tokens", "a list or a buffer of integers")
 ROWS = ("requests", "a list of ids or a buffer of rows")
 _INTEGER_FORMATS = frozenset("bBhHiIlLqQ")
 
 
-def read_tokens(tokens: Any, argument: tuple[str, str] = TOKENS) -> list[int]:
+def read_tokens(
+    tokens: Any, argument: tuple[str, str] = TOKENS, *, signed: bool = False
+) -> list[int]:
     """The token ids of a list, tuple or buffer.
 
     Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
-    argument: its name, and what it must be. Raises InvalidToken for a value outside [0, 2**32),
-    UnsupportedBuffer for another shape or format, WrongArgument for what is neither.
+    argument: its name, and what it must be. signed: whether ids from -2**31 on are taken. Raises
+    InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
+    WrongArgument for what is neither.
     """
     values = (
         list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens, argument)
     )
-    return check_tokens(values)
+    return check_tokens(values, signed=signed)
 
 
 def read_named(requests: Any) -> tuple[list[Any] | None, list[int]]:
@@ -57,25 +63,25 @@ def read_named(requests: Any) -> tuple[list[Any] | None, list[int]]:
         raise UnknownRow(row=error.fields["value"]) from None
 
 
-def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
+def read_request_tokens(request_id: str, tokens: Any, *, signed: bool) -> list[int]:
     """The same, at least one. Raises EmptyTokens too."""
-    values = read_tokens(tokens)
+    values = read_tokens(tokens, signed=signed)
     if not values:
         raise EmptyTokens(request=request_id)
     return values
 
 
-def check_tokens(values: Sequence[Any]) -> list[int]:
+def check_tokens(values: Sequence[Any], *, signed: bool = False) -> list[int]:
     """The ints that the values stand for. Raises InvalidToken at the first that is no token id."""
     if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN:
         return list(values)
-    checked = []
+    least, checked = LEAST_SIGNED if signed else 0, []
     for position, value in enumerate(values):
         number = value if type(value) is int else read_int(value)
         is_int = isinstance(number, int) and not isinstance(value, bool)
-        if not is_int or not 0 <= number <= MAX_TOKEN:
+        if not is_int or not least <= number <= MAX_TOKEN:
             raise InvalidToken(position=position, value=value)
-        checked.append(number)
+        checked.append(number & MAX_TOKEN)
     return checked
 
 

@@ -79,6 +79,25 @@ def test_objects_that_are_no_requests_are_named(manager: KVCacheManager) -> None
     assert num_known(manager) == 0
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_ids_below_zero_are_taken_with_the_engines_hashes(caching: bool, backend: Backend) -> None:
+    manager = make(backend, enable_caching=caching)
+    request = plain("r", [1, -2, 3], block_hashes=[b"1" * 32] if caching else [])
+    assert manager.allocate_slots(request, 3) is not None
+    manager.new_step_starts()
+    request.num_computed_tokens = 3
+    request.all_token_ids.append(-1)
+    request.num_tokens += 1
+    if caching:
+        request.block_hashes.append(b"2" * 32)
+    assert manager.allocate_slots(request, 1) is not None
+    manager.new_step_starts()
+    request.num_computed_tokens = 4
+    manager.free(request)
+    other = plain("other", [1, -2, 3, -1, 9], block_hashes=list(request.block_hashes))
+    assert manager.get_computed_blocks(other)[1] == (4 if caching else 0)
+
+
 def test_what_is_finished_is_forgotten_and_what_rests_comes_back(
     manager: KVCacheManager,
 ) -> None:

@@ -23,5 +23,24 @@ def test_an_example_prints_what_its_header_says(
     check_example(path, backend, monkeypatch, capsys)
 
 
+OF_THE_ENGINE = {
+    "token": ("or [self.sampled[work.row]]", "or [STOP]"),
+    "table": (
+        "self.tables[command.row, command.position] = command.block",
+        "self.tables.setdefault((command.row, command.position), command.block)",
+    ),
+}
+"""Lines of examples/own_engine.py, and what would make its answers wrong."""
+
+
+@pytest.mark.parametrize("name", OF_THE_ENGINE)
+def test_the_engine_of_the_examples_finds_what_is_wrong_with_it(name: str) -> None:
+    source = (ROOT / "examples" / "own_engine.py").read_text(encoding="utf-8")
+    right, wrong = OF_THE_ENGINE[name]
+    assert source.count(right) == 1
+    with pytest.raises(SystemExit, match="wrong answers: "):
+        exec(compile(source.replace(right, wrong), name, "exec"), {"__name__": "__main__"})
+
+
 def test_examples_are_small() -> None:
     check_sizes(EXAMPLES, 3)

@@ -115,7 +115,7 @@ class Known:
         """Note that it keeps this many tokens."""
         start = num_tokens // hash_size * hash_size
         rest = self.stuff[num_tokens - 1 : num_tokens + 1]
-        through_media = len(rest) == 2 and _goes_on(*rest)
+        through_media = len(rest) == 2 and _goes_on(rest[1])
         self.marked |= start < num_tokens and (through_media or start < self.embedded)
         self.embedded = min(self.embedded, num_tokens)
         self.stuff = self.stuff[:num_tokens]
@@ -124,10 +124,9 @@ class Known:
         self.num_learned = min(self.num_learned, num_tokens)
 
 
-def _goes_on(one: Stuff, other: Stuff) -> bool:
-    """Whether a media item has both of these positions."""
-    first, second = ([each for each in at[1:] if each[0] == "media"] for at in (one, other))
-    return bool(first and second) and second[0][1][1] > 0
+def _goes_on(at: Stuff) -> bool:
+    """Whether a media item has this position and the one before."""
+    return any(each[0] == "media" and each[1][1] > 0 for each in at[1:])
 
 
 def own_hashes(chain: list[int], hash_size: int, first: int, end: int) -> list[bytes]:
@@ -174,12 +173,11 @@ def draw_request(
 
 
 def draw_media(rng: Random, num_tokens: int) -> list[MediaItem]:
-    """Items one behind the other that fit into this many tokens; its identifier says its length."""
-    items, first = [], 0
+    """Items that fit into this many tokens and may overlap; its identifier says its length."""
+    items, offset = [], 0
     for _ in range(rng.randint(1, 3)):
-        identifier, offset = rng.choice(list(IMAGES)), first + rng.randint(0, 3)
-        first = offset + IMAGES[identifier]
-        if first > num_tokens:
+        identifier, offset = rng.choice(list(IMAGES)), offset + rng.randint(0, 3)
+        if offset + IMAGES[identifier] > num_tokens:
             break
         items.append(MediaItem(identifier, offset, IMAGES[identifier]))
     return items

@@ -11,11 +11,11 @@ use pyo3::prelude::*;
 use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, TokensArg, held, items};
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::lists::{only_id, only_item};
-use crate::bindings::tokens::{Named, TOKENS, read_named, read_tokens};
+use crate::bindings::tokens::{Named, Signed, TOKENS, read_named, read_signed};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
 use crate::state::state::{RequestState, State};
-use crate::transitions::append::{Requests, append, read_request_ids};
+use crate::transitions::append::{Requests, all_own_hashes, append, read_request_ids};
 use crate::transitions::queries::find_request;
 use crate::types::commands::Batch;
 use crate::types::errors::Error;
@@ -215,6 +215,26 @@ impl Manager {
         }
     }
 
+    /// `append` of requests that were read; rows that name nobody come before wrong tokens.
+    fn append_named(
+        slf: &Bound<'_, Self>,
+        given: &Given<'_>,
+        requests: Requests<'_>,
+        tokens: Option<Signed>,
+        batch: Option<i64>,
+    ) -> PyResult<Appended> {
+        Self::change(slf, given, |state| {
+            let allowed = || all_own_hashes(state, &requests);
+            let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
+            if let (Err(_), Requests::Rows(rows)) = (&tokens, &requests) {
+                read_request_ids(state, rows)?;
+            }
+            let tokens = tokens?;
+            let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
+            Ok::<_, Wrong>(append(state, requests, output)?)
+        })
+    }
+
     /// `append` of any requests, by ids or rows.
     pub(crate) fn append_all<'py>(
         slf: &Bound<'py, Self>,
@@ -230,26 +250,13 @@ impl Manager {
                 Named::Rows(rows) => Err(rows),
             },
         };
-        let tokens_read = tokens.map(|tokens| read_tokens(tokens, &TOKENS)).transpose();
+        let tokens_read = tokens.map(|tokens| read_signed(tokens, &TOKENS));
         let done = match named {
             Ok(ids) => {
                 let names = given.names(&ids);
-                Self::change(slf, given, |state| {
-                    let tokens = tokens_read?;
-                    let tokens = tokens.as_deref();
-                    let output = Output { tokens, batch, ..Output::default() };
-                    Ok::<_, Wrong>(append(state, Requests::Ids(&names), output)?)
-                })?
+                Self::append_named(slf, given, Requests::Ids(&names), tokens_read, batch)?
             }
-            Err(rows) => Self::change(slf, given, |state| match tokens_read {
-                Ok(tokens) => {
-                    let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
-                    append(state, Requests::Rows(&rows), output).map_err(Wrong::from)
-                }
-                Err(wrong) => {
-                    Err(read_request_ids(state, &rows).map_or_else(Wrong::from, |_| wrong.into()))
-                }
-            })?,
+            Err(rows) => Self::append_named(slf, given, Requests::Rows(&rows), tokens_read, batch)?,
         };
         Self::appended(slf, &done)
     }

@@ -12,9 +12,8 @@ use crate::bindings::arguments::{
     RequestArg, TokensArg, flag, items,
 };
 use crate::bindings::errors::{Given, Wrong, raise};
-use crate::bindings::lists::Tokens;
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::{TOKENS, read_tokens};
+use crate::bindings::tokens::{TOKENS, read_signed};
 use crate::bindings::values::{
     PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
@@ -28,6 +27,7 @@ use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
 use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
+use crate::transitions::queries::find_request;
 use crate::transitions::requests::{
     accept, add_block_hashes, add_drafts, add_tokens, remove_request,
 };
@@ -69,13 +69,13 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let tokens = read_tokens(tokens, &TOKENS);
+        let tokens = read_signed(tokens, &TOKENS);
         let num_rejected = given.maybe_count(num_rejected)?.unwrap_or(0);
         let batch = given.maybe_count(MaybeCount(batch))?;
-        let count = tokens.as_ref().map_or(0, Tokens::len);
-        Self::change_by(slf, &given, count, |state| {
-            state.request(name)?;
-            let output = Output { tokens: Some(&tokens?), num_rejected, batch };
+        Self::change_by(slf, &given, tokens.len(), |state| {
+            let own_hashes = find_request(state, name)?.own_hashes;
+            let tokens = tokens.taken(|| own_hashes)?;
+            let output = Output { tokens: Some(&tokens), num_rejected, batch };
             Ok(add_tokens(state, name, output)?)
         })
     }
@@ -100,10 +100,12 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let tokens = read_tokens(tokens, &TOKENS);
+        let tokens = read_signed(tokens, &TOKENS);
         Self::change(slf, &given, |state| {
             state.idle(name)?;
-            Ok::<_, Wrong>(add_drafts(state, name, tokens?.into_vec())?)
+            let own_hashes = find_request(state, name)?.own_hashes;
+            let tokens = tokens.taken(|| own_hashes)?;
+            Ok::<_, Wrong>(add_drafts(state, name, tokens.into_vec())?)
         })
     }
 

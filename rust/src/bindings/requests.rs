@@ -11,7 +11,7 @@ use crate::bindings::arguments::{HashesArg, RequestArg, TokensArg, hashes};
 use crate::bindings::errors::Given;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::{TOKENS, read_tokens};
+use crate::bindings::tokens::{TOKENS, read_signed};
 use crate::transitions::requests::{add_request, check_new_id};
 use crate::types::values::Request;
 
@@ -21,7 +21,7 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let id = request.0.getattr(intern!(py, "request_id"))?;
     let request_id = given.name(id.as_borrowed());
     let tokens = request.0.getattr(intern!(py, "tokens"))?;
-    let tokens = read_tokens(TokensArg(tokens.as_borrowed()), &TOKENS);
+    let tokens = read_signed(TokensArg(tokens.as_borrowed()), &TOKENS);
     let own = request.0.getattr(intern!(py, "block_hashes"))?;
     let own_hashes = (!own.is_none()).then(|| hashes(HashesArg(own.as_borrowed())));
     let block_hashes = own_hashes.transpose()?;
@@ -29,10 +29,9 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let extra_keys = parts.keys(&mut given);
     let skip_reading_prefix_cache =
         request.0.getattr(intern!(py, "skip_reading_prefix_cache"))?.is_truthy()?;
-    let count = tokens.as_ref().map_or(0, |tokens| tokens.len());
-    let row = Manager::change_by(manager, &given, count, |state| {
+    let row = Manager::change_by(manager, &given, tokens.len(), |state| {
         check_new_id(state, request_id)?;
-        let tokens = tokens?.into_vec();
+        let tokens = tokens.taken(|| block_hashes.is_some())?.into_vec();
         let request =
             Request { request_id, tokens, extra_keys, block_hashes, skip_reading_prefix_cache };
         Ok(add_request(state, request)?)

@@ -4,7 +4,8 @@
 //! A buffer's item format decides how it is read (bytes are one token each); nothing is guessed. A
 //! contiguous buffer of native integers is copied at once; any other goes through
 //! `memoryview.tobytes`. The format is checked here, since pyo3 takes big-endian formats for native
-//! ones. Twin: kvcore/types/tokens.py.
+//! ones. An id below 0, which a request with hashes of its own may have, is kept as its 32 bits
+//! without a sign: -1 as 2**32 - 1. Twin: kvcore/types/tokens.py.
 
 use std::ffi::CStr;
 
@@ -35,13 +36,42 @@ const ROWS: Argument = Argument("requests", "a list of ids or a buffer of rows")
 /// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
 /// WrongArgument for what is neither.
 pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyResult<Tokens> {
-    read_any(tokens, argument, None)
+    read_signed(tokens, argument).taken(|| false)
 }
 
-/// The same. ids: takes the items of an iterable with a str among them, and there are no tokens.
+/// The same, with ids from -2**31 on for who may have them.
+pub(crate) fn read_signed(tokens: TokensArg<'_, '_>, argument: &Argument) -> Signed {
+    let mut below_zero = None;
+    Signed { tokens: read_any(tokens, argument, &mut below_zero, None), below_zero }
+}
+
+/// Tokens that were read, and the error of the first id below 0.
+pub(crate) struct Signed {
+    tokens: PyResult<Tokens>,
+    below_zero: Option<PyErr>,
+}
+
+impl Signed {
+    /// The tokens, if ids below 0 are allowed or there are none.
+    pub(crate) fn taken(self, allowed: impl FnOnce() -> bool) -> PyResult<Tokens> {
+        match self.below_zero {
+            Some(error) if !allowed() => Err(error),
+            _ => self.tokens,
+        }
+    }
+
+    /// How many they are; 0 if they cannot be read.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.as_ref().map_or(0, Tokens::len)
+    }
+}
+
+/// The same. below_zero: takes the error of the first id below 0. ids: takes the items of an
+/// iterable with a str among them, and there are no tokens.
 fn read_any<'py>(
     tokens: TokensArg<'_, 'py>,
     argument: &Argument,
+    below_zero: &mut Option<PyErr>,
     ids: Option<&mut Option<Bound<'py, PyTuple>>>,
 ) -> PyResult<Tokens> {
     let tokens = tokens.0;
@@ -50,19 +80,19 @@ fn read_any<'py>(
         return Ok(ids);
     }
     if let Some(items) = listed(tokens) {
-        return read_items(&items);
+        return read_items(&items, below_zero);
     }
     if let Ok(buffer) = PyUntypedBuffer::get(&tokens) {
-        return match read_native(py, &buffer)? {
+        return match read_native(py, &buffer, below_zero)? {
             Some(values) => Ok(values),
-            None => read_view(&PyMemoryView::from(&tokens)?, argument),
+            None => read_view(&PyMemoryView::from(&tokens)?, argument, below_zero),
         };
     }
     if let Some(method) = tokens.getattr_opt(intern!(py, "numpy"))? {
-        return read_tokens(TokensArg(method.call0()?.as_borrowed()), argument);
+        return read_any(TokensArg(method.call0()?.as_borrowed()), argument, below_zero, None);
     }
     match PyMemoryView::from(&tokens) {
-        Ok(view) => read_view(&view, argument),
+        Ok(view) => read_view(&view, argument, below_zero),
         Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error),
         Err(_) if is_iterable(tokens)? => {
             let items = items(tokens)?;
@@ -72,7 +102,7 @@ fn read_any<'py>(
                     *ids = Some(items);
                     Ok(Tokens::new())
                 }
-                _ => read_items(&items),
+                _ => read_items(&items, below_zero),
             }
         }
         Err(_) => Err(wrong_argument(argument.0, argument.1, tokens)),
@@ -91,8 +121,9 @@ pub(crate) enum Named<'py> {
 /// UnknownRequest for what is no row.
 pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'py>> {
     let py = requests.0.py();
-    let mut ids = None;
-    let rows = read_any(requests, &ROWS, Some(&mut ids)).map_err(|wrong| {
+    let (mut ids, mut below_zero) = (None, None);
+    let tokens = read_any(requests, &ROWS, &mut below_zero, Some(&mut ids));
+    let rows = Signed { tokens, below_zero }.taken(|| false).map_err(|wrong| {
         let item = || {
             let fields = wrong.value(py).getattr("fields")?;
             fields.get_item("position")?;
@@ -107,7 +138,11 @@ pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'p
 }
 
 /// The values of a row of native integers; None for any other buffer.
-fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Tokens>> {
+fn read_native(
+    py: Python<'_>,
+    buffer: &PyUntypedBuffer,
+    below_zero: &mut Option<PyErr>,
+) -> PyResult<Option<Tokens>> {
     let Some(signed) = Format::read(buffer.format()).map(|format| format.signed) else {
         return Ok(None);
     };
@@ -115,8 +150,8 @@ fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Toke
         return Ok(None);
     }
     match (signed, buffer.item_size()) {
-        (false, 1) => copy::<u8>(py, buffer),
-        (false, 2) => copy::<u16>(py, buffer),
+        (false, 1) => copy::<u8>(py, buffer, below_zero),
+        (false, 2) => copy::<u16>(py, buffer, below_zero),
         (false, 4) => match buffer.as_typed::<u32>() {
             Ok(values) => {
                 let mut column = Vec::with_capacity(room_for(values.item_count()));
@@ -126,28 +161,36 @@ fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Toke
             }
             Err(_) => Ok(None),
         },
-        (false, _) => copy::<u64>(py, buffer),
-        (true, 1) => copy::<i8>(py, buffer),
-        (true, 2) => copy::<i16>(py, buffer),
-        (true, 4) => copy::<i32>(py, buffer),
-        (true, _) => copy::<i64>(py, buffer),
+        (false, _) => copy::<u64>(py, buffer, below_zero),
+        (true, 1) => copy::<i8>(py, buffer, below_zero),
+        (true, 2) => copy::<i16>(py, buffer, below_zero),
+        (true, 4) => copy::<i32>(py, buffer, below_zero),
+        (true, _) => copy::<i64>(py, buffer, below_zero),
     }
 }
 
 /// None: the items are not of this type, or not aligned.
-fn copy<T>(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Tokens>>
+fn copy<T>(
+    py: Python<'_>,
+    buffer: &PyUntypedBuffer,
+    below_zero: &mut Option<PyErr>,
+) -> PyResult<Option<Tokens>>
 where
     T: Element + Into<i128>,
     u32: TryFrom<T>,
 {
     match buffer.as_typed::<T>() {
-        Ok(values) => narrow(py, values.to_vec(py)?.iter().copied()).map(Some),
+        Ok(values) => narrow(py, values.to_vec(py)?.iter().copied(), below_zero).map(Some),
         Err(_) => Ok(None),
     }
 }
 
 /// The values of any buffer that is a row of integers.
-fn read_view(view: &Bound<'_, PyMemoryView>, argument: &Argument) -> PyResult<Tokens> {
+fn read_view(
+    view: &Bound<'_, PyMemoryView>,
+    argument: &Argument,
+    below_zero: &mut Option<PyErr>,
+) -> PyResult<Tokens> {
     let py = view.py();
     let shown: String = view.getattr("format")?.extract()?;
     let dimensions = view.getattr("ndim")?.extract()?;
@@ -162,7 +205,7 @@ fn read_view(view: &Bound<'_, PyMemoryView>, argument: &Argument) -> PyResult<To
         ($kind:ty) => {{
             let read = if little { <$kind>::from_le_bytes } else { <$kind>::from_ne_bytes };
             let (items, _) = bytes.as_chunks();
-            narrow(py, items.iter().map(|item| read(*item)))
+            narrow(py, items.iter().map(|item| read(*item)), below_zero)
         }};
     }
     match (signed, view.getattr("itemsize")?.extract()?) {
@@ -178,18 +221,41 @@ fn read_view(view: &Bound<'_, PyMemoryView>, argument: &Argument) -> PyResult<To
 }
 
 /// The values as u32, in passes that the compiler makes wide ones.
-fn narrow<T>(py: Python<'_>, values: impl Iterator<Item = T> + Clone) -> PyResult<Tokens>
+fn narrow<T>(
+    py: Python<'_>,
+    values: impl Iterator<Item = T> + Clone,
+    below_zero: &mut Option<PyErr>,
+) -> PyResult<Tokens>
 where
     T: Copy + Into<i128>,
     u32: TryFrom<T>,
 {
     let fits = |value: T| u32::try_from(value).is_ok();
     if !values.clone().fold(true, |all, value| all & fits(value)) {
-        let wrong = values.enumerate().find(|(_, value)| !fits(*value));
-        let (position, value) = wrong.map_or((0, 0), |(at, one)| (at, one.into()));
-        return Err(wrong_token(PyInt::new(py, value).as_any(), position));
+        let mut column = Tokens::new();
+        for (position, value) in values.map(Into::<i128>::into).enumerate() {
+            let wrong = || wrong_token(PyInt::new(py, value).as_any(), position);
+            column.push(id_of(value, below_zero, wrong)?);
+        }
+        return Ok(column);
     }
     Ok(with_room(values.map(|value| u32::try_from(value).unwrap_or_default())))
+}
+
+/// The id that a value is. If it is below 0, its bits, and the error of the first one is kept.
+fn id_of(
+    value: i128,
+    below_zero: &mut Option<PyErr>,
+    wrong: impl FnOnce() -> PyErr,
+) -> PyResult<u32> {
+    match (u32::try_from(value), i32::try_from(value)) {
+        (Ok(id), _) => Ok(id),
+        (_, Ok(signed)) => {
+            below_zero.get_or_insert_with(wrong);
+            Ok(signed.cast_unsigned())
+        }
+        _ => Err(wrong()),
+    }
 }
 
 /// The values with room behind them, as prompts have it.
@@ -199,16 +265,14 @@ fn with_room(values: impl Iterator<Item = u32>) -> Tokens {
     column.into()
 }
 
-fn read_items(items: &Bound<'_, PyTuple>) -> PyResult<Tokens> {
+fn read_items(items: &Bound<'_, PyTuple>, below_zero: &mut Option<PyErr>) -> PyResult<Tokens> {
     let mut values = Tokens::with_capacity(items.len());
     for (position, item) in items.iter_borrowed().enumerate() {
         let py = item.py();
-        let read = || item.extract::<u32>().map(Some).or_else(|error| excused(py, error));
-        let value = if is_integer(item) { read()? } else { None };
-        match value {
-            Some(value) => values.push(value),
-            None => return Err(wrong_token(&item, position)),
-        }
+        let read = || item.extract::<i64>().map(Some).or_else(|error| excused(py, error));
+        let value = if is_integer(item) { read()?.unwrap_or(i64::MAX) } else { i64::MAX };
+        let wrong = || wrong_token(&item, position);
+        values.push(id_of(value.into(), below_zero, wrong)?);
     }
     Ok(values)
 }

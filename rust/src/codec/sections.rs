@@ -179,7 +179,7 @@ fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         let fits = keys.embeds.len() == num_rows.div_ceil(size) as usize
             && flags <= MEDIA_CUT | ROWS_CUT
             && (!keys.rows_cut || inside(num_rows.into()))
-            && (!keys.media_cut || keys.media.last().is_some_and(|item| inside(item.end())));
+            && (!keys.media_cut || keys.media_cut_at().is_some_and(inside));
         if !fits {
             return Err(source.damaged("extra keys end elsewhere"));
         }

@@ -9,12 +9,12 @@ use crate::types::extra_inputs::{
 };
 
 const TEXT: &str = "a non-empty str";
-const FEW_MEDIA: &str = "at most 252 in a block";
+const FEW_MEDIA: &str = "at most 252";
 
 /// The extra keys of a request whose prompt has `num_tokens` tokens.
 ///
 /// Fails with InvalidExtraKey for an empty salt and for more media items in a block than its hash
-/// can count, UnsortedMedia for items that overlap, are out of order or reach past the prompt,
+/// can count, UnsortedMedia for items that are not sorted by offset or reach past the prompt,
 /// CountMismatch for embeddings of another size than the prompt's.
 pub fn read_extra_keys(
     request_id: &str,
@@ -62,14 +62,18 @@ fn check_media(
                 num_tokens: i64::from(num_tokens),
             });
         }
-        first = item.end();
+        first = u64::from(item.offset);
     }
-    let later = media.get(MAX_MEDIA..).unwrap_or_default();
-    for (position, (item, later)) in media.iter().zip(later).enumerate() {
-        let block_size = u64::from(block_size);
-        if u64::from(later.offset) / block_size == (item.end() - 1) / block_size {
-            let name = format!("media from item {position} on");
-            let value = Field::from(MAX_MEDIA as i64 + 1);
+    let block_size = u64::from(block_size);
+    let mut last_blocks: Vec<_> = media.iter().map(|item| (item.end() - 1) / block_size).collect();
+    last_blocks.sort_unstable();
+    for (position, item) in media.iter().enumerate() {
+        let block = u64::from(item.offset) / block_size;
+        let num_items = position + 1 - last_blocks.partition_point(|last| *last < block);
+        if num_items > MAX_MEDIA {
+            let name =
+                format!("the number of media items in the block where item {position} begins");
+            let value = Field::from(num_items as i64);
             return Err(Error::InvalidExtraKey { name, expected: FEW_MEDIA, value });
         }
     }

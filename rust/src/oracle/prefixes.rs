@@ -2,7 +2,7 @@
 //! Numbers for prefixes: equal numbers mean equal content, whatever their hashes are.
 //!
 //! No transition calls anything here. The keys and values of a position depend on the tokens up to
-//! it, the adapter, and the media item or embedding in its place; the salt decides which requests
+//! it, the adapter, and the media items or embedding in its place; the salt decides which requests
 //! may share them. Together these are a prefix's identity. A hash stands for one identity, that of
 //! the first request with it. All workers of a search share one tree; each keeps the part that it
 //! has met, so that it seldom takes the lock. Twin: kvcore/oracle/prefixes.py.
@@ -65,7 +65,7 @@ struct Extra {
     token: u32,
     lora: Option<(String, String)>,
     salt: Option<String>,
-    media: Option<(String, u32)>,
+    media: Vec<(String, u32)>,
     row: Option<[u8; 32]>,
 }
 
@@ -232,7 +232,7 @@ impl Prefixes {
     fn letter(&mut self, extra: Extra) -> Letter {
         if extra.lora.is_none()
             && extra.salt.is_none()
-            && extra.media.is_none()
+            && extra.media.is_empty()
             && extra.row.is_none()
         {
             return extra.token;
@@ -276,7 +276,7 @@ impl Prefixes {
 fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<Extra> {
     let lora = extra_keys.lora.as_ref().map(|LoRA { name, path }| (name.clone(), path.clone()));
     let places = media_places(&extra_keys.media, tokens.len());
-    let at = |(position, media): (usize, Option<(String, u32)>)| Extra {
+    let at = |(position, media): (usize, Vec<(String, u32)>)| Extra {
         token: tokens[position],
         lora: lora.clone(),
         salt: extra_keys.cache_salt.clone().filter(|_| position == 0),
@@ -287,12 +287,12 @@ fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<E
     places.into_iter().enumerate().map(at).collect()
 }
 
-/// The item in each position, and how far into it that is: a cut changes neither.
-fn media_places(media: &[MediaItem], num_tokens: usize) -> Vec<Option<(String, u32)>> {
-    let mut places = vec![None; num_tokens];
+/// The items in each position, and how far into them that is: a cut changes neither.
+fn media_places(media: &[MediaItem], num_tokens: usize) -> Vec<Vec<(String, u32)>> {
+    let mut places = vec![Vec::new(); num_tokens];
     for item in media {
         for (index, place) in (0..item.length).zip(&mut places[item.offset as usize..]) {
-            *place = Some((item.identifier.clone(), index));
+            place.push((item.identifier.clone(), index));
         }
     }
     places

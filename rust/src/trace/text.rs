@@ -84,10 +84,9 @@ pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     if let Some(lora) = &extra_keys.lora {
         marks += &format!(";lora={}", lora.name);
     }
-    let media = &extra_keys.media;
-    for (place, item) in media.iter().enumerate().filter(|(_, item)| item.offset < num_tokens) {
-        let last = extra_keys.media_cut && place + 1 == media.len();
-        let kind = if last && item.end() < num_tokens.into() { "cut-media" } else { "media" };
+    for item in extra_keys.media.iter().filter(|item| item.offset < num_tokens) {
+        let cut = Some(item.end()) == extra_keys.media_cut_at();
+        let kind = if cut && item.end() < num_tokens.into() { "cut-media" } else { "media" };
         marks += &format!(";{kind}={}@{}+{}", item.identifier, item.offset, item.length);
     }
     if let Some(salt) = &extra_keys.cache_salt {

@@ -157,6 +157,19 @@ pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     }
 }
 
+/// Whether all these requests are known and brought hashes of their own.
+#[must_use]
+pub fn all_own_hashes(state: &State, requests: &Requests<'_>) -> bool {
+    let is_own = |row: u32| {
+        let request = state.requests.get(row as usize).and_then(Option::as_ref);
+        request.is_some_and(|request| request.own_hashes)
+    };
+    match requests {
+        Requests::Ids(ids) => ids.iter().all(|id| state.request(id).is_ok_and(|row| is_own(row.0))),
+        Requests::Rows(rows) => rows.iter().all(|row| is_own(*row)),
+    }
+}
+
 /// The rows of ids. Fails as the append would for the requests before the first unknown one.
 fn find_rows(
     state: &State,

@@ -76,7 +76,7 @@ errors! {
     EmptyRequestId { value: String } "a request id must be a non-empty str, not {value:?}";
     /// A request has at least one token; an extension adds at least one.
     EmptyTokens { request: String } "request {request:?} is given no tokens";
-    /// A token id is an integer from 0 to 2**32 - 1.
+    /// A token id is an integer from 0 to 2**32 - 1, or of a request with own hashes from -2**31.
     InvalidToken { value: i64, position: i64 }
         "token {value:?} at position {position} of the call is not an integer in [0, 2**32)";
     /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
@@ -214,12 +214,12 @@ errors! {
     /// A part of a block's extra keys that no key can be made of.
     InvalidExtraKey { name: String, expected: &'static str, value: Field }
         "{name} must be {expected}, not {value:?}";
-    /// Media items stand in the prompt one behind the other.
+    /// Media items are sorted by their first position, and stand in the prompt.
     UnsortedMedia {
         request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64
     }
-        "request {request:?}: media item {position} takes {length} tokens from {offset} on, \
-         must lie within tokens {first} to {num_tokens}";
+        "request {request:?}: media item {position} takes {length} tokens from {offset} on, must \
+         begin at {first} or later, like the item before it, and end by {num_tokens}";
     /// Two parts of one request do not have the sizes that belong together.
     CountMismatch { request: String, name: &'static str, given: i64, expected: i64 }
         "request {request:?} is given {given} {name}, must be {expected}";

@@ -6,9 +6,10 @@
 //! keys come in the order LoRA, media by position, salt, embeddings, each under a tag of its kind,
 //! so that equal values of two kinds differ. A media item that ends where a block starts is not in
 //! it (X-08); one that is carries its offset from the block's start, negative if it began before.
-//! If a cut ends an item or the rows inside a block, that block has a tag of its own for it and
-//! says where. Nothing is kept between blocks: a block's items are found by bisection. Twin:
-//! kvcore/types/extra_inputs.py.
+//! Items may overlap, as the sound and the pictures of a video do: a block has the keys of all of
+//! them. If a cut ends items or the rows inside a block, that block has a tag of its own for them
+//! and says where. Nothing is kept between blocks: a block's items are looked for among those that
+//! begin before its end. Twin: kvcore/types/extra_inputs.py.
 //!
 //! ```text
 //! 1 LoRA             size of name[u32] name path
@@ -95,7 +96,7 @@ pub struct PromptEmbeds<'a> {
 pub struct ExtraKeys {
     /// The adapter.
     pub lora: Option<LoRA>,
-    /// By position.
+    /// By first position.
     pub media: Vec<MediaItem>,
     /// Not empty.
     pub cache_salt: Option<String>,
@@ -104,7 +105,7 @@ pub struct ExtraKeys {
     pub embeds: Vec<EmbedsDigest>,
     /// Tokens that have a row.
     pub num_rows: u32,
-    /// A cut ended the last media item inside a hash block.
+    /// A cut ended the media items that reach furthest inside a hash block.
     pub media_cut: bool,
     /// A cut ended the rows inside a hash block.
     pub rows_cut: bool,
@@ -131,6 +132,12 @@ impl ExtraKeys {
         keys
     }
 
+    /// Where a cut ended media items inside a hash block, if one did.
+    #[must_use]
+    pub fn media_cut_at(&self) -> Option<u64> {
+        if self.media_cut { self.media.iter().map(MediaItem::end).max() } else { None }
+    }
+
     /// The keys of a prompt that is cut to `num_tokens` tokens.
     ///
     /// Media and embeddings behind the cut go. A block that the cut goes through never has the key
@@ -141,8 +148,8 @@ impl ExtraKeys {
         let mut keys = self.clone();
         keys.media.retain(|item| item.offset < num_tokens);
         keys.media_cut &= keys.media.len() == self.media.len();
-        if let Some(last) = keys.media.last_mut().filter(|item| item.end() > num_tokens.into()) {
-            last.length = num_tokens - last.offset;
+        for item in keys.media.iter_mut().filter(|item| item.end() > num_tokens.into()) {
+            item.length = num_tokens - item.offset;
             keys.media_cut = inside;
         }
         keys.embeds.truncate(num_tokens.div_ceil(block_size) as usize);
@@ -176,14 +183,11 @@ impl ExtraKeys {
             let size = (lora.name.len() as u32).to_le_bytes();
             hand_out(LORA, &[&size, lora.name.as_bytes(), lora.path.as_bytes()]);
         }
-        let first = self.media.partition_point(|item| item.end() <= u64::from(start));
-        let last = self.media.len().wrapping_sub(1);
-        for (place, item) in self.media.iter().enumerate().skip(first) {
-            if item.offset >= end {
-                break;
-            }
+        let cut_at = self.media_cut_at();
+        let begun = self.media.iter().take_while(|item| item.offset < end);
+        for item in begun.filter(|item| item.end() > u64::from(start)) {
             let offset = item.offset.wrapping_sub(start).to_le_bytes();
-            if self.media_cut && place == last && item.end() < u64::from(end) {
+            if Some(item.end()) == cut_at && item.end() < u64::from(end) {
                 let end = (item.offset + item.length - start).to_le_bytes();
                 hand_out(CUT_MEDIA, &[&offset, &end, item.identifier.as_bytes()]);
             } else {

@@ -167,15 +167,15 @@ def test_a_coarser_block_has_the_digests_of_its_hash_blocks() -> None:
 @pytest.mark.parametrize(
     ("media", "error"),
     [
-        ([(0, 2), (1, 2)], {"position": 1, "offset": 1, "length": 2, "first": 2}),
-        ([(4, 2), (0, 2)], {"position": 1, "offset": 0, "length": 2, "first": 6}),
-        ([(0, 2), (0, 2)], {"position": 1, "offset": 0, "length": 2, "first": 2}),
-        ([(0, 8), (8, 1)], {"position": 1, "offset": 8, "length": 1, "first": 8}),
+        ([(4, 2), (0, 2)], {"position": 1, "offset": 0, "length": 2, "first": 4}),
+        ([(1, 1), (0, 4)], {"position": 1, "offset": 0, "length": 4, "first": 1}),
+        ([(0, 8), (8, 1)], {"position": 1, "offset": 8, "length": 1, "first": 0}),
+        ([(0, 8), (1, 8)], {"position": 1, "offset": 1, "length": 8, "first": 0}),
         ([(7, 2)], {"position": 0, "offset": 7, "length": 2, "first": 0}),
         ([(2**32 - 1,) * 2], {"position": 0, "offset": 2**32 - 1, "length": 2**32 - 1, "first": 0}),
     ],
 )
-def test_media_stand_in_the_prompt_one_behind_the_other(
+def test_media_are_sorted_and_stand_in_the_prompt(
     media: list[tuple[int, int]], error: dict[str, int], backend: Backend
 ) -> None:
     request = Request("a", range(8), media=[image(*each) for each in media])
@@ -220,8 +220,33 @@ def test_a_block_has_at_most_as_many_items_as_its_hash_can_count(backend: Backen
     request = Request("a", range(260), media=[*fits, image(252, 1)])
     with pytest.raises(InvalidExtraKey) as caught:
         hashes_of(backend, request, PARENT, 260, "sha256")
-    name, expected = "media from item 0 on", "at most 252 in a block"
-    check_error(caught.value, InvalidExtraKey(name=name, expected=expected, value=253))
+    name = "the number of media items in the block where item 252 begins"
+    check_error(caught.value, InvalidExtraKey(name=name, expected="at most 252", value=253))
+
+
+def test_an_item_counts_in_each_block_that_it_goes_through(backend: Backend) -> None:
+    # 252 items of two tokens each begin in the first block, and reach into the second.
+    fits = [image(3, 2)] * 252
+    keys = [[("mm", "image", 3)] * 252, [("mm", "image", -1)] * 252]
+    check_keys(backend, Request("a", range(8), media=fits), *keys)
+    with pytest.raises(InvalidExtraKey, match="where item 252 begins must be at most 252, not 253"):
+        hashes_of(backend, Request("a", range(8), media=[*fits, image(4, 1)]), PARENT, 4, "sha256")
+    later = Request("a", range(12), media=[*fits, image(8, 1)])
+    check_keys(backend, later, *keys, [("mm", "image", 0)])
+
+
+def test_a_block_has_the_keys_of_all_items_that_overlap_in_it(backend: Backend) -> None:
+    # Sound and pictures of one video stand in the same positions, and a short image within them.
+    media = [image(2, 12, "pictures"), image(2, 12, "sound"), image(5, 1), image(13, 2, "last")]
+    both = ("mm", "pictures", 2), ("mm", "sound", 2)
+    check_keys(
+        backend,
+        Request("a", range(16), media=media),
+        both,
+        [("mm", "pictures", -2), ("mm", "sound", -2), ("mm", "image", 1)],
+        [("mm", "pictures", -6), ("mm", "sound", -6)],
+        [("mm", "pictures", -10), ("mm", "sound", -10), ("mm", "last", 1)],
+    )
 
 
 def refused(name: str, expected: str, value: Any) -> InvalidExtraKey:

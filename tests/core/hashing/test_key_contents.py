@@ -83,7 +83,7 @@ def digest(data: bytes) -> bytes:
 
 @st.composite
 def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
-    """Items one behind the other. One that does not fit ends with the last whole block."""
+    """Sorted items, some of which overlap. One that does not fit ends with the last whole block."""
     items, position = [], 0
     for identifier in draw(st.lists(names, max_size=3)):
         position += draw(st.integers(0, 2))
@@ -93,7 +93,7 @@ def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
             length = length // BLOCK_SIZE * BLOCK_SIZE - position
         if length > 0:
             items.append(MediaItem(identifier, position, length))
-            position += length
+            position += length * draw(st.integers(0, 1))
     return items
 
 
@@ -199,12 +199,19 @@ def disagreements(told: Sequence[Story], made: Sequence[Sequence[bytes]]) -> Ite
 
 
 X = Request("r", [7] * 8, media=[MediaItem("X", 0, 8)])
+FILM = Request("r", [7] * 8, media=[MediaItem("film", 0, 6), MediaItem("sound", 1, 7)])
 ROWS = Request("r", [7] * 6, prompt_embeds=PromptEmbeds(bytes(54), ROW_SIZE))
 KNOWN = [
     Story(X, (6, [7] * 2)),
     Story(X, (7, 6, [7] * 2)),
     Story(X),
     Story(attrs.evolve(X, media=[MediaItem("X", 4, 4)]), (6, [7] * 2)),
+    Story(FILM, (6, [7] * 2)),
+    Story(FILM, (7, 6, [7] * 2)),
+    Story(FILM, (5, [7] * 3)),
+    Story(FILM),
+    Story(attrs.evolve(FILM, media=FILM.media[:1])),
+    Story(attrs.evolve(FILM, media=FILM.media[1:])),
     Story(ROWS, (6, 5, [7] * 3)),
     Story(ROWS, ([7], 5, [7] * 3)),
 ]

@@ -160,8 +160,8 @@ def _media(position: int, first: int, *items: tuple[int, int]) -> Row:
 
 
 EXTRA_KEYS: list[Row] = [
-    _media(1, 3, (0, 3), (2, 1)),
-    _media(1, 5, (3, 2), (0, 1)),
+    _media(1, 3, (3, 2), (0, 1)),
+    _media(1, 0, (0, 3), (2, 4)),
     _media(0, 0, (4, 2)),
     _media(0, 0, (9, 1)),
     _added(InvalidExtraKey(name="cache_salt", expected="a non-empty str", value=""), cache_salt=""),

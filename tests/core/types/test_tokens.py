@@ -65,6 +65,59 @@ def test_the_largest_token_is_taken_and_the_next_is_not(backend: Backend) -> Non
         check_error(caught.value, InvalidToken(value=4294967296, position=0))
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [[-1, 5, -(2**31)], array("i", [-1, 5, -(2**31)]), array("q", [-1, 5, -(2**31)])],
+    ids=["list", "i", "q"],
+)
+def test_an_id_below_zero_needs_hashes_of_the_engines_own(tokens: Any, backend: Backend) -> None:
+    manager, hashes = make(backend), [b"1" * 32]
+    with unchanged(manager), pytest.raises(InvalidToken) as caught:
+        manager.add_request(Request("plain", tokens))
+    check_error(caught.value, InvalidToken(value=-1, position=0))
+    manager.add_request(Request("own", tokens, block_hashes=hashes))
+    manager.add_request(Request("plain", [1, 2, 3]))
+    manager.add_tokens("own", [7, numpy.int64(-2)])
+    kept = [2**32 - 1, 5, 2**31, 7, 2**32 - 2]
+    assert list(manager.state().requests["own"].tokens) == kept
+    manager.restore(manager.encode())
+    assert list(manager.state().requests["own"].tokens) == kept
+    with unchanged(manager):
+        for call in (manager.add_tokens, manager.add_drafts):
+            with pytest.raises(InvalidToken) as caught:
+                call("plain", iter([0, -1]))
+            check_error(caught.value, InvalidToken(value=-1, position=1))
+            with pytest.raises(InvalidToken) as caught:
+                call("own", [-(2**31) - 1])
+            check_error(caught.value, InvalidToken(value=-(2**31) - 1, position=0))
+            with pytest.raises(InvalidToken) as caught:
+                call("plain", [-1, "x"])
+            check_error(caught.value, InvalidToken(value=-1, position=0))
+            with pytest.raises(InvalidToken) as caught:
+                call("own", [-1, "x"])
+            check_error(caught.value, InvalidToken(value="x", position=1))
+    manager.add_drafts("own", [-1])
+    assert list(manager.state().requests["own"].drafts) == [2**32 - 1]
+
+
+def test_append_takes_ids_below_zero_if_all_requests_brought_hashes(backend: Backend) -> None:
+    manager = make(backend)
+    for name, hashes in (("own", [b"1" * 32]), ("too", [b"2" * 32]), ("plain", None)):
+        manager.add_request(Request(name, [1, 2], block_hashes=hashes))
+        manager.allocate_slots(name, 2)
+    step(manager)
+    with unchanged(manager):
+        for requests in (["own", "plain"], array("i", [0, 2]), ["own", "nobody"]):
+            with pytest.raises(InvalidToken) as caught:
+                manager.append(requests, [5, -1])
+            check_error(caught.value, InvalidToken(value=-1, position=1))
+        with pytest.raises(UnknownRequest):
+            manager.append(array("i", [0, 9]), [5, -1])
+    assert manager.append(["own"], [-1]) == Appended(1)
+    assert manager.append(array("i", [1]), array("q", [-1])) == Appended(1)
+    assert list(manager.state().requests["own"].tokens) == [1, 2, 2**32 - 1]
+
+
 def test_bytes_are_one_token_each_whatever_they_were_made_of(backend: Backend) -> None:
     manager = make(backend)
     manager.add_request(Request("a", struct.pack("<i", 258)))

@@ -52,7 +52,7 @@ fn a_block_counts_its_keys_in_a_byte() {
     };
     assert_eq!(read(&items[1..], 256), Ok(media(&items[1..])));
     assert_eq!(read(&items, 252), Ok(media(&items)));
-    let (name, value) = ("media from item 0 on".to_owned(), 253_i64.into());
-    let error = Error::InvalidExtraKey { name, expected: FEW_MEDIA, value };
+    let name = "the number of media items in the block where item 252 begins".to_owned();
+    let error = Error::InvalidExtraKey { name, expected: FEW_MEDIA, value: 253_i64.into() };
     assert_eq!(read(&items, 256), Err(error));
 }
