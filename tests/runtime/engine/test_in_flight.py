@@ -25,14 +25,17 @@ from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forward import Computed, StepInputs
 from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.generate import command
 from kvcore_runtime.model.model import Llama
+from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config
 from tests.conftest import Backend
 from tests.runtime.engine.spoiled import Spoiled
 from tests.runtime.model.questions import (
     MODELS,
+    SYSTEM,
     answer,
     assert_drained,
     assert_same_answers,
@@ -169,6 +172,28 @@ def test_each_step_is_planned_while_the_one_before_is_computed(
     # began with is known by the time that they begin. All others run ahead.
     expected = references(model()).values()
     assert gate.num_ahead == sum(len(each.tokens) - 1 for each in expected) - 2
+
+
+def test_a_stop_that_is_found_late_leaves_what_was_computed_of_it_to_be_hit(
+    backend: Backend,
+) -> None:
+    """The end token was computed as if the answer went on, and it fills a block."""
+    sampling = Sampling(temperature=2.0, seed=1, max_tokens=9)
+    whole = GenerationRequest(request_id="whole", prompt=tuple(SYSTEM)[:14], sampling=sampling)
+    options = attrs.evolve(OPTIONS, backend=backend)
+    (answered,) = answer(Engine(model(), make_config(), options), [whole]).values()
+    first, end = answered.tokens[:2]
+    assert first != end
+    ended = attrs.evolve(sampling, end_ids=frozenset({end}))
+    engine = Engine(model(), make_config(), options)
+    (done,) = answer(engine, [attrs.evolve(whole, sampling=ended)]).values()
+    assert done.tokens == (first, end)
+    prompt = (*whole.prompt, *done.tokens)
+    assert engine.metrics.num_computed_tokens == len(prompt)
+    engine.manager.take_stats()
+    answer(engine, [attrs.evolve(whole, request_id="next", prompt=(*prompt, 1))])
+    assert engine.manager.take_stats().hits == len(prompt)
+    assert_drained(engine)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 9, 14, 20, 26])
