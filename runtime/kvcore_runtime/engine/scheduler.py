@@ -66,9 +66,13 @@ class Scheduler(batching.Scheduler[Sequence]):
                 queue.remove(sequence)
 
     def _may_give_way(self, victim: Sequence) -> bool:
-        """One whose prompt a batch in flight computes stays until the prompt's samples are made."""
-        is_first = not victim.generated and victim.num_to_come > 0
-        return super()._may_give_way(victim) and not is_first
+        """What a batch in flight computes of a prompt, or of drafts, stays until its tokens are
+        read: the prompt's other samples begin on it, and the drafts are accepted.
+        """
+        if not super()._may_give_way(victim):
+            return False
+        has_drafts = self._manager.num_draft_tokens(victim.sequence_id) > 0
+        return victim.num_to_come == 0 or (bool(victim.generated) and not has_drafts)
 
     def taken_back(self, abandoned: Collection[Sequence]) -> None:
         """Sort all sequences anew, since batches were cancelled: their tokens are computed again.

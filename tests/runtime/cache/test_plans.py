@@ -259,3 +259,28 @@ def test_runners_come_first_and_who_is_refused_keeps_all_others_out(backend: Bac
     assert scheduler.has_moved, "it comes back behind those that run, and is computed next"
     world.take_batch()
     assert [each.sequence for each in scheduler.schedule()] == [swapped]
+
+
+def test_who_has_drafts_in_flight_keeps_its_blocks_until_they_are_accepted(
+    backend: Backend,
+) -> None:
+    world = World(
+        backend,
+        num_blocks=3,
+        token_budget=3,
+        preemption="recompute",
+        max_in_flight=1,
+        drafter=Guess(8, 9),
+    )
+    old = world.running("old", 8, computed=4)
+    young = world.running("young", 3, computed=3)
+    scheduler, manager = world.scheduler, world.manager
+    assert [each.drafts for each in scheduler.schedule()] == [(8, 9)]
+    manager.complete(manager.take_batch().number)
+    # "old" finds no block for the rest of its prompt; the tokens of "young" are not read yet.
+    assert scheduler.schedule(in_flight=True) == []
+    assert (scheduler.num_waits, scheduler.preemptions.total) == (1, 0)
+    manager.accept("young", 0)
+    young.num_to_come = 0
+    assert [each.sequence for each in scheduler.schedule()] == [old]
+    assert scheduler.preemptions.by_recompute == 1
