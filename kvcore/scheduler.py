@@ -4,6 +4,7 @@
 A step first brings swapped sequences back, then gives every decoding sequence one slot (one
 `append` for all), then continues prompts that are computed in chunks, then admits waiting sequences
 whose whole prompt fits, first come first served. All of it happens in the manager's open batch.
+With batches in flight swapped sequences come back behind those that run.
 
 A sequence that is refused a block takes it from the youngest running sequence. So the oldest one
 always gets on, and nothing waits forever:
@@ -13,34 +14,41 @@ always gets on, and nothing waits forever:
   * no sequence is admitted while a sequence is swapped out, or in a step that preempted one.
 
 With batches in flight (`Config.max_in_flight`) a step is planned while others are computed. A
-sequence whose next token is computed there sits out, the next chunk of its prompt apart: so
-sequences take turns, and a step gets no more than a fair share of those that decode. What a batch
-in flight uses is not free before it is completed, so:
+sequence whose next token is sampled there runs ahead: it gets the position of that token now and
+the token later, so each step holds all that decode. What a batch in flight uses is not free before
+it is completed, so:
   * a sequence that is refused while blocks are pending waits for that batch, and preempts none;
-  * a sequence in flight is no victim: its blocks would not be free in time;
-  * while a sequence waits none is admitted, and in the plan after it none comes back.
+  * in a plan that refused a running sequence none comes back and none is admitted: it would take
+    the blocks that are pending for the refused one;
+  * a preempted sequence keeps the output that is on its way if all its tokens stay computed, and
+    otherwise drops it and samples it again.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 import attrs
 
 from kvcore.manager import KVCacheManager
-from kvcore.types.values import Hit, Refused
+from kvcore.types.values import Hit, Refused, Status
 
 
 class Scheduled(Protocol):
     """A sequence of tokens that is computed in steps.
 
     row: at the manager. pending: the newest token was sampled, and the manager has not got it yet.
+    sampled_by: the batch that sampled the pending token, None if nobody asks. num_to_come: tokens
+    that batches sample that were planned and whose output was not read yet.
     """
 
     pending: bool
     row: int
+    sampled_by: int | None
+    num_to_come: int
 
     @property
     def sequence_id(self) -> str:
@@ -54,11 +62,18 @@ class Scheduled(Protocol):
     def newest(self) -> int:
         """The token that was sampled last."""
 
+    @property
+    def can_decode(self) -> bool:
+        """Whether a position of its pending token, or of one to come, can be planned."""
+
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""
 
     def give(self) -> None:
         """Note that the manager knows the pending token now."""
+
+    def drop_output(self) -> None:
+        """Note that no token is to come any more: what batches sampled is sampled again."""
 
 
 S = TypeVar("S", bound=Scheduled)
@@ -68,22 +83,26 @@ S = TypeVar("S", bound=Scheduled)
 class Chunk(Generic[S]):
     """Positions [start, end) of a sequence, computed in one step.
 
-    drafts: guesses at the last of these positions.
+    drafts: guesses at the last of these positions. is_ahead: its one position has a token that is
+    still to come. num_wanted: last positions of the chunk whose logits are sampled from.
     """
 
     sequence: S
     start: int
     end: int
     drafts: tuple[int, ...] = ()
+    is_ahead: bool = attrs.field(init=False)
+    num_wanted: int = attrs.field(init=False)
 
-    @property
-    def num_wanted(self) -> int:
-        """Last positions of the chunk whose logits are sampled from."""
-        is_last = self.end == self.sequence.num_tokens + len(self.drafts)
-        return 1 + len(self.drafts) if is_last else 0
+    def __attrs_post_init__(self) -> None:
+        beyond = self.end - len(self.drafts) - self.sequence.num_tokens
+        object.__setattr__(self, "is_ahead", beyond > 0)
+        object.__setattr__(self, "num_wanted", 1 + len(self.drafts) if beyond >= 0 else 0)
 
     def tokens(self) -> list[int]:
-        """Token ids at the chunk's positions, drafts too."""
+        """Token ids at the chunk's positions, drafts too; 0 for one that is to come."""
+        if self.is_ahead:
+            return [0]
         known = self.sequence.tokens(self.start, self.end - len(self.drafts))
         return [*known, *self.drafts]
 
@@ -124,30 +143,41 @@ class Scheduler(Generic[S]):
         self.preemptions = Preemptions()
         self.num_waits = 0
         self.has_moved = False
-        self._turns = manager.config.max_in_flight + 1
-        self._in_flight: Collection[S] = ()
+        self._runs_ahead = manager.config.max_in_flight > 0
+        self._in_flight = False
+        self._refused = False
         self._short = False
         self._chunks: dict[S, Chunk[S]] = {}
         self._budget = 0
 
-    def schedule(self, in_flight: Collection[S] = ()) -> list[Chunk[S]]:
+    def schedule(self, in_flight: bool = False) -> list[Chunk[S]]:
         """Fill the open batch with the next step; returns what its forward pass computes.
 
-        in_flight: sequences of the batches that are not completed.
+        in_flight: whether there are batches that are not completed.
         """
         preempted_before = self.preemptions.total
         self._chunks, self._budget = {}, self._token_budget
         self._in_flight = in_flight
-        self.has_moved = False
-        was_short, self._short = self._short, False
-        if not was_short:
+        self.has_moved = self._refused = self._short = False
+        if not self._runs_ahead:
             self._swap_in()
         self._decode()
         self._continue_prompts()
-        if not self.swapped and self.preemptions.total == preempted_before and not self._short:
+        if self._runs_ahead and not self._refused:
+            self._swap_in()
+        keeps_out = self.preemptions.total > preempted_before or (
+            self._runs_ahead and self._refused
+        )
+        if not self.swapped and not keeps_out:
             self._admit()
         self.num_waits += self._short
         return list(self._chunks.values())
+
+    def give_pending(self, sequence: S) -> None:
+        """Give the manager the newest token of a sequence, which is not to get a position now."""
+        tokens = array("I", [sequence.newest])
+        self._manager.add_tokens(sequence.sequence_id, tokens, batch=sequence.sampled_by)
+        sequence.give()
 
     def _place(self, queue: list[S], sequence: S) -> None:
         """Put a sequence into a queue: to run behind all others, to come back before them."""
@@ -176,32 +206,46 @@ class Scheduler(Generic[S]):
         """Note that a swapped sequence runs again."""
 
     def _ready(self) -> list[S]:
-        """Those that decode in this step, oldest first: their fair share of all that decode."""
-        ready = [each for each in self.running if each.pending]
-        num_decoding = len(ready) + sum(each in self._in_flight for each in self.running)
-        return ready[: -(-num_decoding // self._turns)]
+        """Those that decode in this step, oldest first."""
+        ahead = self._runs_ahead
+        return [each for each in self.running if each.can_decode and (ahead or each.pending)]
 
     def _decode(self) -> None:
-        """One token for every sequence that has one pending, oldest first."""
+        """One position for every sequence that decodes, oldest first."""
+        for sequence in self.running:
+            if sequence.pending and not sequence.can_decode:
+                self.give_pending(sequence)
         ready = self._ready()[: self._budget]
         while ready:
-            rows = array("i", [each.row for each in ready])
-            tokens = array("I", [each.newest for each in ready])
-            appended = self._manager.append(rows, tokens)
-            for sequence in ready[: appended.done]:
-                sequence.give()
-                end = sequence.num_tokens
-                self._computes(sequence, end - 1, end)
-            ready = ready[appended.done :]
-            refused = appended.refused
-            if refused is None or not self._make_room(ready[0], refused):
+            refused = self._append(ready)
+            if refused is not None and not self._make_room(ready[0], refused):
                 return
             ready = [each for each in ready if each in self.running]
+
+    def _append(self, ready: list[S]) -> Refused | None:
+        """One position for those at the front whose tokens the same batch sampled, or that all are
+        to come; takes those that got it out of the list.
+        """
+        pending, batch = ready[0].pending, ready[0].sampled_by
+        alike = list(
+            takewhile(lambda each: (each.pending, each.sampled_by) == (pending, batch), ready)
+        )
+        rows = array("i", [each.row for each in alike])
+        tokens = array("I", [each.newest for each in alike]) if pending else None
+        appended = self._manager.append(rows, tokens, batch=batch if pending else None)
+        for sequence in alike[: appended.done]:
+            if pending:
+                sequence.give()
+            end = sequence.num_tokens + sequence.num_to_come
+            self._computes(sequence, end - 1, end)
+        del ready[: appended.done]
+        return appended.refused
 
     def _continue_prompts(self) -> None:
         """The next chunk of every prompt that is not wholly computed yet, oldest first."""
         for sequence in list(self.running):
-            if sequence.pending or sequence in self._chunks or sequence not in self.running:
+            waits = sequence.pending or sequence.num_to_come > 0
+            if waits or sequence in self._chunks or sequence not in self.running:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
             length = min(sequence.num_tokens - start, self._budget)
@@ -267,34 +311,40 @@ class Scheduler(Generic[S]):
 
         If waiting brings back blocks, or only waiting does, no sequence is preempted.
         """
-        in_flight = bool(self._in_flight) or (self._turns > 1 and self.has_moved)
+        self._refused = True
+        in_flight = self._in_flight or (self._runs_ahead and self.has_moved)
         if in_flight and refused.pending:
             self._short = True
             return False
         younger = self.running[self.running.index(taker) + 1 :]
         for victim in reversed(younger):
-            if victim not in self._chunks and victim not in self._in_flight:
+            if self._may_give_way(victim):
                 self._preempt(victim)
                 return True
-        self._short |= in_flight
+        self._short = self._short or in_flight
         return False
+
+    def _may_give_way(self, victim: S) -> bool:
+        """Whether a running sequence may be preempted in this step."""
+        return victim not in self._chunks
 
     def _preempt(self, victim: S) -> None:
         """Take a running sequence's blocks, to the host tier if that has room."""
         self.running.remove(victim)
         self.has_moved = True
         name = victim.sequence_id
+        if victim.pending and victim.num_to_come:
+            self.give_pending(victim)
         if self._swaps and not isinstance(self._manager.swap_out([name]), Refused):
             self.preemptions.by_swap += 1
-            self._place(self.swapped, victim)
+            if self._manager.num_computed_tokens(name) < self._manager.num_tokens(name):
+                victim.drop_output()
+            is_swapped = self._manager.status(name) is Status.SWAPPED
+            self._place(self.swapped if is_swapped else self.waiting, victim)
             return
         self._manager.free(name)
         if victim.pending:
-            self._give_pending(victim)
+            self.give_pending(victim)
+        victim.drop_output()
         self.preemptions.by_recompute += 1
         self._place(self.waiting, victim)
-
-    def _give_pending(self, sequence: S) -> None:
-        """Give the manager the newest token of a sequence that is going to be computed as known."""
-        self._manager.add_tokens(sequence.sequence_id, array("I", [sequence.newest]))
-        sequence.give()

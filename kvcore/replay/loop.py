@@ -108,6 +108,8 @@ class Sequence:
     pending: bool = False
     is_new: bool = True
     is_decoding: bool = False
+    sampled_by: int | None = None
+    num_to_come: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -119,6 +121,11 @@ class Sequence:
         """The newest output."""
         return output_token(self.number, self.num_sampled - 1)
 
+    @property
+    def can_decode(self) -> bool:
+        """Whether its newest output has no position yet."""
+        return self.pending
+
     def tokens(self, start: int, end: int) -> array[int]:
         """Token ids at positions [start, end)."""
         return self.known[start:end]
@@ -127,6 +134,9 @@ class Sequence:
         """Note that the manager has the pending token."""
         self.known.append(self.newest)
         self.pending = False
+
+    def drop_output(self) -> None:
+        """Nothing: each output is there when the next step is planned."""
 
 
 @attrs.frozen
@@ -164,7 +174,7 @@ class Batcher(Scheduler[Sequence]):
         """Requests that hold nothing."""
         return len(self.waiting) + len(self._arrivals.waiting)
 
-    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Chunk[Sequence]]:
+    def schedule(self, in_flight: bool = False) -> list[Chunk[Sequence]]:
         """Fill the open batch."""
         self._was_refused = False
         return super().schedule(in_flight)

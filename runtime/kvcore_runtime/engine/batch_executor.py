@@ -16,23 +16,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import attrs
 import torch
-from torch import Tensor
 
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.errors import NotExecuted
-from kvcore_runtime.engine.forward import Forward, StepInputs
+from kvcore_runtime.engine.forward import Computed, Forward, StepInputs
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Executed:
-    """What a batch gave. logits: that its step wants, None if it computes nothing.
+    """What a batch gave. computed: of its step, None if it computes nothing.
 
     finished: the stores and loads that were over, done or failed.
     """
 
-    logits: Tensor | None
+    computed: Computed | None
     finished: list[Finished]
 
 
@@ -59,9 +58,10 @@ class BatchExecutor:
         """Wait for the oldest batch. Raises what applying or computing it raised, NotExecuted."""
         done = self._submitted[0].result()
         self._submitted.popleft()
-        if self._stream is not None and done.logits is not None:
+        if self._stream is not None and done.computed is not None:
             # Made on the executor's stream, read on the caller's.
-            done.logits.record_stream(torch.cuda.current_stream(done.logits.device))
+            logits = done.computed.logits
+            logits.record_stream(torch.cuda.current_stream(logits.device))
         return done
 
     def drain(self) -> bool:
@@ -98,10 +98,10 @@ class BatchExecutor:
                 if self._stream is not None:
                     stack.enter_context(torch.cuda.stream(self._stream))
                 self._runtime.apply(batch)
-                logits = None if inputs is None else self._forward.compute(inputs)
+                computed = None if inputs is None else self._forward.compute(inputs)
                 if self._stream is not None:
                     self._stream.synchronize()
         except BaseException:
             self._stopped = True
             raise
-        return Executed(logits=logits, finished=self._runtime.take_finished())
+        return Executed(computed=computed, finished=self._runtime.take_finished())

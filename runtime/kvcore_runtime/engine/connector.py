@@ -72,6 +72,7 @@ class Sender(Exchange):
     """The side of the engine that computes prompts: sends each one's blocks when it is computed."""
 
     needs_idle_cache = True
+    takes_prompts = True
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine

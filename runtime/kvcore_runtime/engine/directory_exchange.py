@@ -31,6 +31,8 @@ class DirectoryExchange(Exchange):
     num_written: without these. errors: of the operations that failed, in their order.
     """
 
+    takes_prompts = True
+
     def __init__(self, engine: Engine, tier: DirectoryTier) -> None:
         self._engine = engine
         self._tier = tier

@@ -7,8 +7,10 @@ in this order: a taken batch counts as executed.
 
 With `Config.max_in_flight` a step is planned while the batches before it are applied and computed
 on a thread of their own (batch_executor.py): plan n+1; wait for n and complete it; take n+1 and
-hand it over; sample n, while n+1 is computed. If a batch fails, it and all later ones are
-cancelled, the error is raised, and the next step computes anew what was lost.
+hand it over; read the tokens of n, while n+1 is computed. Step n+1 gets these tokens from a tensor
+(forward.py), so it holds every sequence, and is of no use to one whose answer turns out to have
+ended. If a batch fails, it and all later ones are cancelled, the error is raised, and the next step
+computes anew what was lost.
 
 Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
 then, so the children share all of it, the partial last block too, and the manager copies that
@@ -24,7 +26,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import attrs
-from torch import Tensor
 
 from kvcore import Config, KVCacheManager
 from kvcore.types.commands import Batch
@@ -33,10 +34,10 @@ from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed
 from kvcore_runtime.engine.drafts import Drafter
 from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.forward import Forward, make_runtime
+from kvcore_runtime.engine.forward import Computed, Forward, make_runtime
 from kvcore_runtime.engine.metrics import Metrics, timed
-from kvcore_runtime.engine.sample_step import Sampler, draw_tokens, take_tokens
-from kvcore_runtime.engine.scheduler import Chunk, Preemption, Scheduler
+from kvcore_runtime.engine.sample_step import Draw, plan_draws, split_tokens, take_tokens
+from kvcore_runtime.engine.scheduler import Preemption, Scheduler
 from kvcore_runtime.engine.sequence import (
     Completion,
     GenerationRequest,
@@ -54,10 +55,10 @@ flight it is called when the batch was handed over, and must not look at the cac
 
 @attrs.frozen(eq=False)
 class Flight:
-    """A batch in flight, and what it computes."""
+    """A batch in flight, and what its step samples."""
 
     number: int
-    chunks: list[Chunk]
+    draws: list[Draw]
 
 
 @attrs.frozen(kw_only=True)
@@ -243,22 +244,25 @@ class Engine:
         self.metrics.count_step(batch, chunks, self.manager.usage)
         self._poll()
         if chunks:
-            self._sample(chunks, self._forward.compute(self._forward.prepare(chunks)))
+            draws = plan_draws(chunks)
+            computed = self._forward.compute(self._forward.prepare(chunks, draws))
+            self._sample(Flight(batch.number, draws), computed)
 
     def _step_ahead(self, executor: BatchExecutor) -> None:
-        """Plan the next step while others are computed; sample the oldest while it is."""
-        in_flight = {chunk.sequence for flight in self._flights for chunk in flight.chunks}
+        """Plan the next step while others are computed; read the oldest's tokens while it is."""
         was_busy = self.exchange.is_busy
-        chunks = self.scheduler.schedule(in_flight)
+        chunks = self.scheduler.schedule(bool(self._flights))
         was_busy = was_busy or self.exchange.is_busy
         executed: tuple[Flight, Executed] | None = None
         if chunks or self.scheduler.has_moved or was_busy:
             self.metrics.num_overlapped += bool(chunks and self._flights)
+            draws = plan_draws(chunks)
+            inputs = self._forward.prepare(chunks, draws) if chunks else None
             if len(self._flights) == self.manager.config.max_in_flight:
                 executed = self._complete(executor)
             batch = self._take_batch()
-            self._flights.append(Flight(batch.number, chunks))
-            executor.submit(batch, self._forward.prepare(chunks) if chunks else None)
+            self._flights.append(Flight(batch.number, draws))
+            executor.submit(batch, inputs)
             if self._observe is not None:
                 self._observe(self, batch)
             self.metrics.count_step(batch, chunks, self.manager.usage)
@@ -271,8 +275,8 @@ class Engine:
         if executed is not None:
             flight, done = executed
             self.finished += done.finished
-            if done.logits is not None:
-                self._sample(flight.chunks, done.logits)
+            if done.computed is not None:
+                self._sample(flight, done.computed)
         if goes_well:
             self._poll()
 
@@ -317,49 +321,55 @@ class Engine:
             num_free_blocks=self.manager.num_free_blocks,
         )
 
-    def _sample(self, chunks: list[Chunk], logits: Tensor) -> None:
-        """Give each sequence its next tokens out of the logits of a forward pass."""
-        samplers = self._samplers(chunks)
-        kept = logits if self.options.keep_logits else None
-        for sampler, sampled in zip(samplers, draw_tokens(samplers, logits), strict=True):
-            sequence = sampler.sequence
-            taken = take_tokens(sampler, sampled, kept, self._decode)
+    def _sample(self, flight: Flight, computed: Computed) -> None:
+        """Give each sequence the tokens that a step sampled for it, unless they are stale."""
+        kept = computed.logits if self.options.keep_logits else None
+        takers = [self._taker(draw) for draw in flight.draws]
+        read = split_tokens(flight.draws, computed.tokens)
+        for sequence, (draw, sampled) in zip(takers, read, strict=True):
+            if sequence is None:
+                continue
+            if sequence.pending:
+                self.scheduler.give_pending(sequence)
+            taken = take_tokens(sequence, draw, sampled, kept, self._decode)
+            sequence.sampled_by = flight.number
+            sequence.num_to_come -= sequence is draw.sequence
             self.metrics.num_generated_tokens += taken.num_tokens
-            if sampler.drafts:
+            if draw.drafts:
                 self.manager.accept(sequence.sequence_id, taken.num_accepted)
-                self.metrics.count_drafts(len(sampler.drafts), taken.num_accepted)
+                self.metrics.count_drafts(len(draw.drafts), taken.num_accepted)
             if taken.completion is not None:
-                self.exchange.finished(sequence)
-                self._release(sequence)
-                self._close(sequence)
+                self._finish(sequence)
                 self._completions.append(taken.completion)
 
-    def _samplers(self, chunks: list[Chunk]) -> list[Sampler]:
-        """Who samples from which rows of logits; at a prompt's end its other samples do too."""
-        samplers = []
-        row = 0
-        for chunk in chunks:
-            sequence, rows = chunk.sequence, range(row, row + chunk.num_wanted)
-            row = rows.stop
-            if not rows or sequence.is_gone:
-                continue
-            samplers.append(Sampler(sequence, chunk.drafts, rows))
-            if not sequence.generated and sequence.sample == 0:
-                self.exchange.prompt_computed(sequence)
-                samplers += [Sampler(child, (), rows) for child in self._fork(sequence)]
-        return samplers
+    def _taker(self, draw: Draw) -> Sequence | None:
+        """Who takes the tokens of a draw, None if they are stale.
 
-    def _fork(self, first: Sequence) -> list[Sequence]:
-        """The other samples of a prompt that was just computed, sharing its blocks."""
-        children = []
-        for sample_index in range(1, first.request.num_samples):
-            name = name_sequence(first.request, sample_index)
-            row = self.manager.fork(first.sequence_id, name)
-            arrival = first.age[0]
-            child = Sequence(first.request, arrival=arrival, row=row, sample=sample_index)
-            self.scheduler.add_running(child)
-            children.append(child)
-        return children
+        Another sample of a prompt that was just computed begins here, sharing its blocks.
+        """
+        first = draw.sequence
+        if draw.is_stale:
+            return None
+        if draw.sample == first.sample:
+            if draw.place == 0 and draw.sample == 0:
+                self.exchange.prompt_computed(first)
+            return first
+        row = self.manager.fork(first.sequence_id, name_sequence(first.request, draw.sample))
+        child = Sequence(first.request, arrival=first.age[0], row=row, sample=draw.sample)
+        self.scheduler.add_running(child)
+        return child
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Let an answered sequence go. What it was given ahead of its end is of no use."""
+        if sequence in self.scheduler.running:
+            self.exchange.finished(sequence)
+        if sequence.num_to_come:
+            self.scheduler.give_pending(sequence)  # the block that it fills can be hit
+        self._release(sequence)
+        name = sequence.request.request_id
+        self._open[name] -= 1
+        if self._open[name] == 0:
+            del self._open[name]
 
     def _release(self, sequence: Sequence) -> None:
         """Give back all that a sequence holds and forget it."""
@@ -368,13 +378,6 @@ class Engine:
         self.scheduler.remove(sequence)
         self.manager.free(sequence.sequence_id)
         self.manager.remove_request(sequence.sequence_id)
-
-    def _close(self, sequence: Sequence) -> None:
-        """Count a finished sample; the request is closed with its last one."""
-        name = sequence.request.request_id
-        self._open[name] -= 1
-        if self._open[name] == 0:
-            del self._open[name]
 
 
 def _check_budget(config: Config, options: EngineOptions) -> None:

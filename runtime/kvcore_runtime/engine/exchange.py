@@ -19,6 +19,8 @@ class Exchange:
 
     needs_idle_cache = False
     """Whether its calls touch the cache by themselves, so that no step may run meanwhile."""
+    takes_prompts = False
+    """Whether `prompt_computed` needs all blocks of the prompt, those too that a window leaves."""
 
     @property
     def is_busy(self) -> bool:

@@ -23,8 +23,10 @@ from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layer_groups import LayerGroups, place_layers
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
+from kvcore_runtime.engine.sample_step import Draw
 from kvcore_runtime.engine.scheduler import Chunk
 from kvcore_runtime.model.model import Llama
+from kvcore_runtime.model.sampling import Sampling, draw
 
 
 def make_runtime(
@@ -70,13 +72,26 @@ def make_runtime(
 class StepInputs:
     """The chunks of a step as plain data, which no later change of their sequences reaches.
 
-    reads: one row per chunk. tokens: at all positions of the chunks. wanted: of these, the places
-    whose logits are sampled from.
+    reads: one row per chunk. tokens: at all positions of the chunks, 0 for one to come. to_come:
+    the places of these, and the rows whose newest token each is. wanted: the places whose logits
+    are sampled from. draws: of each token that is sampled the row of these logits, how, and the
+    place in the answer. newest: which of them are the newest token of a row, and the rows.
     """
 
     reads: Reads
     tokens: tuple[int, ...]
+    to_come: tuple[list[int], list[int]]
     wanted: tuple[int, ...]
+    draws: tuple[tuple[int, Sampling, int], ...]
+    newest: tuple[list[int], list[int]]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Computed:
+    """What a step gave. logits: that its chunks want, chunk after chunk. tokens: of its draws."""
+
+    logits: Tensor
+    tokens: list[int]
 
 
 class Forward:
@@ -87,13 +102,30 @@ class Forward:
         self._runtime = runtime
         kinds = list(dict.fromkeys((each.group_id, each.visibility) for each in groups.places))
         self._kinds = kinds
+        # Of each row, for the next step: it needs no one who reads it first.
+        rows = runtime.tables.max_rows
+        self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._places = [
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
         ]
 
-    def prepare(self, chunks: Sequence[Chunk]) -> StepInputs:
-        """What computing the chunks needs to know of their sequences, as it is now."""
-        stops = itertools.accumulate(each.end - each.start for each in chunks)
+    def prepare(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInputs:
+        """What computing the chunks needs to know of their sequences, as it is now.
+
+        draws: what is sampled from them (sample_step.py).
+        """
+        stops = list(itertools.accumulate(each.end - each.start for each in chunks))
+        ahead = [
+            (stop - 1, each.sequence.row)
+            for stop, each in zip(stops, chunks, strict=True)
+            if each.is_ahead
+        ]
+        drawn = [(each, index) for each in draws for index in range(len(each.rows))]
+        newest = [
+            (place, each.sequence.row)
+            for place, (each, _) in enumerate(drawn)
+            if each.sample == each.sequence.sample and not each.drafts
+        ]
         return StepInputs(
             reads=Reads(
                 rows=[each.sequence.row for each in chunks],
@@ -102,29 +134,51 @@ class Forward:
                 requests=[each.sequence.sequence_id for each in chunks],
             ),
             tokens=tuple(token for each in chunks for token in each.tokens()),
+            to_come=([place for place, _ in ahead], [row for _, row in ahead]),
             wanted=tuple(
                 place
                 for stop, each in zip(stops, chunks, strict=True)
                 for place in range(stop - each.num_wanted, stop)
             ),
+            draws=tuple(
+                (each.rows[index], each.sampling, each.place + index) for each, index in drawn
+            ),
+            newest=([place for place, _ in newest], [row for _, row in newest]),
         )
 
-    def compute(self, inputs: StepInputs) -> Tensor:
-        """Compute a step; returns the logits that its chunks want, chunk after chunk.
+    def compute(self, inputs: StepInputs) -> Computed:
+        """Compute a step and sample from it.
 
-        In guard mode raises StaleRead.
+        A token to come is what was sampled last for its row. In guard mode raises StaleRead.
         """
         device = self._model.device
         self._runtime.check_reads(inputs.reads)
         attention = self._attention(inputs.reads)
+        tokens = torch.tensor(inputs.tokens, device=device)
+        places, rows = inputs.to_come
+        if places:
+            tokens[places] = self._newest[rows]
         logits = self._model.forward(
-            torch.tensor(inputs.tokens, device=device),
+            tokens,
             attention.step.positions(),
             attention,
             torch.tensor(inputs.wanted, dtype=torch.int64, device=device),
         )
         self._runtime.check_content(inputs.reads)
-        return logits
+        return Computed(logits=logits, tokens=self._draw(inputs, logits))
+
+    def _draw(self, inputs: StepInputs, logits: Tensor) -> list[int]:
+        """Sample what a step is to sample, and keep it for the next step."""
+        if not inputs.draws:
+            return []
+        chosen, samplings, indices = zip(*inputs.draws, strict=True)
+        if len(chosen) != len(inputs.wanted):  # other samples of a prompt read the same row
+            logits = logits[torch.tensor(chosen, device=logits.device)]
+        tokens = draw(logits, samplings, indices)
+        places, rows = inputs.newest
+        self._newest[rows] = tokens[places]
+        sampled: list[int] = tokens.tolist()
+        return sampled
 
     def _attention(self, reads: Reads) -> GroupedAttention:
         """The attention of a step."""

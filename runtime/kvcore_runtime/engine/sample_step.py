@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to answers: who samples, what a sequence takes of it, and when its answer is done.
 
-A sequence with drafts samples behind each of them and takes tokens up to the first that is
-not the draft (drafts.py); an answer may end among them, and takes no token behind its end.
+What a step samples is decided when it is planned, and drawn where its logits are: the next step may
+be computed from it before anyone reads it. A sequence with drafts samples behind each of them and
+takes tokens up to the first that is not the draft (drafts.py); an answer may end among them, and
+takes no token behind its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Row
 from typing import NamedTuple
 
@@ -14,17 +17,31 @@ import torch
 from torch import Tensor
 
 from kvcore_runtime.engine.drafts import count_accepted
-from kvcore_runtime.engine.sequence import Completion, Sequence
+from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.sequence import Completion, Sequence, derive_sampling
 from kvcore_runtime.model.contiguous import Decode
-from kvcore_runtime.model.sampling import finish_reason, sample
+from kvcore_runtime.model.sampling import Sampling, finish_reason
 
 
-class Sampler(NamedTuple):
-    """A sequence that samples, its drafts, and the rows of logits behind its newest positions."""
+class Draw(NamedTuple):
+    """A sequence that samples, its drafts, and the rows of logits behind its newest positions.
+
+    sample: of the prompt's samples; another one than the sequence's begins with this token. place:
+    of the first token in the answer. num_drops: the sequence's, when the step was planned.
+    """
 
     sequence: Sequence
     drafts: tuple[int, ...]
     rows: range
+    sample: int
+    sampling: Sampling
+    place: int
+    num_drops: int
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether nobody waits for these tokens any more."""
+        return self.sequence.is_gone or self.num_drops != self.sequence.num_drops
 
 
 class Taken(NamedTuple):
@@ -35,35 +52,52 @@ class Taken(NamedTuple):
     completion: Completion | None
 
 
-def draw_tokens(samplers: Row[Sampler], logits: Tensor) -> list[list[int]]:
-    """Sample a token for each row of each sampler, all in one call."""
-    rows = [row for each in samplers for row in each.rows]
-    if not rows:
-        return []
-    tokens = sample(
-        logits[torch.tensor(rows, device=logits.device)],
-        [each.sequence.sampling for each in samplers for _ in each.rows],
-        [
-            len(each.sequence.generated) + place
-            for each in samplers
-            for place in range(len(each.rows))
-        ],
-    )
+def plan_draws(chunks: Iterable[Chunk]) -> list[Draw]:
+    """Who samples from which rows of logits; at a prompt's end its other samples do, too."""
+    draws = []
+    row = 0
+    for chunk in chunks:
+        sequence, rows = chunk.sequence, range(row, row + chunk.num_wanted)
+        row = rows.stop
+        if not rows:
+            continue
+        place = len(sequence.generated) + sequence.num_to_come - 1
+        first = Draw(
+            sequence,
+            chunk.drafts,
+            rows,
+            sequence.sample,
+            sequence.sampling,
+            place,
+            sequence.num_drops,
+        )
+        draws.append(first)
+        if place == 0 and sequence.sample == 0:
+            draws += [
+                first._replace(sample=sample, sampling=derive_sampling(sequence.request, sample))
+                for sample in range(1, sequence.request.num_samples)
+            ]
+    return draws
+
+
+def split_tokens(draws: Row[Draw], tokens: Iterable[int]) -> Iterator[tuple[Draw, list[int]]]:
+    """Each draw with its tokens, out of those of all, one behind another."""
     drawn = iter(tokens)
-    return [[next(drawn) for _ in each.rows] for each in samplers]
+    for each in draws:
+        yield each, [next(drawn) for _ in each.rows]
 
 
 def take_tokens(
-    sampler: Sampler, sampled: Row[int], logits: Tensor | None, decode: Decode | None
+    sequence: Sequence, draw: Draw, sampled: Row[int], logits: Tensor | None, decode: Decode | None
 ) -> Taken:
     """Give a sequence the drafts that were right and the token behind them, up to its end.
 
     sampled: a token a row. logits: to be kept, None if not. decode: as of `Engine`.
     """
-    sequence, completion = sampler.sequence, None
-    num_right = count_accepted(sampler.drafts, sampled)
+    completion = None
+    num_right = count_accepted(draw.drafts, sampled)
     num_tokens = 0
-    for row, token in zip(sampler.rows, sampled[: num_right + 1], strict=False):
+    for row, token in zip(draw.rows, sampled[: num_right + 1], strict=False):
         sequence.generated.append(token)
         num_tokens += 1
         if logits is not None:

@@ -65,6 +65,15 @@ class Scheduler(batching.Scheduler[Sequence]):
             if sequence in queue:
                 queue.remove(sequence)
 
+    def _may_give_way(self, victim: Sequence) -> bool:
+        """What a batch in flight computes of a prompt, or of drafts, stays until its tokens are
+        read: the prompt's other samples begin on it, and the drafts are accepted.
+        """
+        if not super()._may_give_way(victim):
+            return False
+        has_drafts = self._manager.num_draft_tokens(victim.sequence_id) > 0
+        return victim.num_to_come == 0 or (bool(victim.generated) and not has_drafts)
+
     def taken_back(self, abandoned: Collection[Sequence]) -> None:
         """Sort all sequences anew, since batches were cancelled: their tokens are computed again.
 
@@ -75,11 +84,25 @@ class Scheduler(batching.Scheduler[Sequence]):
         self.running, self.swapped, self.waiting, self.loading = [], [], [], loading
         for sequence in others:
             name = sequence.sequence_id
+            sequence.drop_output()
             status = self._manager.status(name)
             behind = self._manager.num_computed_tokens(name) < self._manager.num_tokens(name)
             if sequence.pending and behind and status is not Status.SWAPPED:
-                self._give_pending(sequence)
+                self.give_pending(sequence)
             self._place(self._queue(status), sequence)
+
+    def _ready(self) -> list[Sequence]:
+        """With a drafter all that decode wait for the newest token of each, as drafts follow it.
+
+        Where the exchange looks at a prompt's blocks, its sequence stays on them until then.
+        """
+        ready = super()._ready()
+        if self._drafter is not None:
+            is_known = all(each.num_to_come == 0 for each in ready if each.generated)
+            return [each for each in ready if each.num_to_come == 0] if is_known else []
+        if self._exchange.takes_prompts:
+            return [each for each in ready if each.generated]
+        return ready
 
     def _decode(self) -> None:
         """With a drafter, drafts behind the token while the pool has room for them."""
@@ -93,7 +116,7 @@ class Scheduler(batching.Scheduler[Sequence]):
             if sequence not in self.running:
                 continue
             name, start = sequence.sequence_id, sequence.num_tokens - 1
-            self._give_pending(sequence)
+            self.give_pending(sequence)
             room = min(room, sequence.sampling.max_tokens - len(sequence.generated) - 1)
             known = sequence.tokens(0, start + 1)
             drafts = tuple(self._drafter.propose(known, room)) if room else ()
@@ -105,6 +128,12 @@ class Scheduler(batching.Scheduler[Sequence]):
                     continue
                 self._manager.add_drafts(name, ())
             self._allocate(sequence, start, start + 1)
+
+    def _computes(
+        self, sequence: Sequence, start: int, end: int, drafts: tuple[int, ...] = ()
+    ) -> None:
+        super()._computes(sequence, start, end, drafts)
+        sequence.num_to_come += self._chunks[sequence].num_wanted > 0
 
     def _begin_load(self, sequence: Sequence, hit: Hit) -> int | Refused:
         loads = self._exchange.begin(sequence, hit)

@@ -42,8 +42,10 @@ class Sequence:
     """One sample of a request on its way.
 
     arrival: requests are numbered as they come; the lower, the older. row: at the manager.
-    pending: the newest token was sampled but not yet given to the manager. is_gone: it is finished
-    or aborted: what a batch in flight still computes of it is of no use. num_reused: prompt tokens
+    pending: the newest token was sampled but not yet given to the manager; sampled_by: by this
+    batch. num_to_come: tokens that batches on their way sample. num_drops: how often such tokens
+    were dropped; those of a batch that was planned before are not taken. is_gone: it is finished or
+    aborted: what a batch in flight still computes of it is of no use. num_reused: prompt tokens
     that were cached when it was first admitted.
     """
 
@@ -55,11 +57,12 @@ class Sequence:
         self.sequence_id = name_sequence(request, sample)
         self.age = (arrival, sample)
         self.row = row
-        self.sampling = attrs.evolve(
-            request.sampling, seed=derive_seed(request.sampling.seed, sample)
-        )
+        self.sampling = derive_sampling(request, sample)
         self.generated: list[int] = []
         self.pending = False
+        self.sampled_by: int | None = None
+        self.num_to_come = 0
+        self.num_drops = 0
         self.is_gone = False
         self.num_reused = 0
         self.logits: list[Tensor] = []
@@ -74,9 +77,23 @@ class Sequence:
         """The token that was sampled last."""
         return self.generated[-1]
 
+    @property
+    def can_decode(self) -> bool:
+        """Whether its next position can be planned: that of the pending token, or of one to come.
+
+        The last token of an answer gets none.
+        """
+        num_planned = len(self.generated) + self.num_to_come
+        return (self.pending or self.num_to_come > 0) and num_planned < self.sampling.max_tokens
+
     def give(self) -> None:
         """Note that the manager knows the pending token now."""
-        self.pending = False
+        self.pending, self.sampled_by = False, None
+
+    def drop_output(self) -> None:
+        """Note that no token is to come any more: what batches sampled is sampled again."""
+        self.num_to_come = 0
+        self.num_drops += 1
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions [start, end)."""
@@ -90,6 +107,12 @@ def name_sequence(request: GenerationRequest, sample: int = 0) -> str:
     """The manager's name for a sample: the request's own if it has only one."""
     single = request.num_samples == 1
     return request.request_id if single else f"{request.request_id}#{sample}"
+
+
+def derive_sampling(request: GenerationRequest, sample: int) -> Sampling:
+    """How one of a request's samples draws: from a stream of its own."""
+    seed = derive_seed(request.sampling.seed, sample)
+    return attrs.evolve(request.sampling, seed=seed)
 
 
 def as_core_request(request: GenerationRequest, name: str) -> Request:

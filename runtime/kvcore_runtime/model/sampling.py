@@ -51,7 +51,13 @@ class Sampling:
 
 
 def sample(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]) -> list[int]:
-    """Choose one token for each row.
+    """Choose one token for each row. Arguments as for `draw`."""
+    tokens: list[int] = draw(logits, samplings, indices).tolist()
+    return tokens
+
+
+def draw(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]) -> Tensor:
+    """Choose one token for each row, [n] int64 where the logits are.
 
     logits: [n, vocab]. indices: how many tokens each request has generated before. Greedy rows
     are taken together; others go one by one, in fp64 on the CPU. Raises ShapeMismatch.
@@ -60,7 +66,7 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]
         raise ShapeMismatch(
             name="logits", expected=(len(samplings), len(indices)), actual=logits.shape
         )
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = logits.argmax(dim=-1)
     for row, (sampling, index) in enumerate(zip(samplings, indices, strict=True)):
         if sampling.temperature > 0:
             tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, index))

@@ -65,11 +65,12 @@ class World:
         self.scheduler.add_running(sequence)
         return sequence
 
-    def take_batch(self) -> None:
-        """Take the batch; where it may be in flight, complete it."""
+    def take_batch(self) -> int:
+        """Take the batch, and where it may be in flight complete it; returns its number."""
         number = self.manager.take_batch().number
         if number in self.manager.in_flight:
             self.manager.complete(number)
+        return number
 
     def leave(self, sequence: Sequence) -> None:
         """Let a sequence finish."""

@@ -227,28 +227,60 @@ def test_a_preemption_is_a_move(backend: Backend) -> None:
     assert world.manager.status("young") is Status.WAITING
 
 
-def test_who_waits_for_a_batch_in_flight_keeps_others_out_for_two_plans(backend: Backend) -> None:
-    """In the plan that waits nobody new is admitted, in the next one nobody comes back."""
+def test_runners_come_first_and_who_is_refused_keeps_all_others_out(backend: Backend) -> None:
+    """In a plan that refuses a running sequence nobody comes back and nobody new is admitted."""
     world = World(backend, num_blocks=7, num_host_blocks=2, max_in_flight=1)
     scheduler, manager = world.scheduler, world.manager
     busy = world.running("busy", 3, computed=3)
-    world.running("old", 28, computed=4)
+    old = world.running("old", 28, computed=4)
     swapped = world.running("swapped", 3, computed=3)
     assert manager.swap_out(["swapped"])
     world.take_batch()
     manager.append(["busy"], [7])
-    busy.pending = False
-    scheduler.running.remove(swapped)
+    busy.give()
     flight = manager.take_batch().number
+    scheduler.running.remove(swapped)
     new = world.sequence("new", 1)
     scheduler.add(new)
-    # "old" wants six blocks of the five that are free, and "busy" may not give way.
-    assert scheduler.schedule([busy]) == []
-    assert scheduler.num_waits == 1
-    assert names(scheduler.waiting) == ["new"]
+    # "old" wants six blocks of the five that are free.
+    assert scheduler.schedule(in_flight=True) == []
+    assert (scheduler.num_waits, names(scheduler.waiting)) == (1, ["new"])
     manager.complete(flight)
     world.leave(new)
     scheduler.swapped.append(swapped)
     assert scheduler.schedule() == []
-    assert scheduler.num_waits == 1
+    assert (scheduler.num_waits, names(scheduler.swapped)) == (1, ["swapped"])
+    world.leave(busy)
+    assert [each.sequence for each in scheduler.schedule()] == [old]
+    assert names(scheduler.swapped) == ["swapped"], "there is no block left"
+    world.take_batch()
+    world.leave(old)
+    assert scheduler.schedule() == []
+    assert scheduler.has_moved, "it comes back behind those that run, and is computed next"
+    world.take_batch()
     assert [each.sequence for each in scheduler.schedule()] == [swapped]
+
+
+def test_who_has_drafts_in_flight_keeps_its_blocks_until_they_are_accepted(
+    backend: Backend,
+) -> None:
+    world = World(
+        backend,
+        num_blocks=3,
+        token_budget=3,
+        preemption="recompute",
+        max_in_flight=1,
+        drafter=Guess(8, 9),
+    )
+    old = world.running("old", 8, computed=4)
+    young = world.running("young", 3, computed=3)
+    scheduler, manager = world.scheduler, world.manager
+    assert [each.drafts for each in scheduler.schedule()] == [(8, 9)]
+    manager.complete(manager.take_batch().number)
+    # "old" finds no block for the rest of its prompt; the tokens of "young" are not read yet.
+    assert scheduler.schedule(in_flight=True) == []
+    assert (scheduler.num_waits, scheduler.preemptions.total) == (1, 0)
+    manager.accept("young", 0)
+    young.num_to_come = 0
+    assert [each.sequence for each in scheduler.schedule()] == [old]
+    assert scheduler.preemptions.by_recompute == 1

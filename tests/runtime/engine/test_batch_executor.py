@@ -12,8 +12,7 @@ from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor
 from kvcore_runtime.engine.errors import NotExecuted
-from kvcore_runtime.engine.forward import Forward, StepInputs
-from torch import Tensor
+from kvcore_runtime.engine.forward import Computed, Forward, StepInputs
 
 from kvcore import Batch
 from kvcore.types.commands import close
@@ -45,9 +44,9 @@ class Machine:
         if batch.number in self.broken:
             raise Broken
 
-    def compute(self, inputs: Any) -> Tensor:
+    def compute(self, inputs: Any) -> Computed:
         self.calls.append(("compute", inputs))
-        return torch.tensor([float(inputs)])
+        return Computed(logits=torch.zeros(1), tokens=[inputs])
 
     def skip(self, next_number: int) -> None:
         self.calls.append(("skip", next_number))
@@ -94,7 +93,7 @@ def test_batches_run_in_order_each_with_its_pass(executor: BatchExecutor, machin
     for number in range(3):
         done = executor.wait()
         assert operations(done.finished) == [number]
-        assert (None if done.logits is None else done.logits.tolist()) == (
+        assert (None if done.computed is None else done.computed.tokens) == (
             None if number == 1 else [number]
         )
 
@@ -155,5 +154,5 @@ def test_a_clear_hands_out_what_ended_and_lets_nothing_else_begin(
     submit(executor, 4)
     done = executor.wait()
     assert operations(done.finished) == [4]
-    assert done.logits is not None
-    assert done.logits.tolist() == [4.0]
+    assert done.computed is not None
+    assert done.computed.tokens == [4]

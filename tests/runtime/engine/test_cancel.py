@@ -18,10 +18,9 @@ from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.forward import StepInputs
+from kvcore_runtime.engine.forward import Computed, StepInputs
 from kvcore_runtime.engine.sequence import Completion
 from kvcore_runtime.model.model import Llama
-from torch import Tensor
 
 from kvcore import Batch, Config, Group, Status
 from tests.conftest import Backend, need_twin
@@ -90,7 +89,7 @@ class Breaking:
         else:
             engine._forward.compute = self.compute  # type: ignore[method-assign]
 
-    def compute(self, inputs: StepInputs) -> Tensor:
+    def compute(self, inputs: StepInputs) -> Computed:
         self.num_calls += 1
         if self.num_calls - 1 not in self._numbers:
             return self._compute(inputs)

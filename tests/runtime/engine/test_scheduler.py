@@ -111,40 +111,84 @@ def test_who_is_refused_pending_blocks_waits_and_preempts_nobody(backend: Backen
     flight = world.manager.take_batch().number
     world.leave(gone)  # aborted in flight: its two blocks are pending
     scheduler = world.scheduler
-    assert scheduler.schedule([gone]) == []
+    assert scheduler.schedule(in_flight=True) == []
     assert (scheduler.num_waits, scheduler.preemptions.total) == (1, 0)
     world.manager.complete(flight)
-    (chunk,) = scheduler.schedule()
-    assert (chunk.sequence.sequence_id, scheduler.preemptions.total) == ("old", 0)
-    assert scheduler.num_waits == 1
+    assert [each.sequence.sequence_id for each in scheduler.schedule()] == ["old", "young"]
+    assert (scheduler.num_waits, scheduler.preemptions.total) == (1, 0)
 
 
-def test_who_is_in_flight_is_no_victim(backend: Backend) -> None:
+def test_who_is_in_flight_gives_way_and_its_blocks_come_with_the_batch(backend: Backend) -> None:
     world = World(backend, num_blocks=5, preemption="recompute", max_in_flight=1)
     world.running("old", 8, computed=8)
     world.running("middle", 4, computed=4)
     youngest = world.running("youngest", 7, computed=7)
-    world.manager.append(["youngest"], [7])
-    youngest.pending = False
-    flight = world.manager.take_batch().number
-    (chunk,) = world.scheduler.schedule([youngest])
-    assert chunk.sequence.sequence_id == "old"
-    assert [each.sequence_id for each in world.scheduler.waiting] == ["middle"]
-    world.manager.complete(flight)
+    scheduler, manager = world.scheduler, world.manager
+    manager.append(["youngest"], [7])
+    youngest.give()
+    youngest.num_to_come = 1
+    flight = manager.take_batch().number
+    # "old" finds no block, and then two that the batch in flight still writes.
+    assert scheduler.schedule(in_flight=True) == []
+    assert scheduler.waiting == [youngest]
+    assert (scheduler.preemptions.total, scheduler.num_waits) == (1, 1)
+    assert (youngest.num_to_come, youngest.num_drops) == (0, 1), "it is sampled again"
+    manager.complete(flight)
+    assert [each.sequence.sequence_id for each in scheduler.schedule()] == ["old", "middle"]
+    manager.check()
 
 
-def test_those_that_decode_take_turns(backend: Backend) -> None:
+def test_a_swapped_sequence_takes_the_output_that_was_on_its_way(backend: Backend) -> None:
+    """All its tokens stay computed, so nothing else would sample the next one."""
+    world = World(backend, num_blocks=3, num_host_blocks=1, max_in_flight=1)
+    world.running("old", 7, computed=7)
+    young = world.running("young", 2, computed=2)
+    scheduler, manager = world.scheduler, world.manager
+    assert len(scheduler.schedule()) == 2
+    flight = manager.take_batch().number
+    # "old" wants a third block for a token to come.
+    assert scheduler.schedule(in_flight=True) == []
+    assert scheduler.swapped == [young]
+    assert (young.num_to_come, young.num_drops) == (1, 0)
+    manager.complete(flight)
+    manager.take_batch()
+    young.generated.append(9)
+    young.pending, young.sampled_by = True, flight
+    scheduler.give_pending(young)
+    assert (manager.num_tokens("young"), manager.num_computed_tokens("young")) == (4, 3)
+    manager.check()
+
+
+def test_all_that_decode_run_ahead_in_every_step(backend: Backend) -> None:
     world = World(backend, num_blocks=20, max_in_flight=1)
     for name in "abcde":
         world.running(name, 3, computed=3)
-    turns = []
+    steps = []
     in_flight: list[Sequence] = []
+    before = None
     for _ in range(4):
-        chunks = world.scheduler.schedule(in_flight)
-        for each in in_flight:
+        chunks = world.scheduler.schedule(in_flight=bool(in_flight))
+        number = world.take_batch()
+        for each in in_flight:  # the tokens of the step before come now
             each.generated.append(7)
-            each.pending = True
-        in_flight = [each.sequence for each in chunks]
-        turns.append("".join(each.sequence_id for each in in_flight))
-        world.take_batch()
-    assert turns == ["abc", "de", "abc", "de"]
+            each.pending, each.sampled_by = True, before
+            each.num_to_come -= 1
+        in_flight, before = [each.sequence for each in chunks], number
+        steps.append(
+            ["".join(each.sequence_id for each in in_flight), {each.is_ahead for each in chunks}]
+        )
+    assert steps == [["abcde", {False}], *[["abcde", {True}]] * 3]
+    assert {world.manager.num_output_placeholders(each) for each in "abcde"} == {1}
+    world.manager.check()
+
+
+def test_an_answer_gets_no_position_behind_its_last_token(backend: Backend) -> None:
+    world = World(backend, num_blocks=20, max_in_flight=1)
+    sequence = world.running("a", 3, computed=3)
+    sequence.generated += [7] * (sequence.sampling.max_tokens - 2)
+    world.manager.add_tokens("a", [7] * (sequence.sampling.max_tokens - 2))
+    assert world.manager.allocate_slots("a", sequence.sampling.max_tokens - 2)
+    world.take_batch()
+    assert [each.is_ahead for each in world.scheduler.schedule()] == [False]
+    world.take_batch()
+    assert world.scheduler.schedule(in_flight=True) == [], "the last token is on its way"

@@ -85,7 +85,7 @@ SEEDED: dict[str, Seeded] = {
     ),
     "a plan waits for no block of its own": (
         scheduler,
-        "(self._turns > 1 and self.has_moved)",
+        "(self._runs_ahead and self.has_moved)",
         "False",
         test_plans.test_blocks_of_the_plan_itself_are_waited_for,
     ),
