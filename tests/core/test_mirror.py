@@ -34,6 +34,7 @@ PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
     ("pool/block_pool", "use"): KEYWORD,
+    ("types/config", "max_rows"): "asked by runtimes, which are in Python",
     ("types/event_log", "Events"): "`EventLog`, which makes no objects before it is read",
     ("types/event_log", "to_bytes"): "`as_bytes` of `EventLog`, which has them",
     ("types/extra_inputs", "check_text"): "a text of the twin is UTF-8",

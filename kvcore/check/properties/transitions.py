@@ -51,6 +51,20 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
         yield f"{call.name} leaves the queue {list(pool.queue)}, by its commands {queue}"
 
 
+def row_life(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """ROW-LIFE: a row becomes free when the batch is finished that was open when its request was
+    removed; after a cancel, if no batch that is left has it.
+    """
+    after, held = outcome.state, dict(before.held_rows)
+    numbers = [*(batch.number for batch in after.in_flight), after.batch.number]
+    for row in after.free_rows:
+        if row in before.free_rows:
+            continue
+        left = any(row in batch.rows for batch in after.in_flight)
+        if held.get(row, after.batch.number) in numbers or (call.name == "cancel" and left):
+            yield f"{call.name} gives back row {row}, which an unfinished batch may have"
+
+
 def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were."""
     for block in hit_blocks(before, call, outcome):
@@ -174,6 +188,7 @@ OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
 
 TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "LRU": lru,
+    "ROW-LIFE": row_life,
     "HIT-PRESERVE": hit_preserve,
     "HIT-PINNED": hit_pinned,
     "HIT-FRESH": hit_fresh,
