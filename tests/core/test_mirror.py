@@ -59,6 +59,7 @@ PYTHON_ONLY = {
     ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
     ("transitions/slot_request", "check_hit_kind"): BEFORE,
     ("transitions/slot_request", "SlotOptions"): "keyword arguments, for type checkers",
+    ("types/values", "grown"): "a field of the twin's",
     ("types/values", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {

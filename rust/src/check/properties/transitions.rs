@@ -24,9 +24,10 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 8] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 9] = [
     ("LRU", lru),
     ("ROW-LIFE", row_life),
+    ("GROWN", grown),
     ("HIT-PRESERVE", hit_preserve),
     ("HIT-PINNED", hit_pinned),
     ("HIT-FRESH", hit_fresh),
@@ -112,6 +113,22 @@ fn row_life(made: &Made<'_>) -> Finding {
         }
     }
     Ok(())
+}
+
+/// GROWN: `append` says each place of a table that it set, in the order of its commands.
+fn grown(made: &Made<'_>) -> Finding {
+    let Value::Appended(appended) = &made.outcome.value else { return Ok(()) };
+    let place = |command| match command {
+        Command::SetTable { group_id, position, block, .. } => {
+            Some([0, group_id, position, block.0])
+        }
+        _ => None,
+    };
+    let set: Vec<[u32; 4]> = made.outcome.commands(made.after).filter_map(place).collect();
+    if set == appended.grown {
+        return Ok(());
+    }
+    Err(format!("append set places {set:?} of tables and says {:?}", appended.grown))
 }
 
 /// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.
