@@ -132,14 +132,14 @@ class KVCacheManager:
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
-        hit: from `get_computed_blocks`, for a request that holds nothing. num_lookahead_tokens:
-        slots after the new tokens. num_external_computed_tokens: of a connector, whose blocks are
-        not returned. num_output_placeholders: positions whose tokens come later, by `add_tokens`.
-        delay_cache_blocks: publish later, by `cache_blocks`. num_encoder_tokens: for
-        cross-attention groups. full_sequence_must_fit: refuse unless the whole request fits.
-        reserved_blocks: device blocks to leave free. A refusal keeps the trim of windows. Raises
-        TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits,
-        HitsOnRunningRequest, CachingDisabled.
+        hit: from `get_computed_blocks`, for a request that holds nothing; 0 tokens take it alone.
+        num_lookahead_tokens: slots after the new tokens. num_external_computed_tokens: of a
+        connector, whose blocks are not returned. num_output_placeholders: positions whose tokens
+        come later, by `add_tokens`. delay_cache_blocks: publish later, by `cache_blocks`.
+        num_encoder_tokens: for cross-attention groups. full_sequence_must_fit: refuse unless the
+        whole request fits. reserved_blocks: device blocks to leave free. A refusal keeps the trim
+        of windows. Raises TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup,
+        WrongHit, StaleHits, HitsOnRunningRequest, CachingDisabled.
         """
         check_hit_kind(hit)
         return self._core.allocate_slots(

@@ -18,9 +18,9 @@ from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT = 1, 2, 3, 4
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS = 1, 2, 3, 4, 5
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
-the first batches whose output belongs to requests."""
+the first batches whose output belongs to requests, of the rows that are held back."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
@@ -32,6 +32,7 @@ def write_sections(out: Writer, state: State) -> None:
         (EXTRA_KEYS, any(_with_ends(state)), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, any(_with_output(state)), write_output),
+        (HELD_ROWS, state.held_rows, write_held_rows),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -83,6 +84,14 @@ def write_output(out: Writer, state: State) -> None:
         out.u64(request.output_from)
 
 
+def write_held_rows(out: Writer, state: State) -> None:
+    """Write the rows that are held back, each with its batch, in their order."""
+    out.u32(len(state.held_rows))
+    for row, batch in state.held_rows:
+        out.u32(row)
+        out.u64(batch)
+
+
 def read_sections(source: Reader, state: State) -> State:
     """The state with the contents of the sections up to the end. Raises DamagedState."""
     readers = {
@@ -90,6 +99,7 @@ def read_sections(source: Reader, state: State) -> State:
         EXTRA_KEYS: read_ends,
         OPTIONS: read_options,
         OUTPUT: read_output,
+        HELD_ROWS: read_held_rows,
     }
     last = -1
     while source.offset < len(source.data):
@@ -178,6 +188,18 @@ def read_output(source: Reader, state: State) -> State:
     if last < 0:
         raise source.damaged("a section holds nothing")
     return replace(state, requests=requests)
+
+
+def read_held_rows(source: Reader, state: State) -> State:
+    """The state with the rows held back of the next bytes, one at least. Raises DamagedState."""
+    held = tuple((source.u32(), source.u64()) for _ in range(source.u32()))
+    numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
+    for row, batch in held:
+        if row >= len(state.rows) or batch not in numbers:
+            raise source.damaged("a row is held back for no unfinished batch")
+    if not held:
+        raise source.damaged("a section holds nothing")
+    return replace(state, held_rows=held)
 
 
 def _with_output(state: State) -> Iterator[RequestState]:

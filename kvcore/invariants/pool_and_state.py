@@ -250,12 +250,19 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
 
 
 def rows(state: State) -> Iterator[str]:
-    """ROWS: each request has a row of its own; free rows are those without a request."""
+    """ROWS: each row is with a request, free, or held back for an unfinished batch, and once."""
     taken = {row: name for row, name in enumerate(state.rows) if name is not None}
     if taken != {request.row: request_id for request_id, request in state.requests.items()}:
         yield f"rows {taken} are not those of the requests"
-    if sorted(state.free_rows) != [row for row, name in enumerate(state.rows) if name is None]:
-        yield f"free rows {list(state.free_rows)} are not those without a request"
+    held = [row for row, _ in state.held_rows]
+    if sorted([*state.free_rows, *held]) != [
+        r for r, name in enumerate(state.rows) if name is None
+    ]:
+        yield f"free rows {list(state.free_rows)} and {held} are not those without a request"
+    batches = [batch for _, batch in state.held_rows]
+    numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
+    if batches != sorted(batches) or not set(batches) <= set(numbers):
+        yield f"rows are held back for batches {batches}, {numbers} are unfinished"
 
 
 def records(state: State) -> Iterator[str]:

@@ -36,7 +36,9 @@ class OnDevice:
     def __init__(self, make: MakeDevice, options: Options) -> None:
         config = make_config(options)
         num_tokens = config.num_usable_blocks * options.block_size
-        self._device = make(Plan(config, options.max_running, num_tokens, _no_contents))
+        self._device = make(
+            Plan(config, config.max_rows(options.max_running), num_tokens, _no_contents)
+        )
         self._prefixes: dict[str, Prefix] = {}
         self.num_read = 0
 

@@ -42,7 +42,7 @@ class BatchInFlight(Struct, frozen=True, gc=False):
     """A taken batch.
 
     published_keys: what it published, in order, if that can be taken back. rows: those that its
-    commands name, rising.
+    commands name, and those of requests that it remembered until they were removed, rising.
     """
 
     number: int

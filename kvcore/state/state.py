@@ -105,10 +105,11 @@ class Operation(Struct, frozen=True, gc=False):
 class State(Struct, frozen=True, gc=False):
     """Everything that a manager knows.
 
-    rows: the id of the request in each row, None if the row is free. free_rows: those, in the
-    order in which they were given back. events, new_blocks (per group): not yet drained. in_flight:
-    taken batches that are neither completed nor cancelled, oldest first. loads: external ones that
-    may still fail, in the order of their calls.
+    rows: the id of the request in each row, None if it has none. free_rows: rows to use again, in
+    the order in which they were given back. held_rows: rows to use again once a batch is finished,
+    each with the number of that batch, in the same order. events, new_blocks (per group): not yet
+    drained. in_flight: taken batches that are neither completed nor cancelled, oldest first. loads:
+    external ones that may still fail, in the order of their calls.
     """
 
     config: Config
@@ -125,6 +126,7 @@ class State(Struct, frozen=True, gc=False):
     next_operation: int = 0
     in_flight: tuple[BatchInFlight, ...] = ()
     loads: tuple[UnconfirmedLoad, ...] = ()
+    held_rows: tuple[tuple[int, int], ...] = ()
 
 
 def make_state(config: Config) -> State:

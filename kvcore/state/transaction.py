@@ -40,7 +40,7 @@ class Transaction:
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
         *("entries", "new_blocks", "next_operation", "operations", "records", "requests", "rows"),
-        *("state", "stats", "in_flight"),
+        *("state", "stats", "in_flight", "held_rows"),
     )
 
     def __init__(self, state: State) -> None:
@@ -52,6 +52,7 @@ class Transaction:
         self.requests = state.requests.mutate()
         self.rows = state.rows
         self.free_rows = state.free_rows
+        self.held_rows = state.held_rows
         self.batch = state.batch
         self.records = state.batch.records
         self.entries = state.batch.entries
@@ -88,6 +89,7 @@ class Transaction:
             self.next_operation,
             tuple(self.in_flight),
             _keyed_only(self) if self.loads else (),
+            self.held_rows,
         )
 
     def request(self, request_id: str) -> RequestState:

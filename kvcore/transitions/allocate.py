@@ -42,7 +42,8 @@ def allocate_slots(
     """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a
     refusal.
 
-    hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
+    hit: of `get_computed_blocks`, for a request that holds nothing; with one, num_new_tokens may be
+    0: the hit is taken, and the rest is scheduled later. External tokens get blocks that
     are held and not returned. num_output_placeholders: up to this many positions may lie behind the
     known tokens; their ids come later. delay_cache_blocks: publish nothing, `cache_blocks` does it
     later. num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless

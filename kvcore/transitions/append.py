@@ -9,6 +9,7 @@ Source: S000-21, S004-05 to S004-10. Twin: rust/src/transitions/append.rs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvcore.transitions.requests import check_no_drafts, extend
 from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.window import apply_trims, plan_trims, visible_from
 from kvcore.types.arguments import read_batch_number
+from kvcore.types.commands import places_set
 from kvcore.types.errors import (
     BeyondModelLength,
     InOpenBatch,
@@ -33,7 +35,7 @@ from kvcore.types.errors import (
     UnknownRow,
 )
 from kvcore.types.tokens import read_named, read_tokens
-from kvcore.types.values import Appended, Outcome
+from kvcore.types.values import Appended, Outcome, Refused
 
 
 def append(
@@ -61,27 +63,43 @@ def append(
         values = None if tokens is None else read_tokens(tokens, signed=signed)
         number = read_batch_number(batch)
         check_append(tx, ids, values, number)
+        grown: list[tuple[int, ...]] = []
         for done, request_id in enumerate(ids):
-            before = tx.request(request_id)
-            to_come = before.num_output_placeholders
-            if values is not None:
-                tx.put(extend(tx, take_output(before, number), [values[done]]))
-            new = int(values is None or to_come > 0)
-            slot_request = SlotRequest(
-                request_id=request_id, num_new_tokens=1, num_output_placeholders=new
-            )
-            plan = plan_allocation(tx, slot_request)
-            if isinstance(plan, Refusal):
-                trims = plan_trims(tx, before, visible_from(tx, before, before.num_accepted))
-                tx.put(apply_trims(tx, before, trims))
-                return Appended(done, plan.refused)
-            if values is not None and to_come:
-                publish_filled(tx, tx.request(request_id))
-                plan = replace(plan, request=tx.request(request_id))
-            commit(tx, plan)
-        return Appended(len(ids))
+            token, start = None if values is None else values[done], len(tx.effects.commands)
+            refused = append_one(tx, request_id, token, number)
+            grown += [(done, *place) for place in places_set(tx.effects.commands[start:])]
+            if refused is not None:
+                return Appended(done, refused, _to_columns(grown))
+        return Appended(len(ids), None, _to_columns(grown))
 
     return transition(state, change)
+
+
+def append_one(
+    tx: Transaction, request_id: str, token: int | None, batch: int | None
+) -> Refused | None:
+    """Add and schedule a token, or get nothing but the window's trim and the refusal."""
+    before = tx.request(request_id)
+    to_come = before.num_output_placeholders
+    if token is not None:
+        tx.put(extend(tx, take_output(before, batch), [token]))
+    new = int(token is None or to_come > 0)
+    slot_request = SlotRequest(request_id=request_id, num_new_tokens=1, num_output_placeholders=new)
+    plan = plan_allocation(tx, slot_request)
+    if isinstance(plan, Refusal):
+        trims = plan_trims(tx, before, visible_from(tx, before, before.num_accepted))
+        tx.put(apply_trims(tx, before, trims))
+        return plan.refused
+    if token is not None and to_come:
+        publish_filled(tx, tx.request(request_id))
+        plan = replace(plan, request=tx.request(request_id))
+    commit(tx, plan)
+    return None
+
+
+def _to_columns(rows: list[tuple[int, ...]]) -> bytes:
+    """Rows of numbers as int32 columns, one behind the other."""
+    return b"".join(struct.pack(f"<{len(column)}i", *column) for column in zip(*rows, strict=True))
 
 
 def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:

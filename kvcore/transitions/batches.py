@@ -3,11 +3,11 @@
 
 Invariants: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is available
 to the next one. Otherwise it is in flight until it is completed, in the order of the numbers; then
-blocks that only it used join the free queue. With `publish="completed"` the blocks that a batch
-wrote become findable when it is completed, up to the first one that a later batch or the open one
-begins. With `duplicates="merge"` a block whose content was already findable when it was filled is
-looked up again at completion: the table's move to the older block, and the `Free`, open the next
-batch.
+blocks that only it used join the free queue, and rows that were held back for it are free. With
+`publish="completed"` the blocks that a batch wrote become findable when it is completed, up to the
+first one that a later batch or the open one begins. With `duplicates="merge"` a block whose content
+was already findable when it was filled is looked up again at completion: the table's move to the
+older block, and the `Free`, open the next batch.
 Twin: rust/src/transitions/batches.rs.
 """
 
@@ -46,7 +46,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
     opened = replace(state, batch=OpenBatch(batch.number + 1))
     if state.loads and not config.max_in_flight:
         opened = replace(opened, loads=confirm(state.loads, batch.number - 1))
-    if not (config.tracks_batches or batch.merges):
+    if not (config.tracks_batches or batch.merges or state.held_rows):
         return Outcome(opened, (), taken)
 
     def change(tx: Transaction) -> Batch:
@@ -54,6 +54,8 @@ def take_batch(state: State) -> Outcome[State, Batch]:
             tx.in_flight.append(close_entries(state))
         elif config.publish == "completed":
             publish_written(tx, close_entries(state))
+        if not config.max_in_flight:
+            release_rows(tx, batch.number)
         settle_merges(tx, batch.merges)
         return taken
 
@@ -78,10 +80,17 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
             if pool is not None:
                 pool.end_use(lambda user: user == number)
                 pool.end_quarantine()
+        release_rows(tx, oldest.number)
         if tx.config.publish == "completed":
             publish_written(tx, oldest)
 
     return transition(state, change)
+
+
+def release_rows(tx: Transaction, number: int) -> None:
+    """Let the rows be given again that were held back until this batch was finished."""
+    tx.free_rows = tx.free_rows.extend(row for row, batch in tx.held_rows if batch <= number)
+    tx.held_rows = tuple(each for each in tx.held_rows if each[1] > number)
 
 
 def check_in_flight(tx: Transaction, number: object) -> None:

@@ -6,7 +6,8 @@ not used again. The keys that they published are withdrawn, each request falls b
 count that they remember, and the blocks behind it are released. What they evicted stays evicted,
 and what they freed stays freed. The new open batch begins with the blocks given back and with the
 whole tables of every row that the cancelled commands name, so it is right whether or not those had
-been applied.
+been applied. A row that was held back for a cancelled batch is free, unless a batch that is left
+has it.
 Twin: rust/src/transitions/cancel.rs.
 """
 
@@ -41,6 +42,7 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         tx.batch = OpenBatch(opened.number + 1)
         tx.records, tx.entries = tx.batch.records, tx.batch.entries
         tx.published_keys = tx.batch.published_keys
+        hold_rows(tx, number)
         tx.loads = tuple(load for load in tx.loads if load.batch < number)
         take_back(tx, cancelled, number)
         for row in sorted({row for each in cancelled for row in each.rows}):
@@ -66,6 +68,19 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
             counts[request_id] = min(counts.get(request_id, entry.restore), entry.restore)
     for request_id, count in counts.items():
         fall(tx, request_id, count, number)
+
+
+def hold_rows(tx: Transaction, number: int) -> None:
+    """Let rows be given again that were held back for cancelled batches and that no other has."""
+    held = []
+    for row, batch in tx.held_rows:
+        if batch < number:
+            held.append((row, batch))
+        elif any(row in each.rows for each in tx.in_flight):
+            held.append((row, tx.in_flight[-1].number))
+        else:
+            tx.free_rows = tx.free_rows.append(row)
+    tx.held_rows = tuple(held)
 
 
 def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None:

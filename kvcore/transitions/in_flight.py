@@ -103,12 +103,12 @@ def _with(entries: Map[str, RequestEntry], parent_id: str, child_id: str) -> Map
     return entries.set(child_id, child)
 
 
-def forget(tx: Transaction, request_id: str) -> None:
-    """Drop a request's entries in all batches."""
+def forget(tx: Transaction, request_id: str, row: int) -> None:
+    """Drop a request's entries in all batches; those in flight keep its row."""
     for index, batch in enumerate(tx.in_flight):
         if request_id in batch.entries:
-            entries = _without(batch.entries, request_id)
-            tx.in_flight[index] = replace(batch, entries=entries)
+            entries, rows = _without(batch.entries, request_id), tuple(sorted({*batch.rows, row}))
+            tx.in_flight[index] = replace(batch, entries=entries, rows=rows)
     if request_id in tx.entries:
         tx.entries = _without(tx.entries, request_id)
 

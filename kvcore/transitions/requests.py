@@ -4,8 +4,9 @@
 Invariants: a request's tokens and its chain of block hashes grow together, so each full block is
 hashed once. An engine that supplies hashes of its own supplies all of them. Drafts stand behind the
 tokens and are never hashed; scheduled drafts are accepted or dropped before anything else is
-scheduled. A row is assigned for the life of a request; the row given back last is used first.
-Without prefix caching there are no hashes.
+scheduled. A row is assigned for the life of a request; then it is held back until the batch that
+was open is finished, so that no unfinished batch has one row for two requests. Of the free rows the
+one given back last is used first. Without prefix caching there are no hashes.
 Twin: rust/src/transitions/requests.rs.
 """
 
@@ -157,7 +158,8 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
 
 
 def remove_request(state: State, request_id: str) -> Outcome[State, None]:
-    """Forget a request that holds no blocks; its row can be given again.
+    """Forget a request that holds no blocks; its row can be given again when the open batch is
+    finished.
 
     If no other request can report that an unconfirmed load failed, what rests on it is withdrawn.
     Raises UnknownRequest, StillHoldsBlocks.
@@ -169,10 +171,10 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
         if held:
             raise StillHoldsBlocks(request=request_id, num_blocks=held)
         del tx.requests[request_id]
-        forget(tx, request_id)
+        forget(tx, request_id, request.row)
         forget_reporter(tx, request_id)
         tx.rows = tx.rows.set(request.row, None)
-        tx.free_rows = tx.free_rows.append(request.row)
+        tx.held_rows += ((request.row, tx.batch.number),)
 
     return transition(state, change)
 

@@ -119,7 +119,8 @@ def check_slot_request(
     tx: Transaction, request: RequestState, slot_request: SlotRequest
 ) -> tuple[tuple[int, ...], ...]:
     """The hit blocks per group; raises for nothing to do, wrong hits and missing tokens."""
-    if slot_request.num_new_tokens == 0 and slot_request.num_external_computed_tokens == 0:
+    brings = slot_request.num_external_computed_tokens or _num_hit(slot_request)
+    if not (slot_request.num_new_tokens or brings):
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     if request.drafts:
         check_drafts_settled(request)
@@ -170,7 +171,7 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     the model takes them.
     """
     name, limit = request.request_id, tx.config.length_limit
-    local = request.num_computed + (0 if slot_request.hit is None else slot_request.hit.num_tokens)
+    local = request.num_computed + _num_hit(slot_request)
     total = min(local + slot_request.num_external_computed_tokens, limit)
     scheduled = max(local, total + slot_request.num_new_tokens)
     if scheduled > limit:
@@ -180,6 +181,11 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     beyond = total > max(request.num_computed, num_tokens)
     if beyond or scheduled > known + slot_request.num_output_placeholders:
         raise TooManyTokens(request=name, num_tokens=num_tokens, requested=scheduled)
+
+
+def _num_hit(slot_request: SlotRequest) -> int:
+    """The tokens of the hit."""
+    return 0 if slot_request.hit is None else slot_request.hit.num_tokens
 
 
 def _all_counts(values: Iterable[Any]) -> bool:

@@ -297,3 +297,9 @@ def close(number: int, commands: Sequence[Command]) -> Batch:
 def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
     """The rows whose tables commands change, rising."""
     return tuple(sorted({each.row for each in commands if isinstance(each, SetTable | CutTable)}))
+
+
+def places_set(commands: Iterable[Command]) -> list[tuple[int, int, int]]:
+    """The places of tables that commands set, in order: group, position, block."""
+    sets = (each for each in commands if isinstance(each, SetTable))
+    return [(each.group_id, each.position, each.block) for each in sets]

@@ -125,6 +125,14 @@ class Config:
         """Device blocks that can hold tokens."""
         return self.num_blocks - int(self.null_block)
 
+    def max_rows(self, num_requests: int) -> int:
+        """Rows that block tables need for this many requests at a time.
+
+        One is held back for each request that went in the open batch or in one in flight. A request
+        that is added and removed in the same batch needs one more.
+        """
+        return num_requests * (self.max_in_flight + 2)
+
     def drops_last_hit(self, group_id: int) -> bool:
         """Whether a hit leaves this group's last matched block to be computed."""
         flagged = any(each.eagle for each in self.groups)

@@ -142,11 +142,36 @@ class Swapped(Struct, frozen=True, gc=False):
         def __bool__(self) -> Literal[True]: ...
 
 
-class Appended(Struct, frozen=True, gc=False):
-    """How far an `append` came: requests from the refused one on are untouched."""
+class Appended(Struct, frozen=True, gc=False, eq=False):
+    """How far an `append` came: requests from the refused one on are untouched.
+
+    columns: the bytes of `grown`, no part of the comparison.
+    """
 
     done: int
     refused: Refused | None = None
+    columns: bytes = b""
+
+    @property
+    def grown(self) -> tuple[memoryview, ...]:
+        """The places of tables that the call set, as four int32 columns, a row per `SetTable` in
+        their order: the request's place in the call's list, group, position, block; block 0 stands
+        where a window gave back the one before.
+        """
+        columns = memoryview(self.columns).cast("i")
+        size = len(columns) // 4
+        return tuple(columns[start * size : (start + 1) * size] for start in range(4))
+
+    def __repr__(self) -> str:
+        return f"Appended(done={self.done!r}, refused={self.refused!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Appended):
+            return NotImplemented
+        return (self.done, self.refused) == (other.done, other.refused)
+
+    def __hash__(self) -> int:
+        return hash((self.done, self.refused))
 
 
 class PrefixCacheStats(Struct, frozen=True, gc=False):

@@ -41,7 +41,7 @@ from tests.helpers.stories import add, drop, make, serve, step
 
 
 def busy(backend: Backend) -> KVCacheManager:
-    """A manager whose bytes have all there is: both tiers, pins, a free row, merges, events."""
+    """A manager whose bytes have all there is: both tiers, pins, a held row, merges, events."""
     manager = make(
         backend, 8, num_host_blocks=3, max_model_len=12, enable_events=True, duplicates="merge"
     )
@@ -58,6 +58,8 @@ def busy(backend: Backend) -> KVCacheManager:
     manager.evict_blocks([1])
     manager.fork("runs", "child")
     manager.append(["child"], [9])
+    add(manager, "left", [3])
+    manager.remove_request("left")
     return manager
 
 

@@ -21,7 +21,7 @@ WORLDS = {
     "truncate": (world(2, 1, 3, "truncate", max_in_flight=1), 3665, 12398),
 }
 TWIN_WORLDS = {
-    "two requests": (world(2, 2, 2, max_in_flight=1, without=NO_FORK), 38311, 145301),
+    "two requests": (world(2, 2, 2, max_in_flight=1, without=NO_FORK), 32400, 116465),
     "completed, merging": (
         world(
             2,
@@ -32,8 +32,8 @@ TWIN_WORLDS = {
             duplicates="merge",
             without=NO_FORK,
         ),
-        38558,
-        144607,
+        31516,
+        111713,
     ),
 }
 

@@ -34,6 +34,7 @@ PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
     ("pool/block_pool", "use"): KEYWORD,
+    ("types/config", "max_rows"): "asked by runtimes, which are in Python",
     ("types/event_log", "Events"): "`EventLog`, which makes no objects before it is read",
     ("types/event_log", "to_bytes"): "`as_bytes` of `EventLog`, which has them",
     ("types/extra_inputs", "check_text"): "a text of the twin is UTF-8",
@@ -58,6 +59,7 @@ PYTHON_ONLY = {
     ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
     ("transitions/slot_request", "check_hit_kind"): BEFORE,
     ("transitions/slot_request", "SlotOptions"): "keyword arguments, for type checkers",
+    ("types/values", "grown"): "a field of the twin's",
     ("types/values", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {

@@ -207,3 +207,15 @@ def m_full_block_published_late(patcher: Patcher) -> None:
         @patcher.around(module, "publish_blocks")
         def publish_late(blocks: Any, tx: Any, request: Any, count: int, **options: Any) -> None:
             blocks(tx, request, max(0, count - 1), **options)
+
+
+@mutant("calls", "GROWN", costs="no engine here makes its tables from it")
+def m_grown_misses_copy(patcher: Patcher) -> None:
+    """The place in a table that a copy takes is missing in what `append` tells."""
+
+    @patcher.around(TRANSITIONS, "append")
+    def told(append: Any, where: State, *args: Any, **options: Any) -> Any:
+        outcome = append(where, *args, **options)
+        if not any(isinstance(each, CopyOnWrite) for each in outcome.commands):
+            return outcome
+        return replace(outcome, value=replace(outcome.value, columns=b""))

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.check.mutants.seeding import Patcher, after, mutant
 from kvcore.check.mutants.worlds import (
     COMPLETED,
     FLYING,
@@ -163,6 +163,17 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
     patcher.replace(requests, "forget", lambda *_: None)
+
+
+@mutant("flight", "ROW-LIFE", costs="tables change in order; no engine here keeps rows of a batch")
+def m_row_given_at_once(patcher: Patcher) -> None:
+    """The row of a request that has gone is given again while unfinished batches name it."""
+
+    def give(before: Any, removed: Any, name: str) -> Any:
+        rows = before.free_rows.append(before.requests[name].row)
+        return replace(removed, free_rows=rows, held_rows=before.held_rows)
+
+    after(patcher, "remove_request", give)
 
 
 @mutant(FLYING_SWAPPED, "KV-READ", unnamed="no named world has swaps with two batches in flight")

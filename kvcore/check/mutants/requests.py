@@ -20,7 +20,7 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
     """The row of a request that has gone is not given back."""
 
     def keep(before: Any, removed: Any, _name: str) -> Any:
-        return replace(removed, free_rows=before.free_rows)
+        return replace(removed, held_rows=before.held_rows)
 
     after(patcher, "remove_request", keep)
 

@@ -2,8 +2,9 @@
 """One name for all states that differ only in names: the quotient that makes exploring possible.
 
 Three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be left as
-it is (`Symmetry`). Requests, and rows with them (a new one gets some row that is not in use): by
-their place in an order that is tried for every permutation of requests that look alike. Blocks: by
+it is (`Symmetry`). Requests, and rows with them: by their place in an order that is tried for every
+permutation of requests that look alike. A row that has no request counts while a batch writes by
+its table; which one a new request gets, and until when rows are held back, does not. Blocks: by
 their first place in tables in request order, then in the free queue, then among the pinned ones;
 the null block keeps its number. Tokens: they matter through equality of prefixes alone, so the
 nodes of the prefix tree are numbered in the order of first meeting; adapter, media and salt are
@@ -124,6 +125,7 @@ def _name(
         for request in order:
             name += [request.row, len(request.request_id), *request.request_id.encode()]
         name += [len(state.rows), len(state.free_rows), *state.free_rows]
+        name += [row for row, _ in state.held_rows]
     for request in order:
         name += [len(request.tokens), len(request.drafts), request.num_computed]
         name += [bool(request.host_tables), request.skip_reading]
@@ -140,7 +142,7 @@ def _name(
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
-    renaming = Renaming(state, order, device, host, tree, prefixes)
+    renaming = Renaming(order, device, host, tree, prefixes)
     if state.in_flight or len(state.operations) or len(state.batch.published_keys) or state.loads:
         name += in_flight(state, renaming)
     if more is not None:
@@ -192,7 +194,6 @@ class Renaming:
 
     def __init__(
         self,
-        state: State,
         order: list[RequestState],
         device: Blocks,
         host: Blocks,
@@ -206,12 +207,15 @@ class Renaming:
         self.prefixes = prefixes
         self.places = {request.request_id: place for place, request in enumerate(order)}
         self._rows = {request.row: place for place, request in enumerate(order)}
-        for place, row in enumerate(reversed(state.free_rows)):
-            self._rows[row] = len(order) + place
+        self._taken = set(self._rows)
 
     def row(self, row: int) -> int:
-        """A row's name: its request's place, or when it is given again."""
-        return self._rows.get(row, LOST)
+        """A row's name: its request's place, or behind these, in the order of first meeting."""
+        return self._rows.setdefault(row, len(self._rows))
+
+    def has_request(self, row: int) -> bool:
+        """Whether a row has a request."""
+        return row in self._taken
 
     def key(self, key: bytes) -> Name:
         """What a key stands for: its group and prefix."""
@@ -230,7 +234,8 @@ def in_flight(state: State, names: Renaming) -> Name:
     for block, key in state.batch.published_keys:
         name += [*names.device.names([block]), *names.key(key)]
     for batch in state.in_flight:
-        name += [len(batch.entries), len(batch.published_keys), len(batch.rows)]
+        rows = sorted(names.row(row) for row in batch.rows if names.has_request(row))
+        name += [len(batch.entries), len(batch.published_keys), len(rows)]
         by_order = sorted(batch.entries.items(), key=lambda item: item[1].order)
         for request_id, entry in by_order:
             place = names.places.get(request_id, LOST)
@@ -239,7 +244,7 @@ def in_flight(state: State, names: Renaming) -> Name:
             name += [each for at in sorted(entry.replaced) for each in at]
         for block, key in batch.published_keys:
             name += [*names.device.names([block]), *names.key(key)]
-        name += sorted(names.row(row) for row in batch.rows)
+        name += rows
     name.append(len(state.operations))
     for _, operation in sorted(state.operations.items()):
         waits = names.places.get(operation.request_id or "", LOST)

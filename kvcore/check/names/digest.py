@@ -77,6 +77,8 @@ def _told_apart(state: State) -> bytes:
     """What tells apart two states of the same pools and requests, how many these are included."""
     number = state.batch.number
     parts: list[Any] = [tuple(state.rows), tuple(state.free_rows)]
+    if state.held_rows:
+        parts.append([(row, number - batch) for row, batch in state.held_rows])
     if len(state.operations):
         parts += [
             (at, each.block, each.key, number - each.batch, each.request_id, each.first_token)

@@ -23,6 +23,7 @@ from kvcore.types.commands import (
     FIELDS,
     Command,
     CopyOnWrite,
+    CutTable,
     Evict,
     EvictAll,
     Free,
@@ -275,9 +276,16 @@ def _open_batch(node: Node, names: Renaming) -> Name:
 
 
 def _commands(commands: Iterable[Command], names: Renaming) -> Name:
-    """The commands that change memory or tables."""
-    told = [_command(each, names) for each in commands if not isinstance(each, OF_OWNERS)]
+    """The commands that change memory, or tables of requests."""
+    told = [_command(each, names) for each in commands if _counts(each, names)]
     return [len(told), *(number for each in told for number in each)]
+
+
+def _counts(command: Command, names: Renaming) -> bool:
+    """Whether a command changes memory, or a table that a request has or a batch writes by."""
+    if isinstance(command, CutTable) and command.length == 0:
+        return names.has_request(command.row)
+    return not isinstance(command, OF_OWNERS)
 
 
 def _command(command: Command, names: Renaming) -> Name:
@@ -325,11 +333,13 @@ def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
 
 
 def _mirror(node: Node, names: Renaming) -> Name:
-    """The worker's tables."""
+    """The worker's tables, of requests and of those by which a batch writes."""
+    waiting = node.waiting
+    written = {b.requests[each.request_id].row for b in waiting for each in b.writes}
     tables = sorted(
         (names.row(row), group_id, names.device.names(table))
         for (row, group_id), table in node.tables.items()
-        if table
+        if table and (row in written or names.has_request(row))
     )
     name = [len(tables)]
     for row, group_id, table in tables:

@@ -27,6 +27,7 @@ from kvcore.types.values import PrefixCacheStats
 def pack(state: State) -> bytes:
     """The bytes of a closed state."""
     assert not state.in_flight
+    assert not state.held_rows
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
     rest = (state.rows, state.free_rows, state.operations, state.next_operation)

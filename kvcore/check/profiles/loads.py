@@ -137,8 +137,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-swap": Profile(
         "external loads in flight that fail; a request is cut and swapped meanwhile",
         world(2, 1, 2, 2, "truncate", *SWAPS, num_host_blocks=2, without=SHARING, **IN_FLIGHT),
-        2220,
-        7194,
+        2210,
+        7198,
         backend="both",
         not_shown={
             "call swap_in: refused later": "the one request's blocks stay on the device",
@@ -148,8 +148,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-remove": Profile(
         "external loads in flight that fail; two calls in a batch, requests are removed",
         world(2, 1, 2, 2, calls_per_batch=2, without=SHARING, **IN_FLIGHT),
-        4052,
-        17388,
+        3379,
+        14631,
         backend="both",
     ),
     "flight-loads-again": Profile(
@@ -164,8 +164,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-leave": Profile(
         "external loads in flight that fail; two requests, every way to leave",
         world(*LEAVING, num_host_blocks=2, without=SHARING[-1:], **IN_FLIGHT),
-        322301,
-        1257591,
+        249038,
+        977955,
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -173,8 +173,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-leave-completed": Profile(
         "the same, published when a batch is completed",
         world(*LEAVING, num_host_blocks=2, without=SHARING[-1:], publish="completed", **IN_FLIGHT),
-        287214,
-        1115060,
+        222491,
+        868571,
         slow=True,
         backend="rust",
         shows=SHOWS,

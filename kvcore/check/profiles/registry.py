@@ -111,14 +111,14 @@ PROFILES: dict[str, Profile] = {
     "flight": Profile(
         "a batch in flight",
         world(2, 2, 2, 2, without=("fork", "reset_prefix_cache"), **FLYING),
-        *(5966, 18844),
+        *(3820, 12325),
         not_shown=NEVER_REFUSED | NEVER_HIT | {"goal sharing": "nobody forks, and there is no hit"},
     ),
     "flight-hits": Profile(
         "a batch in flight, blocks of one token that are hit",
         world(2, 2, 2, 2, without=SHARING, **FLYING_SLOTS),
-        7532,
-        24434,
+        3430,
+        11682,
     ),
     "flight-fork": Profile(
         "a batch in flight, forks",
@@ -137,8 +137,8 @@ PROFILES: dict[str, Profile] = {
         world(
             2, 2, 2, 2, publish="completed", without=("fork", "reset_prefix_cache"), **FLYING_SLOTS
         ),
-        9528,
-        31308,
+        5252,
+        18001,
     ),
     "flight-two-completed": Profile(
         "two batches in flight, blocks published at their end",
@@ -155,8 +155,8 @@ PROFILES: dict[str, Profile] = {
     "flight-swap": Profile(
         "a batch in flight with a host tier",
         world(2, 2, 2, 2, *SWAPS, num_host_blocks=2, without=SHARING, **FLYING_SLOTS),
-        19968,
-        65509,
+        9404,
+        32204,
     ),
     "flight-window": Profile(
         "a batch in flight behind a window",
@@ -181,8 +181,8 @@ PROFILES: dict[str, Profile] = {
     "flight-merge": Profile(
         "duplicates that merge when their batch is completed",
         world(2, 2, 2, 2, duplicates="merge", publish="completed", without=SHARING, **FLYING_SLOTS),
-        7896,
-        25852,
+        3335,
+        11438,
     ),
     "flight-merge-late": Profile(
         "a batch in flight, blocks cached late that merge with what it writes",

@@ -70,6 +70,8 @@ FACTS: dict[str, Fact] = {
     "HIT-LONGEST": Fact("quality", (14, 20, 46, 71)),
     "EVT-COPY": Fact("quality", (4, 5)),
     "LRU": Fact("quality", (52,)),
+    "ROW-LIFE": Fact("wrong KV"),
+    "GROWN": Fact("wrong KV"),
     "HIT-PRESERVE": Fact("quality", (20,)),
     "HIT-PINNED": Fact("wrong KV", (18, 19, 59)),
     "HIT-FRESH": Fact("wrong KV", (44,)),

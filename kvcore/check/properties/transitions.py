@@ -17,8 +17,8 @@ from kvcore.codec.encode import encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse, perform
-from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
-from kvcore.types.values import Hit, Outcome, Refused
+from kvcore.types.commands import Allocate, Evict, EvictAll, Free, SetTable, Touch
+from kvcore.types.values import Appended, Hit, Outcome, Refused
 
 TransitionCheck = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
 
@@ -49,6 +49,36 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
                 _join(queue, pool, block, cached=cached)
     if queue != list(pool.queue):
         yield f"{call.name} leaves the queue {list(pool.queue)}, by its commands {queue}"
+
+
+def row_life(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """ROW-LIFE: a row becomes free when the batch is finished that was open when its request was
+    removed; after a cancel, if no batch that is left has it.
+    """
+    after, held = outcome.state, dict(before.held_rows)
+    numbers = [*(batch.number for batch in after.in_flight), after.batch.number]
+    for row in after.free_rows:
+        if row in before.free_rows:
+            continue
+        left = any(row in batch.rows for batch in after.in_flight)
+        if held.get(row, after.batch.number) in numbers or (call.name == "cancel" and left):
+            yield f"{call.name} gives back row {row}, which an unfinished batch may have"
+
+
+def grown(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """GROWN: `append` says each place of a table that it set, in the order of its commands."""
+    if not isinstance(outcome.value, Appended) or not isinstance(call.args[0], list):
+        return
+    ids = call.args[0]
+    rows = [before.requests[each].row for each in ids if isinstance(each, str)]
+    told = list(zip(*(column.tolist() for column in outcome.value.grown), strict=True))
+    expected = [
+        (rows.index(each.row), each.group_id, each.position, each.block)
+        for each in outcome.commands
+        if isinstance(each, SetTable)
+    ]
+    if told != expected:
+        yield f"append set places {expected} of tables and says {told}"
 
 
 def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -174,6 +204,8 @@ OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
 
 TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "LRU": lru,
+    "ROW-LIFE": row_life,
+    "GROWN": grown,
     "HIT-PRESERVE": hit_preserve,
     "HIT-PINNED": hit_pinned,
     "HIT-FRESH": hit_fresh,

@@ -153,6 +153,6 @@ def _failure(error: Exception, config: Config, moves: Sequence[Move], at: int | 
 def _play(config: Config, backend: Managers, devices: MakeDevices, setting: Setting | None) -> Play:
     num_rows, num_tokens = MOST_ROWS, MOST_TOKENS
     if setting is not None:
-        num_rows = setting.num_requests + 1
+        num_rows = config.max_rows(setting.num_requests + 1)
         num_tokens = 2 * (setting.num_prompt + 2 * setting.num_output) + MARGIN
     return Play(config, managers(backend), devices, num_rows, num_tokens)

@@ -114,7 +114,7 @@ class Engine:
         self.runtime, groups = make_runtime(
             model,
             config,
-            max_rows=self.options.max_sequences,
+            max_rows=config.max_rows(self.options.max_sequences),
             max_tokens=self.options.token_budget,
             guard=self.options.guard,
         )

@@ -56,7 +56,8 @@ impl Manager {
     /// A manager that holds this state.
     pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
         let no_blocks = values::no_blocks(py, state.config.groups.len())?.0.unbind();
-        let appended = values::appended(py, &Appended { done: 1, refused: None })?.0.unbind();
+        let appended =
+            values::appended(py, &Appended { done: 1, ..Appended::default() })?.0.unbind();
         let appended_one = appended.clone_ref(py);
         let appended = (1, appended);
         Ok(Manager { state, no_blocks, appended_one, appended, room: Batch::default() })
@@ -177,7 +178,7 @@ impl Manager {
         far: &Appended,
     ) -> PyResult<PyAppended<'py>> {
         let py = this.py();
-        if far.refused.is_some() {
+        if far.refused.is_some() || !far.grown.is_empty() {
             return values::appended(py, far);
         }
         if Self::shown(this)?.appended.0 == far.done {
@@ -205,7 +206,9 @@ impl Manager {
         let mut manager = Self::lent(this)?;
         let output = Output { tokens: Some(&[token]), batch, ..Output::default() };
         let outcome = append(&mut manager.state, Requests::Ids(&[name]), output);
-        if let Ok(Appended { done: 1, refused: None }) = outcome {
+        if let Ok(Appended { done: 1, refused: None, grown }) = &outcome
+            && grown.is_empty()
+        {
             return Ok(Some(PyAppended(manager.appended_one.bind(this.py()).clone())));
         }
         drop(manager);

@@ -173,10 +173,10 @@ pub(crate) fn hit<'py>(py: Python<'py>, found: &Hit) -> PyResult<PyHit<'py>> {
 /// How far an `append` came.
 pub(crate) fn appended<'py>(py: Python<'py>, far: &Appended) -> PyResult<PyAppended<'py>> {
     let class = Classes::get(py)?.appended.bind(py);
-    Ok(PyAppended(match &far.refused {
-        None => class.call1((far.done,))?,
-        Some(refusal) => class.call1((far.done, refused(py, refusal)?))?,
-    }))
+    let refusal = far.refused.as_ref().map(|refusal| refused(py, refusal)).transpose()?;
+    let column = |at: usize| far.grown.iter().flat_map(move |row| row[at].to_le_bytes());
+    let columns: Vec<u8> = (0..4).flat_map(column).collect();
+    Ok(PyAppended(class.call1((far.done, refusal, PyBytes::new(py, &columns)))?))
 }
 
 /// What `can_allocate` says.

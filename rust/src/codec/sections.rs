@@ -23,6 +23,8 @@ const EXTRA_KEYS: u8 = 2;
 const OPTIONS: u8 = 3;
 /// The tag of the first batches whose output belongs to requests.
 const OUTPUT: u8 = 4;
+/// The tag of the rows that are held back.
+const HELD_ROWS: u8 = 5;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -32,11 +34,12 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 4] = [
+    let sections: [Section; 5] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, with_output(state).next().is_some(), write_output),
+        (HELD_ROWS, !state.held_rows.is_empty(), write_held_rows),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -88,6 +91,15 @@ fn write_output(out: &mut Writer, state: &State) {
     }
 }
 
+/// Write the rows that are held back, each with its batch, in their order.
+fn write_held_rows(out: &mut Writer, state: &State) {
+    out.count(state.held_rows.len());
+    for &(row, batch) in &state.held_rows {
+        out.u32(row.0);
+        out.u64(batch);
+    }
+}
+
 /// Read the sections up to the end. Fails with DamagedState.
 pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let mut last = None;
@@ -97,9 +109,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             LOADS => read_loads,
             EXTRA_KEYS => read_ends,
             OPTIONS => read_options,
-            _ => read_output,
+            OUTPUT => read_output,
+            _ => read_held_rows,
         };
-        if !(LOADS..=OUTPUT).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=HELD_ROWS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -216,6 +229,24 @@ fn read_output(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> 
     if last.is_none() {
         return Err(source.damaged("a section holds nothing"));
     }
+    Ok(())
+}
+
+/// Read the rows held back of the next bytes, one at least. Fails with DamagedState.
+fn read_held_rows(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let held = source.list(|source| Ok((Row(source.u32()?), source.u64()?)))?;
+    let is_unfinished = |number: u64| {
+        number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
+    };
+    let fits =
+        |&(row, batch): &(Row, u64)| row.index() < state.requests.len() && is_unfinished(batch);
+    if !held.iter().all(fits) {
+        return Err(source.damaged("a row is held back for no unfinished batch"));
+    }
+    if held.is_empty() {
+        return Err(source.damaged("a section holds nothing"));
+    }
+    state.held_rows = held;
     Ok(())
 }
 

@@ -234,7 +234,7 @@ fn leak(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// ROWS: each request has a row of its own; free rows are those without a request.
+/// ROWS: each row is with a request, free, or held back for an unfinished batch, and once.
 fn rows(state: &State, scratch: &mut Scratch) -> Finding {
     let mut num_taken = 0;
     for (row, request) in (0..).map(Row).zip(&state.requests) {
@@ -248,7 +248,8 @@ fn rows(state: &State, scratch: &mut Scratch) -> Finding {
         return Err(format!("{} rows are named for {num_taken} requests", state.rows.len()));
     }
     let freed = scratch.zeros(state.requests.len());
-    for row in &state.free_rows {
+    let held = state.held_rows.iter().map(|(row, _)| row);
+    for row in state.free_rows.iter().chain(held) {
         match freed.get_mut(row.index()) {
             Some(times) => *times += 1,
             None => return Err(format!("free row {} was never given", row.0)),
@@ -258,6 +259,13 @@ fn rows(state: &State, scratch: &mut Scratch) -> Finding {
         if times != u32::from(request.is_none()) {
             return Err(format!("row {row} is {times} times among the free rows"));
         }
+    }
+    let batches: Vec<u64> = state.held_rows.iter().map(|&(_, batch)| batch).collect();
+    let known = |&number: &u64| {
+        number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
+    };
+    if !batches.is_sorted() || !batches.iter().all(known) {
+        return Err(format!("rows are held back for batches {batches:?}"));
     }
     Ok(())
 }

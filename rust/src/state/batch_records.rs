@@ -111,7 +111,8 @@ pub struct BatchInFlight {
     pub(crate) entries: RequestEntries,
     /// What it published, in order, if that can be taken back.
     pub(crate) published_keys: Vec<PublishedKey>,
-    /// Those that its commands name, rising.
+    /// Those that its commands name, and those of requests that it remembered until they were
+    /// removed, rising.
     pub(crate) rows: Vec<Row>,
     /// Places that an entry holds and whose block is another one by now.
     pub(crate) replaced: BTreeSet<Place>,

@@ -168,13 +168,16 @@ clone_in_place! {
         pub(crate) scales: Vec<u32>,
         pub(crate) device: BlockPool,
         pub(crate) host: Option<BlockPool>,
-        /// The request in each row, None if the row is free.
+        /// The request in each row, None if it has none.
         pub(crate) requests: Vec<Option<RequestState>>,
         pub(crate) rows: HashMap<Arc<str>, Row>,
         /// The first batch whose output still belongs to the request in each row.
         pub(crate) output_from: Vec<u64>,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
+        /// Rows to use again once a batch is finished, each with the number of that batch, in the
+        /// same order.
+        pub(crate) held_rows: Vec<(Row, u64)>,
         pub(crate) batch: OpenBatch,
         /// The open batch's commands, and the events that are not yet drained.
         pub(crate) effects: Effects,
@@ -213,6 +216,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         output_from: Vec::new(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
+        held_rows: Vec::new(),
         batch: OpenBatch::default(),
         effects: Effects::new(config.enable_events),
         host_effects: Effects::silent(),

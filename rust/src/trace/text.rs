@@ -147,8 +147,8 @@ pub fn write_value(value: &Value) -> Vec<String> {
         Value::Swapped(Swapped { num_copied, num_found }) => {
             format!("swapped: copied {num_copied} found {num_found}")
         }
-        Value::Appended(Appended { done, refused: None }) => format!("done {done}"),
-        Value::Appended(Appended { done, refused: Some(refused) }) => {
+        Value::Appended(Appended { done, refused: None, .. }) => format!("done {done}"),
+        Value::Appended(Appended { done, refused: Some(refused), .. }) => {
             format!("done {done}, {}", write_refused(refused))
         }
         Value::Stats(stats) => {

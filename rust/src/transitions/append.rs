@@ -21,6 +21,7 @@ use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
+use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::Row;
 use crate::types::values::{Appended, Output, Refused};
@@ -60,17 +61,22 @@ pub fn append<'a>(
         let wrong = read_request_ids(state, rows).and_then(|()| check_append(state, rows, &output));
         return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
     }
+    let mut grown = Vec::new();
     for (done, &row) in rows.iter().enumerate() {
         let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
         if append_quietly(state, row, token, output.batch) {
             continue;
         }
-        if let Err(refused) = append_one(state, row, token, output.batch) {
+        let start = state.effects.commands.len();
+        let outcome = append_one(state, row, token, output.batch);
+        let places = places_set(&state.effects.commands, start);
+        grown.extend(places.map(|[group, position, block]| [done as u32, group, position, block]));
+        if let Err(refused) = outcome {
             state.batch.records.truncate(num_records + done);
-            return Ok(Appended { done: done as u64, refused: Some(refused) });
+            return Ok(Appended { done: done as u64, refused: Some(refused), grown });
         }
     }
-    Ok(Appended { done: rows.len() as u64, refused: None })
+    Ok(Appended { done: rows.len() as u64, refused: None, grown })
 }
 
 /// Add and schedule a token that changes counts alone; false, with nothing done, if it may do more.

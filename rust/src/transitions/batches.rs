@@ -3,7 +3,8 @@
 //!
 //! Invariants: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is
 //! available to the next one. Otherwise it is in flight until it is completed, in the order of the
-//! numbers; then blocks that only it used join the free queue. With `Publish::Completed` the blocks
+//! numbers; then blocks that only it used join the free queue, and rows that were held back for it
+//! are free. With `Publish::Completed` the blocks
 //! that a batch wrote become findable when it is completed, up to the first one that a later batch
 //! or the open one begins. With `Duplicates::Merge` a block whose content was already findable when
 //! it was filled is looked up again at completion: the table's move to the older block, and the
@@ -59,6 +60,9 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
             publish_written(state, &closed);
         }
     }
+    if limit == 0 {
+        release_rows(state, batch.number);
+    }
     settle_merges(state, merges);
     Ok(())
 }
@@ -80,10 +84,17 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
             pool.end_quarantine();
         }
     }
+    release_rows(state, oldest);
     if state.config.publish == Publish::Completed {
         publish_written(state, &finished);
     }
     Ok(())
+}
+
+/// Let the rows be given again that were held back until this batch was finished.
+pub(crate) fn release_rows(state: &mut State, number: u64) {
+    let end = state.held_rows.partition_point(|&(_, batch)| batch <= number);
+    state.free_rows.extend(state.held_rows.drain(..end).map(|(row, _)| row));
 }
 
 /// Fails with NotInFlight unless this is the number of a batch in flight.

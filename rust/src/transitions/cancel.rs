@@ -6,7 +6,8 @@
 //! least count that they remember, and the blocks behind it are released. What they evicted stays
 //! evicted, and what they freed stays freed. The new open batch begins with the blocks given back
 //! and with the whole tables of every row that the cancelled commands name, so it is right whether
-//! or not those had been applied.
+//! or not those had been applied. A row that was held back for a cancelled batch is free, unless a
+//! batch that is left has it.
 //! Twin: kvcore/transitions/cancel.py.
 
 use std::collections::BTreeSet;
@@ -42,6 +43,7 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
         rows,
         ..BatchInFlight::default()
     }));
+    hold_rows(state, number);
     state.loads.retain(|load| load.batch < number);
     take_back(state, &cancelled, number);
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
@@ -75,6 +77,22 @@ fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     for (row, &count) in counts.iter().filter(|_| !seeded(Mutant::CancelKeepsCounts)) {
         fall(state, row, count, number);
     }
+}
+
+/// Let rows be given again that were held back for cancelled batches and that no other has.
+fn hold_rows(state: &mut State, number: u64) {
+    let State { held_rows, free_rows, in_flight, .. } = state;
+    held_rows.retain_mut(|(row, batch)| {
+        if *batch < number {
+            return true;
+        }
+        let is_left = in_flight.iter().any(|each| each.rows.contains(row));
+        match in_flight.last().filter(|_| is_left) {
+            Some(last) => *batch = last.number,
+            None => free_rows.push(*row),
+        }
+        is_left
+    });
 }
 
 /// Take a request back to `num_tokens` tokens, without the loads that were cancelled.

@@ -107,13 +107,16 @@ fn inherit_one(entries: &mut RequestEntries, parent: Row, child: Row) {
     entries.held.resize(entries.held.len() + width, 0);
 }
 
-/// Drop a request's entries in all batches.
+/// Drop a request's entries in all batches; those in flight keep its row.
 pub(crate) fn forget(state: &mut State, row: Row) {
     for batch in &mut state.in_flight {
         if batch.entries.get(row).is_some() && !seeded(Mutant::RemovedStaysMarked) {
             let batch = Arc::make_mut(batch);
             batch.entries.rows.remove(row);
             remove_places(&mut batch.replaced, (row, 0, 0)..=(row, u32::MAX, u32::MAX));
+            if let Err(place) = batch.rows.binary_search(&row) {
+                batch.rows.insert(place, row);
+            }
         }
     }
     state.batch.entries.rows.remove(row);

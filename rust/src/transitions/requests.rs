@@ -138,7 +138,8 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     Ok(())
 }
 
-/// Forget a request that holds no blocks; its row can be given again.
+/// Forget a request that holds no blocks; its row can be given again when the open batch is
+/// finished.
 ///
 /// If no other request can report that an unconfirmed load failed, what rests on it is withdrawn.
 /// Fails with UnknownRequest, StillHoldsBlocks.
@@ -157,7 +158,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     state.output_from[row.index()] = 0;
     forget(state, row);
     forget_reporter(state, row);
-    state.free_rows.push(row);
+    state.held_rows.push((row, state.batch.number));
     Ok(())
 }
 
@@ -287,6 +288,7 @@ mod tests {
     use super::*;
     use crate::hashing::block_hash::{hash_block, hash_blocks, root_hash};
     use crate::state::state::make_state;
+    use crate::transitions::batches::take_batch;
     use crate::types::config::Config;
     use crate::types::extra_inputs::ExtraKeys;
     use crate::types::keys::Hashing;
@@ -331,9 +333,11 @@ mod tests {
         }
         remove_request(&mut state, "a").unwrap();
         remove_request(&mut state, "b").unwrap();
-        assert_eq!(add_request(&mut state, Request::new("d", &[1])), Ok(Row(1)));
-        assert_eq!(add_request(&mut state, Request::new("e", &[1])), Ok(Row(0)));
-        assert_eq!(add_request(&mut state, Request::new("f", &[1])), Ok(Row(3)));
+        assert_eq!(add_request(&mut state, Request::new("d", &[1])), Ok(Row(3)));
+        take_batch(&mut state).unwrap();
+        assert_eq!(add_request(&mut state, Request::new("e", &[1])), Ok(Row(1)));
+        assert_eq!(add_request(&mut state, Request::new("f", &[1])), Ok(Row(0)));
+        assert_eq!(add_request(&mut state, Request::new("g", &[1])), Ok(Row(4)));
     }
 
     #[test]

@@ -123,7 +123,9 @@ pub fn check_slot_request(
     request: &RequestState,
     slot_request: &SlotRequest,
 ) -> Result<Vec<Vec<BlockId>>, Error> {
-    if slot_request.num_new_tokens == 0 && slot_request.num_external_computed_tokens == 0 {
+    let brings =
+        slot_request.num_external_computed_tokens != 0 || slot_request.num_hit_tokens() != 0;
+    if slot_request.num_new_tokens == 0 && !brings {
         return Err(Error::InvalidCount { name: "num_new_tokens", value: 0, least: 1 });
     }
     check_drafts_settled(request)?;

@@ -354,5 +354,17 @@ pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
     rows
 }
 
+/// The places of tables that the commands behind the first ones set, in order: group, position,
+/// block.
+pub(crate) fn places_set(commands: &Commands, start: usize) -> impl Iterator<Item = [u32; 3]> {
+    let place = |&[kind, values @ ..]: &[i32; 5]| match from_row(kind, values, &commands.keys) {
+        Ok(Command::SetTable { group_id, position, block, .. }) => {
+            Some([group_id, position, block.0])
+        }
+        _ => None,
+    };
+    commands.rows[start..].iter().filter_map(place)
+}
+
 #[cfg(test)]
 mod tests;

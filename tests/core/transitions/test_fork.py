@@ -140,6 +140,7 @@ def test_a_child_outlives_its_parent(backend: Backend) -> None:
     # Alone with block 3, the child writes in place.
     manager.append(["b"], [9])
     assert blocks(manager, "b") == [1, 2, 3]
+    step(manager)
     assert manager.fork("b", "c") == 0  # the row that the parent gave back
 
 

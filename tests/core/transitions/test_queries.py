@@ -111,7 +111,9 @@ def test_a_row_stays_and_the_last_given_back_is_the_next_given(manager: KVCacheM
     drop(manager, "a")
     drop(manager, "c")
     assert manager.get_row("b") == 1
-    assert [add(manager, name, [1]) for name in "def"] == [2, 0, 3]
+    assert add(manager, "held", [1]) == 3
+    step(manager)
+    assert [add(manager, name, [1]) for name in "def"] == [2, 0, 4]
 
 
 def test_a_list_that_was_handed_out_is_the_callers(manager: KVCacheManager) -> None:

@@ -15,7 +15,9 @@ from kvcore import (
     PromptEmbeds,
     Refused,
     Request,
+    Verdict,
 )
+from kvcore.types.errors import InvalidCount
 from kvcore.types.events import replay
 from tests.conftest import Backend
 from tests.helpers.stories import add, admit, drop, make, serve, step, unchanged
@@ -44,6 +46,24 @@ def test_look_ups_are_counted_in_tokens_with_the_allocation_that_uses_them(
     assert stats.hit_rate == pytest.approx(4 / 11)
     assert manager.take_stats() == PrefixCacheStats()
     assert PrefixCacheStats().hit_rate == 0.0
+
+
+def test_a_hit_that_is_taken_alone_is_counted_once(manager: KVCacheManager) -> None:
+    serve(manager, "a", [0, 1, 2])
+    manager.take_stats()
+    add(manager, "b", [0, 1, 3])
+    hit = manager.get_computed_blocks("b")
+    with unchanged(manager), pytest.raises(InvalidCount):
+        manager.allocate_slots("b", 0)
+    events = len(manager.take_events())
+    assert manager.can_allocate("b", 0, hit) is Verdict.OK
+    assert events == 1
+    assert manager.allocate_slots("b", 0, hit).blocks == ((),)
+    assert manager.take_stats() == PrefixCacheStats(requests=1, queries=3, hits=2)
+    assert manager.allocate_slots("b", 1)
+    assert manager.take_stats() == PrefixCacheStats()
+    assert not manager.take_events()
+    assert manager.num_computed_tokens("b") == 3
 
 
 def test_asking_is_not_counted(manager: KVCacheManager) -> None:

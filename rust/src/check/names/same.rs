@@ -25,6 +25,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && same_pool(&one.device, &other.device)
         && all_same(&one.requests, &other.requests, same_request)
         && (&one.free_rows, &one.output_from) == (&other.free_rows, &other.output_from)
+        && one.held_rows == other.held_rows
         && same_batch(&one.batch, &other.batch)
         && one.effects.commands == other.effects.commands
         && one.effects.events == other.effects.events

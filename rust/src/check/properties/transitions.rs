@@ -24,8 +24,10 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 9] = [
     ("LRU", lru),
+    ("ROW-LIFE", row_life),
+    ("GROWN", grown),
     ("HIT-PRESERVE", hit_preserve),
     ("HIT-PINNED", hit_pinned),
     ("HIT-FRESH", hit_fresh),
@@ -93,6 +95,40 @@ fn lru(made: &Made<'_>) -> Finding {
     }
     let left: Vec<BlockId> = after.queue.iter().collect();
     Err(format!("{name} leaves the queue {left:?}, by its commands {queue:?}"))
+}
+
+/// ROW-LIFE: a row becomes free when the batch is finished that was open when its request was
+/// removed; after a cancel, if no batch that is left has it.
+fn row_life(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    let is_unfinished =
+        |number: u64| number == after.batch.number || after.in_flight().any(|each| each == number);
+    let cancels = matches!(made.call, Call::Cancel { .. });
+    for row in after.free_rows.iter().filter(|&row| !before.free_rows.contains(row)) {
+        let held = before.held_rows.iter().find(|(each, _)| each == row);
+        let left = cancels && after.in_flight.iter().any(|batch| batch.rows.contains(row));
+        if held.is_none_or(|&(_, batch)| is_unfinished(batch)) || left {
+            let name = made.call.transition();
+            return Err(format!("{name} gives back row {}, which a batch may have", row.0));
+        }
+    }
+    Ok(())
+}
+
+/// GROWN: `append` says each place of a table that it set, in the order of its commands.
+fn grown(made: &Made<'_>) -> Finding {
+    let Value::Appended(appended) = &made.outcome.value else { return Ok(()) };
+    let place = |command| match command {
+        Command::SetTable { group_id, position, block, .. } => {
+            Some([0, group_id, position, block.0])
+        }
+        _ => None,
+    };
+    let set: Vec<[u32; 4]> = made.outcome.commands(made.after).filter_map(place).collect();
+    if set == appended.grown {
+        return Ok(());
+    }
+    Err(format!("append set places {set:?} of tables and says {:?}", appended.grown))
 }
 
 /// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.

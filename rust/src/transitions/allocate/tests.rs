@@ -57,10 +57,11 @@ fn append_stops_at_the_first_refusal() {
     take_batch(&mut state).unwrap();
     let refused = Refused { reason: Reason::Later, needed: 1, available: 0, pending: 0 };
     let appended = append(&mut state, Requests::Ids(&["a", "b"]), &[5, 5]).unwrap();
-    assert_eq!(appended, Appended { done: 0, refused: Some(refused) });
+    assert_eq!(appended, Appended { refused: Some(refused), ..Appended::default() });
     free(&mut state, "b").unwrap();
     let appended = append(&mut state, Requests::Rows(&[0]), &[5]).unwrap();
-    assert_eq!(appended, Appended { done: 1, refused: None });
+    let grown = vec![[0, 0, 2, table(&state, "a")[2]]];
+    assert_eq!(appended, Appended { done: 1, refused: None, grown });
     assert_eq!((table(&state, "a").len(), state[Row(0)].num_tokens()), (3, 5));
 }
 
