@@ -170,6 +170,9 @@ class Appended(Struct, frozen=True, gc=False, eq=False):
             return NotImplemented
         return (self.done, self.refused) == (other.done, other.refused)
 
+    def __ne__(self, other: object) -> bool:  # a Struct has one of its own
+        return not self == other
+
     def __hash__(self) -> int:
         return hash((self.done, self.refused))
 

@@ -44,6 +44,8 @@ NO_EVENTS = "the facades make no events"
 OWN_KINDS = "it judges what users bring"
 LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
+    "ROW-LIFE": TABLES,
+    "GROWN": TABLES,
     "WAIT-EMPTY": "who waits has no table at all (S002-66, S003-11, 34)",
     **dict.fromkeys(("COMPUTED", "COMPUTED-RULE", "DRAFT", "PUBLISHED"), MARKS),
     **dict.fromkeys(("REQ-HASH", "CACHED-COUNT", "CACHE-KEY"), OWN_HASHES),

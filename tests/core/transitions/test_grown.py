@@ -28,7 +28,7 @@ def test_new_blocks_and_copies_are_told_by_the_place_in_the_list(backend: Backen
     assert rows(appended) == [(0, 0, 0, 4), (1, 0, 2, 5)]
     assert appended == Appended(3)
     assert hash(appended) == hash(Appended(3))
-    assert appended != Appended(2)
+    assert (appended != Appended(3), appended != Appended(2)) == (False, True)
     step(manager)
     assert rows(manager.append(array("i", [1]), [6])) == [(0, 0, 1, 6)]  # row 1 is that of b
 
