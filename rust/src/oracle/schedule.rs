@@ -154,9 +154,7 @@ impl Schedule {
                 let num_hit = hit.as_ref().map_or(0, |hit| hit.num_tokens);
                 self.begin_load(state, *name, *num_tokens, num_hit);
             }
-            Call::CompleteOperation { operation, done } => {
-                self.completed(state, *operation, *done);
-            }
+            Call::CompleteOperation { operation, done } => self.completed(state, *operation, *done),
             Call::Accept { name, num_accepted } => self.accepted(state, *name, *num_accepted),
             Call::Free { name } => {
                 self.left.extend(name.row(state).map(|row| (row, false)));
@@ -178,8 +176,7 @@ impl Schedule {
                 }
             }
             Call::SwapOut { names } => {
-                for name in names {
-                    let Some(row) = name.row(state) else { continue };
+                for row in names.iter().filter_map(|name| name.row(state)) {
                     let to_come = u32::from(state[row].num_output_placeholders() > 0);
                     self.cut_row(state, row, state[row].num_tokens() - to_come);
                 }

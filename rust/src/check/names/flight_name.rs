@@ -59,7 +59,8 @@ fn write_outputs(node: &Node, names: &mut Renaming<'_>) {
         let batch = node.pending.iter().position(|batch| batch.number == output.batch);
         let marks = usize::from(output.stale) + 2 * usize::from(output.spoilt);
         names.put_all([batch.map_or(0, |batch| 1 + batch), marks]);
-        names.place(Some(output.row).filter(|&row| node.state.requests[row.index()].is_some()));
+        let requests = &node.state.requests;
+        names.place(Some(output.row).filter(|&row| requests[row.index()].is_some()));
         names.put_counts([output.num_new, output.num_rejected]);
         write_text(&output.text, names);
     }
@@ -180,7 +181,8 @@ fn write_command(command: &Command, names: &mut Renaming<'_>) {
     }
 }
 
-/// A write, and the prefix that it ends, as far as that is known; nodes: those of the requests that write.
+/// A write, and the prefix that it ends, as far as that is known; nodes: those of the requests that
+/// write.
 fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>) {
     names.row(write.row);
     names.put_counts([write.start, write.loaded, write.end, write.num_slots]);

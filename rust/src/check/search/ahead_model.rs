@@ -15,7 +15,7 @@
 
 use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported, fills};
 use crate::check::search::actions::{Children, Move, continuations, known_children};
-use crate::check::search::device::{Device, tokens_of};
+use crate::check::search::device::{Device, Ending, tokens_of};
 use crate::check::search::flight_model::FlightModel;
 use crate::check::search::moves::ahead_calls;
 use crate::check::search::path::Path;
@@ -29,21 +29,6 @@ use crate::types::violation::Violation;
 
 /// Most outputs that the engine has yet to hand in.
 const MOST_OUTPUTS: usize = 2;
-
-/// How a batch ends: which load fails, and what each of its writes samples.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Ending {
-    pub(crate) failing: Option<Unreported>,
-    /// The drafts that are accepted, and one token more; empty where nobody awaits it.
-    pub(crate) sampled: Vec<Numbers>,
-}
-
-/// The outputs that can be handed in: the first of each request, once its batch was executed.
-pub(crate) fn oldest(outputs: &[Output]) -> impl Iterator<Item = &Output> {
-    let is_first = |at: usize, row| outputs[..at].iter().all(|each| each.row != row);
-    let first = outputs.iter().enumerate().filter(move |(at, each)| is_first(*at, each.row));
-    first.map(|each| each.1).filter(|output| !output.text.is_empty())
-}
 
 /// The outputs behind the calls of a path: those of requests that left are dropped, those of
 /// requests that were cut or scheduled anew are stale.

@@ -3,13 +3,21 @@
 //!
 //! A part of ahead_model.rs.
 
-use crate::check::names::in_flight::{Node, Pending, Texts};
+use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported};
 use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
 use crate::oracle::writes::Write;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
+
+/// How a batch ends: which load fails, and what each of its writes samples.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ending {
+    pub(crate) failing: Option<Unreported>,
+    /// The drafts that are accepted, and one token more; empty where nobody awaits it.
+    pub(crate) sampled: Vec<Numbers>,
+}
 
 /// What a pass feeds from; known: the last of the tokens was the last to be sampled.
 pub(crate) struct Text {
@@ -102,4 +110,11 @@ fn pass_of(num_taken: u32, write: &Write, text: &Text, num_sampled: u32) -> Writ
     let end = stop.min(known) + num_sampled.saturating_sub(1);
     let num_slots = stop + write.num_slots - write.end;
     Write { start, loaded, end, num_slots, ..*write }
+}
+
+/// The outputs that can be handed in: the first of each request, once its batch was executed.
+pub(crate) fn oldest(outputs: &[Output]) -> impl Iterator<Item = &Output> {
+    let is_first = |at: usize, row| outputs[..at].iter().all(|each| each.row != row);
+    let first = outputs.iter().enumerate().filter(move |(at, each)| is_first(*at, each.row));
+    first.map(|each| each.1).filter(|output| !output.text.is_empty())
 }

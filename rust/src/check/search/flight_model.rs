@@ -16,10 +16,9 @@ use crate::check::names::in_flight::{
 };
 use crate::check::names::renaming::Renaming;
 use crate::check::properties::outcomes::check_events;
-use crate::check::search::ahead_model::{Ending, oldest};
 use crate::check::search::arena::Arena;
 use crate::check::search::core_model::{CoreModel, caught};
-use crate::check::search::device::Device;
+use crate::check::search::device::{Device, Ending, oldest};
 use crate::check::search::path::{Path, Stop, Visit, Walk};
 use crate::check::search::report::Notes;
 use crate::check::world::model::Fingerprint;

@@ -8,7 +8,7 @@
 use std::slice;
 
 use crate::check::world::world::World;
-use crate::oracle::calls::{Call, Name, Slots, Value};
+use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
 use crate::state::state::State;
 use crate::transitions::allocate::allocate_slots;
 use crate::transitions::append::{Requests, append};
@@ -72,8 +72,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             admitted(taken, Value::Blocks)
         }
         Call::Append { name, token } => {
-            let output =
-                Output { tokens: token.as_ref().map(slice::from_ref), ..Output::default() };
+            let output = output_of(token.as_ref().map(slice::from_ref), None);
             Value::Appended(append(state, Requests::Ids(&[name.id()]), output)?)
         }
         Call::Fork { parent, child } => Value::Row(fork(state, parent.id(), child.id())?.0),
@@ -85,10 +84,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             Value::Fell(rewind(state, &ids(names), i64::from(*num_tokens))?)
         }
         Call::AddTokens { name, tokens, output } => {
-            let num_rejected = output.map_or(0, |output| i64::from(output.num_rejected));
-            let batch = output.map(|output| output.batch as i64);
-            let output = Output { tokens: Some(tokens), num_rejected, batch };
-            nothing(add_tokens(state, name.id(), output))?
+            nothing(add_tokens(state, name.id(), output_of(Some(tokens), *output)))?
         }
         Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
         Call::Accept { name, num_accepted } => {
@@ -108,12 +104,9 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Unpin { block } => nothing(unpin(state, &[i64::from(*block)]))?,
         Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
         Call::Load { name, num_tokens, hit } => {
-            let slot_request = SlotRequest {
-                num_external_computed_tokens: i64::from(*num_tokens),
-                hit: hit.as_ref().map(RequestedHit::from),
-                ..SlotRequest::default()
-            };
-            admitted(load(state, name.id(), &slot_request)?, Value::Operations)
+            let slots =
+                Slots { num_external: *num_tokens, hit: hit.clone(), ..Slots::new(*name, 0) };
+            admitted(load(state, name.id(), &slot_request(&slots))?, Value::Operations)
         }
         Call::CompleteOperation { operation, done } => {
             nothing(complete_operation(state, i64::from(*operation), *done))?
@@ -126,6 +119,13 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
         Call::Execute { .. } => Value::Nothing,
     })
+}
+
+/// Tokens as the output of a batch, or as the engine's own.
+fn output_of(tokens: Option<&[u32]>, sampled: Option<Sampled>) -> Output<'_> {
+    let num_rejected = sampled.map_or(0, |sampled| i64::from(sampled.num_rejected));
+    let batch = sampled.map(|sampled| sampled.batch as i64);
+    Output { tokens, num_rejected, batch }
 }
 
 /// The request that is added, of a kind of the world.
