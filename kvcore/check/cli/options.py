@@ -71,6 +71,7 @@ def _add_world(group: Any) -> None:
     add("--lookahead", type=natural, metavar="N", help="most lookahead slots of a call (0)")
     add("--external", type=natural, metavar="N", help="most external tokens of a call (0)")
     add("--pins", type=natural, metavar="N", help="most pins at a time (1, where pin is tried)")
+    add("--ahead", type=natural, metavar="N", help="most positions to come of a call (0)")
     add("--loads-fail", action="store_true", default=None, help="loads fail, too, at each token")
     add("--moves", choices=("engine", "calls"), help="an engine's moves, or each call alone")
     add("--moves-per-batch", type=natural, metavar="N", help="most moves in one batch (1)")
@@ -228,6 +229,8 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions(f"a prompt of {world.num_prompt} tokens is longer than a request may be")
     if world.num_drafts >= world.num_tokens:
         raise BadOptions(f"{world.num_drafts} drafts leave no room for a token before them")
+    if world.num_drafts and world.num_output_placeholders:
+        raise BadOptions("a request has known drafts or positions to come: say --drafts or --ahead")
     if not world.config.num_host_blocks and {"swap_out", "swap_in"} & world.calls:
         raise BadOptions("swapping needs a host tier: say --host-blocks")
     if world.loads_fail and not (world.num_external or "load" in world.calls):
@@ -283,6 +286,7 @@ def names(text: str) -> tuple[str, ...]:
 
 FIELDS = {
     **{name: f"num_{name}" for name in ("letters", "drafts", "lookahead", "external", "pins")},
+    "ahead": "num_output_placeholders",
     **{name: name for name in ("loads_fail", "moves")},
     "moves_per_batch": "calls_per_batch",
     "host_blocks": "num_host_blocks",

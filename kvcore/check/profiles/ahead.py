@@ -39,6 +39,13 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-pairs": Profile(
         "two requests and a batch in flight",
+        world(2, 2, 2, 1, "truncate", "cancel", groups=(SLOT,), **FLYING),
+        *(24694, 82060),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-pairs-large": Profile(
+        "two requests and a batch in flight; a larger one",
         world(3, 2, 2, 2, "truncate", "cancel", groups=(SLOT,), **FLYING),
         *(147890, 482291),
         slow=True,
@@ -47,8 +54,8 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-two": Profile(
         "two batches in flight",
-        world(2, 1, 4, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
-        *(59364, 254165),
+        world(2, 1, 3, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
+        *(31095, 131950),
         backend="rust",
         shows=SHOWS,
     ),
@@ -120,6 +127,13 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-fork": Profile(
         "forks while output is to come",
+        world(2, 2, 2, 1, "cancel", groups=(SLOT,), **{**FLYING, "without": LEFT}),
+        *(17913, 58601),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-fork-large": Profile(
+        "forks while output is to come; a larger one",
         world(3, 2, 2, 1, "cancel", groups=(SLOT,), **{**FLYING, "without": LEFT}),
         *(86421, 273476),
         slow=True,
@@ -136,14 +150,28 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-merge": Profile(
         "duplicates that merge when output comes",
-        world(3, 2, 2, 1, "cancel", groups=(SLOT,), duplicates="merge", **FLYING),
-        *(36249, 113589),
-        slow=True,
+        world(2, 2, 2, 1, "cancel", groups=(SLOT,), duplicates="merge", **FLYING),
+        *(13976, 46595),
         backend="rust",
         shows=SHOWS,
     ),
     "ahead-loads": Profile(
         "external loads that fail while output is to come",
+        world(
+            *(3, 1, 2, 2, "cancel"),
+            groups=(SLOT,),
+            num_external=1,
+            loads_fail=True,
+            moves="calls",
+            **FLYING,
+        ),
+        *(9256, 33419),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "ahead-loads-large": Profile(
+        "external loads that fail while output is to come; a larger one",
         world(
             *(3, 1, 3, 3, "cancel"),
             groups=(SLOT,),
