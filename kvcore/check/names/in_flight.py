@@ -235,8 +235,8 @@ def _outputs(node: Node, numbers: list[int], names: Renaming) -> Name:
     """What the engine has yet to hand in, and what the device feeds from."""
     name: Name = []
     for output in node.outputs:
-        batch = numbers.index(output.batch) if output.batch in numbers else LOST
-        name += [batch, names.places.get(output.request_id, LOST), output.stale, output.spoilt]
+        place = numbers.index(output.batch) if output.batch in numbers else LOST
+        name += [place, names.places.get(output.request_id, LOST), output.stale, output.spoilt]
         name += [output.num_new, output.num_rejected, *_text(output.text, names)]
     for request in names.order if node.texts else ():
         name += _text(node.texts.get(request.request_id, ()), names)

@@ -342,7 +342,9 @@ def followed(outputs: tuple[Output, ...], step: Step) -> tuple[Output, ...]:
     call, value = step.call, step.outcome.value
     if isinstance(value, Misuse | Refused):
         return outputs
-    name, stale = call.args[0] if call.args else None, False
+    if not call.args:
+        return outputs
+    name, stale = call.args[0], False
     if call.name == "remove_request":
         return tuple(each for each in outputs if each.request_id != name)
     if call.name == "allocate_slots":
