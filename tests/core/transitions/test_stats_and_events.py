@@ -59,7 +59,8 @@ def test_a_hit_that_is_taken_alone_is_counted_once(manager: KVCacheManager) -> N
     assert manager.can_allocate("b", 0, hit) is Verdict.OK
     assert events == 1
     taken = manager.allocate_slots("b", 0, hit)
-    assert taken and taken.blocks == ((),)
+    assert taken
+    assert taken.blocks == ((),)
     assert manager.take_stats() == PrefixCacheStats(requests=1, queries=3, hits=2)
     assert manager.allocate_slots("b", 1)
     assert manager.take_stats() == PrefixCacheStats()
