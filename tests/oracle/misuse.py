@@ -11,7 +11,7 @@ from tests.oracle.engine import Engine
 from tests.oracle.finding import Finding, demand
 
 BadCall = tuple[str, tuple[Any, ...], dict[str, Any]]
-WRONG_TOKENS: tuple[Any, ...] = ([], [-1], [2**32], ["a"], [1.5], {1}, None)
+WRONG_TOKENS: tuple[Any, ...] = ([], [-(2**31) - 1], [2**32], ["a"], [1.5], {1}, None)
 WRONG_COUNTS: tuple[Any, ...] = (-1, None, "1", 2.5, 10**9)
 
 
