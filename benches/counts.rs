@@ -18,12 +18,13 @@ use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
 use kvcore::types::keys::Hashing;
-use kvcore::types::values::Request;
+use kvcore::types::values::{Output, Request};
 
 const BLOCK_SIZE: u32 = 16;
 const PROMPT_BLOCKS: u32 = 64;
 const RUNNING: u32 = 32;
-const CALLS: [&str; 7] = ["add", "look_up", "allocate", "take_batch", "append", "fork", "free"];
+const CALLS: [&str; 8] =
+    ["add", "look_up", "allocate", "take_batch", "append", "append_ahead", "fork", "free"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -66,10 +67,21 @@ impl Bench {
 
     /// Measure one call after those before it.
     fn run(&mut self, call: &str) {
-        CALLS.iter().take_while(|&&before| before != call).for_each(|before| self.call(before));
+        let before = CALLS.iter().take_while(|&&before| before != call);
+        before.filter(|&&before| before != "append_ahead").for_each(|before| self.call(before));
         if call == "append" {
             // The first ones move each prompt to a column with room for more.
             self.call(call);
+        }
+        if call == "append_ahead" {
+            for id in &self.ids {
+                let slot_request =
+                    SlotRequest { num_output_placeholders: 1, ..SlotRequest::new(1) };
+                let got =
+                    allocate_slots(&mut self.state, id, &slot_request).expect("it is computed");
+                assert!(got.is_ok(), "the pool has room");
+            }
+            self.call("take_batch");
         }
         measured(self, call);
     }
@@ -92,10 +104,13 @@ impl Bench {
                     allocate_slots(state, id, &slot_request).expect("the arguments are right");
                 assert!(got.is_ok(), "the pool has room");
             }),
-            "append" => {
+            // Ahead, the batch before the last sampled each token, which fills a position to come.
+            "append" | "append_ahead" => {
                 for step in 0..2 * BLOCK_SIZE {
                     let tokens = rows.map(|row| 1_000 * row + step);
-                    append(state, Requests::Rows(&rows), &tokens).expect("the rows are known");
+                    let number = (call == "append_ahead").then_some(batch.number as i64 - 1);
+                    let output = Output { batch: number, ..Output::from(&tokens) };
+                    append(state, Requests::Rows(&rows), output).expect("the rows are known");
                     take_batch_into(state, batch).expect("no batch is in flight");
                 }
             }
@@ -111,6 +126,7 @@ impl Bench {
         self.call("take_batch");
         let Bench { state, ids, .. } = self;
         ids.iter().for_each(|id| remove_request(state, id).expect("it holds nothing"));
+        self.call("take_batch"); // which gives the rows back
     }
 }
 

@@ -28,7 +28,8 @@ EXPECTED = {
     "add": (BLOCKS, 209),
     "look_up": (REQUESTS, 1128),
     "allocate": (BLOCKS, 385),
-    "append": (APPENDED, 308),  # each step takes its batch
+    "append": (APPENDED, 321),  # each step takes its batch
+    "append_ahead": (APPENDED, 342),  # the same, with a position to come
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 118),
     "free": (BLOCKS, 26),

@@ -15,7 +15,9 @@ use crate::bindings::tokens::{Named, Signed, TOKENS, read_named, read_signed};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
 use crate::state::state::{RequestState, State};
-use crate::transitions::append::{Requests, all_own_hashes, append, read_request_ids};
+use crate::transitions::append::{
+    Requests, all_own_hashes, append, places_grown, read_request_ids,
+};
 use crate::transitions::queries::find_request;
 use crate::types::commands::Batch;
 use crate::types::errors::Error;
@@ -56,8 +58,7 @@ impl Manager {
     /// A manager that holds this state.
     pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
         let no_blocks = values::no_blocks(py, state.config.groups.len())?.0.unbind();
-        let appended =
-            values::appended(py, &Appended { done: 1, ..Appended::default() })?.0.unbind();
+        let appended = values::appended(py, Appended { done: 1, refused: None }, &[])?.0.unbind();
         let appended_one = appended.clone_ref(py);
         let appended = (1, appended);
         Ok(Manager { state, no_blocks, appended_one, appended, room: Batch::default() })
@@ -172,19 +173,19 @@ impl Manager {
         Ok(PyBlocks(Self::shown(this)?.no_blocks.bind(this.py()).clone()))
     }
 
-    /// How far an `append` came.
+    /// How far an `append` came, and the places of tables that it set.
     pub(crate) fn appended<'py>(
         this: &Bound<'py, Self>,
-        far: &Appended,
+        (far, grown): (Appended, Vec<[u32; 4]>),
     ) -> PyResult<PyAppended<'py>> {
         let py = this.py();
-        if far.refused.is_some() || !far.grown.is_empty() {
-            return values::appended(py, far);
+        if far.refused.is_some() || !grown.is_empty() {
+            return values::appended(py, far, &grown);
         }
         if Self::shown(this)?.appended.0 == far.done {
             return Ok(PyAppended(Self::shown(this)?.appended.1.bind(py).clone()));
         }
-        let made = values::appended(py, far)?;
+        let made = values::appended(py, far, &[])?;
         Self::lent(this)?.appended = (far.done, made.0.clone().unbind());
         Ok(made)
     }
@@ -205,15 +206,15 @@ impl Manager {
         };
         let mut manager = Self::lent(this)?;
         let output = Output { tokens: Some(&[token]), batch, ..Output::default() };
-        let outcome = append(&mut manager.state, Requests::Ids(&[name]), output);
-        if let Ok(Appended { done: 1, refused: None, grown }) = &outcome
+        let outcome = append_grown(&mut manager.state, Requests::Ids(&[name]), output);
+        if let Ok((Appended { done: 1, refused: None }, grown)) = &outcome
             && grown.is_empty()
         {
             return Ok(Some(PyAppended(manager.appended_one.bind(this.py()).clone())));
         }
         drop(manager);
         match outcome {
-            Ok(far) => Self::appended(this, &far).map(Some),
+            Ok(done) => Self::appended(this, done).map(Some),
             Err(error) => Err(Wrong::from(error).raise(this.py(), given)),
         }
     }
@@ -225,7 +226,7 @@ impl Manager {
         requests: Requests<'_>,
         tokens: Option<Signed>,
         batch: Option<i64>,
-    ) -> PyResult<Appended> {
+    ) -> PyResult<(Appended, Vec<[u32; 4]>)> {
         Self::change(slf, given, |state| {
             let allowed = || all_own_hashes(state, &requests);
             let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
@@ -234,7 +235,7 @@ impl Manager {
             }
             let tokens = tokens?;
             let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
-            Ok::<_, Wrong>(append(state, requests, output)?)
+            Ok::<_, Wrong>(append_grown(state, requests, output)?)
         })
     }
 
@@ -261,6 +262,28 @@ impl Manager {
             }
             Err(rows) => Self::append_named(slf, given, Requests::Rows(&rows), tokens_read, batch)?,
         };
-        Self::appended(slf, &done)
+        Self::appended(slf, done)
     }
+}
+
+/// An `append`, and the places of tables that it set; nothing is made where it set none.
+fn append_grown(
+    state: &mut State,
+    requests: Requests<'_>,
+    output: Output<'_>,
+) -> Result<(Appended, Vec<[u32; 4]>), Error> {
+    let first = state.effects.commands.len();
+    let far = append(state, requests, output)?;
+    if state.effects.commands.len() == first {
+        return Ok((far, Vec::new()));
+    }
+    let found: Vec<u32>;
+    let rows = match requests {
+        Requests::Rows(rows) => rows,
+        Requests::Ids(ids) => {
+            found = ids.iter().map(|id| state.rows[*id].0).collect();
+            &found[..]
+        }
+    };
+    Ok((far, places_grown(state, rows, first)))
 }

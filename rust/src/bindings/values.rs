@@ -171,10 +171,14 @@ pub(crate) fn hit<'py>(py: Python<'py>, found: &Hit) -> PyResult<PyHit<'py>> {
 }
 
 /// How far an `append` came.
-pub(crate) fn appended<'py>(py: Python<'py>, far: &Appended) -> PyResult<PyAppended<'py>> {
+pub(crate) fn appended<'py>(
+    py: Python<'py>,
+    far: Appended,
+    grown: &[[u32; 4]],
+) -> PyResult<PyAppended<'py>> {
     let class = Classes::get(py)?.appended.bind(py);
     let refusal = far.refused.as_ref().map(|refusal| refused(py, refusal)).transpose()?;
-    let column = |at: usize| far.grown.iter().flat_map(move |row| row[at].to_le_bytes());
+    let column = |at: usize| grown.iter().flat_map(move |row| row[at].to_le_bytes());
     let columns: Vec<u8> = (0..4).flat_map(column).collect();
     Ok(PyAppended(class.call1((far.done, refusal, PyBytes::new(py, &columns)))?))
 }

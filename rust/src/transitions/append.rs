@@ -61,22 +61,17 @@ pub fn append<'a>(
         let wrong = read_request_ids(state, rows).and_then(|()| check_append(state, rows, &output));
         return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
     }
-    let mut grown = Vec::new();
     for (done, &row) in rows.iter().enumerate() {
         let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
         if append_quietly(state, row, token, output.batch) {
             continue;
         }
-        let start = state.effects.commands.len();
-        let outcome = append_one(state, row, token, output.batch);
-        let places = places_set(&state.effects.commands, start);
-        grown.extend(places.map(|[group, position, block]| [done as u32, group, position, block]));
-        if let Err(refused) = outcome {
+        if let Err(refused) = append_one(state, row, token, output.batch) {
             state.batch.records.truncate(num_records + done);
-            return Ok(Appended { done: done as u64, refused: Some(refused), grown });
+            return Ok(Appended { done: done as u64, refused: Some(refused) });
         }
     }
-    Ok(Appended { done: rows.len() as u64, refused: None, grown })
+    Ok(Appended { done: rows.len() as u64, refused: None })
 }
 
 /// Add and schedule a token that changes counts alone; false, with nothing done, if it may do more.
@@ -174,6 +169,18 @@ pub fn all_own_hashes(state: &State, requests: &Requests<'_>) -> bool {
         Requests::Ids(ids) => ids.iter().all(|id| state.request(id).is_ok_and(|row| is_own(row.0))),
         Requests::Rows(rows) => rows.iter().all(|row| is_own(*row)),
     }
+}
+
+/// The places of tables that an `append` of requests in these rows set, in their order: the
+/// request's place in the call's list, group, position, block. first: the commands before it.
+#[must_use]
+pub fn places_grown(state: &State, rows: &[u32], first: usize) -> Vec<[u32; 4]> {
+    let mut at = 0;
+    let place = |[row, group_id, position, block]: [u32; 4]| {
+        at += rows[at..].iter().position(|&each| each == row).unwrap_or(0);
+        [at as u32, group_id, position, block]
+    };
+    places_set(&state.effects.commands, first).map(place).collect()
 }
 
 /// The rows of ids. Fails as the append would for the requests before the first unknown one.

@@ -354,12 +354,12 @@ pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
     rows
 }
 
-/// The places of tables that the commands behind the first ones set, in order: group, position,
-/// block.
-pub(crate) fn places_set(commands: &Commands, start: usize) -> impl Iterator<Item = [u32; 3]> {
+/// The places of tables that the commands behind the first ones set, in order: row, group,
+/// position, block.
+pub(crate) fn places_set(commands: &Commands, start: usize) -> impl Iterator<Item = [u32; 4]> {
     let place = |&[kind, values @ ..]: &[i32; 5]| match from_row(kind, values, &commands.keys) {
-        Ok(Command::SetTable { group_id, position, block, .. }) => {
-            Some([group_id, position, block.0])
+        Ok(Command::SetTable { row, group_id, position, block }) => {
+            Some([row.0, group_id, position, block.0])
         }
         _ => None,
     };

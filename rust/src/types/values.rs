@@ -186,15 +186,12 @@ impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for Output<'a> {
 }
 
 /// How far an `append` came: requests from the refused one on are untouched.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Appended {
     /// Requests that got their token and slot.
     pub done: u64,
     /// Why the next one did not.
     pub refused: Option<Refused>,
-    /// The places of tables that the call set, a row per `SetTable`: the request's place in the
-    /// call's list, group, position, block.
-    pub grown: Vec<[u32; 4]>,
 }
 
 /// Look-ups since the last `take_stats`, counted with the allocation that used them.

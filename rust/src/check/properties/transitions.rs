@@ -14,6 +14,7 @@ use crate::check::world::calls::perform;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::pool::quarantine::Quarantine;
+use crate::transitions::append::places_grown;
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::ids::{BlockId, Row};
@@ -117,7 +118,11 @@ fn row_life(made: &Made<'_>) -> Finding {
 
 /// GROWN: `append` says each place of a table that it set, in the order of its commands.
 fn grown(made: &Made<'_>) -> Finding {
-    let Value::Appended(appended) = &made.outcome.value else { return Ok(()) };
+    let (Value::Appended(_), Call::Append { name, .. }) = (&made.outcome.value, made.call) else {
+        return Ok(());
+    };
+    let rows: Vec<u32> = name.row(made.after).map(|row| row.0).into_iter().collect();
+    let said = places_grown(made.after, &rows, made.outcome.first_command);
     let place = |command| match command {
         Command::SetTable { group_id, position, block, .. } => {
             Some([0, group_id, position, block.0])
@@ -125,10 +130,10 @@ fn grown(made: &Made<'_>) -> Finding {
         _ => None,
     };
     let set: Vec<[u32; 4]> = made.outcome.commands(made.after).filter_map(place).collect();
-    if set == appended.grown {
+    if set == said {
         return Ok(());
     }
-    Err(format!("append set places {set:?} of tables and says {:?}", appended.grown))
+    Err(format!("append set places {set:?} of tables and says {said:?}"))
 }
 
 /// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.

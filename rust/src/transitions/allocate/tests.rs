@@ -2,6 +2,7 @@
 //! Tests of allocate.rs.
 
 use super::*;
+use crate::transitions::append::places_grown;
 use crate::transitions::cancel::cancel;
 use crate::transitions::free::free;
 use crate::transitions::queries::get_computed_blocks;
@@ -59,9 +60,10 @@ fn append_stops_at_the_first_refusal() {
     let appended = append(&mut state, Requests::Ids(&["a", "b"]), &[5, 5]).unwrap();
     assert_eq!(appended, Appended { refused: Some(refused), ..Appended::default() });
     free(&mut state, "b").unwrap();
+    let first = state.effects.commands.len();
     let appended = append(&mut state, Requests::Rows(&[0]), &[5]).unwrap();
-    let grown = vec![[0, 0, 2, table(&state, "a")[2]]];
-    assert_eq!(appended, Appended { done: 1, refused: None, grown });
+    assert_eq!(appended, Appended { done: 1, refused: None });
+    assert_eq!(places_grown(&state, &[0], first), [[0, 0, 2, table(&state, "a")[2]]]);
     assert_eq!((table(&state, "a").len(), state[Row(0)].num_tokens()), (3, 5));
 }
 
