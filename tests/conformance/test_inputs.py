@@ -100,10 +100,14 @@ def test_hits_are_counted_when_they_are_attached_and_never_again(manager: KVCach
 
 @pytest.mark.seed("S000-04", "S001-71")
 def test_a_call_for_nothing_is_an_error(manager: KVCacheManager) -> None:
-    hit = manager.get_computed_blocks("b")
-    for given in (None, hit):
+    nothing = Hit(KVCacheBlocks(((),)), 0)
+    for given in (None, nothing):
         with unchanged(manager), pytest.raises(InvalidCount):
             manager.allocate_slots("b", 0, given, num_lookahead_tokens=4)
+    # A hit is something: it is taken, and the rest of the request is scheduled later.
+    hit = manager.get_computed_blocks("b")
+    assert manager.allocate_slots("b", 0, hit)
+    assert manager.num_computed_tokens("b") == hit.num_tokens > 0
 
 
 @pytest.mark.seed("S000-04", "S000-22")

@@ -48,6 +48,7 @@ LIFTED: Mapping[str, str] = {
     "GROWN": TABLES,
     "WAIT-EMPTY": "who waits has no table at all (S002-66, S003-11, 34)",
     **dict.fromkeys(("COMPUTED", "COMPUTED-RULE", "DRAFT", "PUBLISHED"), MARKS),
+    "OUTPUT-ONCE": "a token is appended once it is known, whichever step sampled it",
     **dict.fromkeys(("REQ-HASH", "CACHED-COUNT", "CACHE-KEY"), OWN_HASHES),
     "FULLHIT": "a full hit is left to the caller (X-06)",
     **dict.fromkeys(("QUARANTINE", "IN-FLIGHT", "OPERATIONS", "CMD-INFLIGHT", "DRAIN"), AT_ONCE),
