@@ -59,8 +59,9 @@ def append(
 
     def change(tx: Transaction) -> Appended:
         ids = read_request_ids(tx, rows) if named is None else named
-        signed = all_own_hashes(tx, ids)
-        values = None if tokens is None else read_tokens(tokens, signed=signed)
+        values = None
+        if tokens is not None:
+            values = read_tokens(tokens, signed=all_own_hashes(tx, ids))
         number = read_batch_number(batch)
         check_append(tx, ids, values, number)
         grown: list[tuple[int, ...]] = []
