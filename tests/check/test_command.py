@@ -163,6 +163,7 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
             "leave --loads-fail out",
         ),
         ((*SMALL, "--pins", "2"), "nothing is pinned"),
+        ((*SMALL, "--drafts", "1", "--ahead", "1"), "say --drafts or --ahead"),
         ((*SMALL, "--prompt", "3"), "longer than a request may be"),
         ((*SMALL, "--drafts", "2"), "leave no room"),
         ((*SMALL, "--external", "1"), "say --moves calls"),
