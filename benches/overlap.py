@@ -6,7 +6,8 @@ take turns in one process, and the figure is the median over rounds of (time wit
 above 1.0 overlapping wins. Each step holds the same requests in all of them. "At best" is what one
 batch in flight could reach if nothing but batches and forward passes took time: on a CPU these need
 Python's lock for each operation, as planning does. Random weights, greedy. Goals for one batch in
-flight: 0.95 at hidden 512, 1.2 with the tiny model from 8 requests on.
+flight: 0.95 at hidden 512, 1.2 with the tiny model from 8 requests on. On a CUDA device (`--device
+cuda`) the last model has 8 layers of the shape of Llama 3 8B's; bfloat16.
 """
 
 import argparse
@@ -25,7 +26,18 @@ from benches.engine import make_requests
 from kvcore import Config
 
 IN_FLIGHT = (0, 1, 2)
-SHAPES = {"hidden 64": (64, 128), "hidden 512": (512, 1024)}
+SHAPES: dict[str, dict[str, int]] = {
+    "hidden 64": {"hidden_size": 64, "intermediate_size": 128},
+    "hidden 512": {"hidden_size": 512, "intermediate_size": 1024},
+}
+LLAMA_8B = {
+    "num_layers": 8,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+}
 
 
 @attrs.define
@@ -42,10 +54,11 @@ class Side:
     num_overlapped: int = 0
 
 
-def make_model(hidden: int, inner: int) -> Llama:
+def make_model(shape: dict[str, int], device: str) -> Llama:
     """The tiny model, wider."""
-    shape = attrs.evolve(tiny_config(), hidden_size=hidden, intermediate_size=inner)
-    return tiny_model(config=shape)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    config = attrs.evolve(tiny_config(), **shape)  # type: ignore[arg-type]
+    return tiny_model(config=config, device=device, dtype=dtype)
 
 
 def time_passes(engine: Engine, computed: list[float]) -> None:
@@ -99,10 +112,12 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens an answer")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    for name, (hidden, inner) in SHAPES.items():
-        model = make_model(hidden, inner)
+    shapes = SHAPES if given.device == "cpu" else {**SHAPES, "8 layers of Llama 3 8B": LLAMA_8B}
+    for name, shape in shapes.items():
+        model = make_model(shape, given.device)
         for num_requests in (2, 8, 32):
             requests = [
                 attrs.evolve(each, prompt=tuple(token % 256 for token in each.prompt))

@@ -13,17 +13,30 @@ lies behind its window.
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 
 QUERY_TILE = 16
 """Queries of a tile, and the keys of a tile are a multiple of it, in invariant mode."""
+
+ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""What torch may attend with. cuDNN plans every new length for milliseconds, in every thread."""
+
+
+def any_shape(device: torch.device) -> AbstractContextManager[None]:
+    """Within it, attention costs as much for a new length as for one that was seen.
+
+    Changes torch's choice for the whole process meanwhile; on the CPU it does nothing.
+    """
+    return sdpa_kernel(ANY_SHAPE) if device.type == "cuda" else nullcontext()
 
 
 @attrs.frozen(kw_only=True, eq=False)

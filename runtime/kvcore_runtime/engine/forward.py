@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvcore import Config
 from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention
+from kvcore_runtime.attention.ragged import any_shape
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.guard import Reads
@@ -158,12 +159,9 @@ class Forward:
         places, rows = inputs.to_come
         if places:
             tokens[places] = self._newest[rows]
-        logits = self._model.forward(
-            tokens,
-            attention.step.positions(),
-            attention,
-            torch.tensor(inputs.wanted, dtype=torch.int64, device=device),
-        )
+        wanted = torch.tensor(inputs.wanted, dtype=torch.int64, device=device)
+        with any_shape(device):
+            logits = self._model.forward(tokens, attention.step.positions(), attention, wanted)
         self._runtime.check_content(inputs.reads)
         return Computed(logits=logits, tokens=self._draw(inputs, logits))
 

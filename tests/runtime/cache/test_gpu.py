@@ -134,3 +134,19 @@ def test_steps_overlap_on_a_stream_of_their_own(max_in_flight: int) -> None:
     }
     assert engine.metrics.num_overlapped > 0
     assert_drained(engine)
+
+
+def test_a_forward_pass_plans_no_length_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose lengths cuDNN had not seen in that thread took ten times as long."""
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    attend, allowed = torch.nn.functional.scaled_dot_product_attention, set()
+
+    def watched(*arguments: Any, **options: Any) -> torch.Tensor:
+        allowed.add(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    engine = Engine(tiny_model(device="cuda"), Config(20, hash_seed=b"gpu"))
+    answer(engine, requests(temperature=0.0))
+    assert allowed == {False}
+    assert torch.backends.cuda.cudnn_sdp_enabled()
