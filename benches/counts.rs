@@ -73,6 +73,16 @@ impl Bench {
             // The first ones move each prompt to a column with room for more.
             self.call(call);
         }
+        if call == "fork" {
+            // The first ones take memory from where it was freed last, in pieces of many sizes.
+            self.call(call);
+            self.call("take_batch");
+            for child in &self.children {
+                free(&mut self.state, child).expect("nobody counts on it");
+                remove_request(&mut self.state, child).expect("it holds nothing");
+            }
+            self.call("take_batch");
+        }
         if call == "append_ahead" {
             for id in &self.ids {
                 let slot_request =

@@ -219,6 +219,10 @@ class Manager:
         """
         Undo `pin`.
         """
+    def unschedule(self, /, request_id: str, num_tokens: int) -> None:
+        """
+        Let the open batch compute a request up to num_tokens only; its blocks stay.
+        """
 
 @final
 class Tiers:

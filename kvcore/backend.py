@@ -15,10 +15,11 @@ from typing import Any, Literal, TypeVar, cast
 from kvcore import _twin
 from kvcore.codec import decode as decoding
 from kvcore.codec import encode as encoding
+from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS
 from kvcore.types.config import Config
-from kvcore.types.errors import BackendMissing, ConcurrentCall
+from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, InvariantViolation
 from kvcore.types.values import Outcome
 
 T = TypeVar("T")
@@ -86,6 +87,16 @@ def default_backend() -> Literal["rust", "python"]:
         stacklevel=3,
     )
     return "python"
+
+
+def decode_valid(data: bytes) -> State:
+    """The state of canonical bytes. Raises DamagedState, also if an invariant does not hold."""
+    state = decoding.decode(data)
+    try:
+        pool_and_state.check(state)
+    except InvariantViolation as broken:
+        raise DamagedState(reason=str(broken), offset=len(data)) from None
+    return state
 
 
 def make_backend(config: Config, name: str) -> _twin.Backend:

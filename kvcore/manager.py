@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import PythonBackend, default_backend, make_backend
+from kvcore.backend import PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
@@ -20,7 +20,6 @@ from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kin
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
-from kvcore.types.errors import DamagedState, InvariantViolation
 from kvcore.types.event_log import Events
 from kvcore.types.values import (
     Appended,
@@ -35,7 +34,7 @@ from kvcore.types.values import (
 )
 
 READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done"}
-"""Arguments that the manager reads before either language sees them."""
+"""Arguments that the manager reads first."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that are the twin's own, with the same arguments by the same names."""
 OWN = {"config", "backend", "_core", *HANDED_ON}
@@ -188,11 +187,17 @@ class KVCacheManager:
         self._core.free(request_id)
 
     def fork(self, parent_id: str, child_id: str) -> int:
-        """Add a child that shares its parent's computed blocks; returns the child's row.
-
-        Raises EmptyRequestId, RepeatedRequest, DraftsPending.
+        """Add a child that shares its parent's computed blocks; returns its row. Raises
+        EmptyRequestId, RepeatedRequest, DraftsPending.
         """
         return self._core.fork(parent_id, child_id)
+
+    def unschedule(self, request_id: str, num_tokens: int) -> None:
+        """Let the open batch compute a request up to num_tokens only; its blocks stay.
+
+        Raises DraftsPending, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
+        """
+        self._core.unschedule(request_id, num_tokens)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Keep the first num_tokens of a request's tokens. Raises BeyondRequest, HitInOpenBatch."""
@@ -239,7 +244,6 @@ class KVCacheManager:
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
         """Copy device blocks to the external store by their keys; returns one operation per block.
-
         Raises NotPublished, InOpenBatch, LoadUnconfirmed.
         """
         return self._core.store(read_list("block_ids", block_ids))
@@ -374,13 +378,9 @@ class KVCacheManager:
     def restore(self, data: bytes) -> None:
         """Take over canonical bytes, O(pool). Raises DamagedState, PoolTooLarge."""
         check_kind("data", data, bytes)
-        state = decode.decode(data)
-        try:
-            pool_and_state.check(state)
-        except InvariantViolation as broken:
-            raise DamagedState(reason=str(broken), offset=len(data)) from None
+        config = decode_valid(data).config
         self._core.restore(data)
-        self.config = state.config
+        self.config = config
 
     def state(self) -> State:
         """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""

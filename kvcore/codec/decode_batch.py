@@ -34,12 +34,12 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
         request_id = rows[row]
         if request_id is None:
             raise source.damaged("a free row is in the open batch")
-        before = source.u32()
+        before, kept = source.u32(), source.u32()
         published = [
             Published(source.u32(), source.u32(), source.u32(), source.key())
             for _ in range(source.u32())
         ]
-        records[request_id] = BatchRecord(before, pvector(published))
+        records[request_id] = BatchRecord(before, kept, pvector(published))
     merges = [
         Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
         for _ in range(source.u32())

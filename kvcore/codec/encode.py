@@ -182,6 +182,7 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
     for row in rows:
         record = batch.records[str(state.rows[row])]
         out.u32(record.num_computed_before)
+        out.u32(record.num_kept)
         out.u32(len(record.published))
         for item in record.published:
             for value in (item.group_id, item.position, item.block):

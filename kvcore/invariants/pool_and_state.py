@@ -275,6 +275,8 @@ def records(state: State) -> Iterator[str]:
             continue
         if record.num_computed_before > request.num_computed:
             yield f"{name} counts less than before the open batch"
+        if not record.num_computed_before <= record.num_kept <= request.num_computed:
+            yield f"{name} counts {request.num_computed} and keeps {record.num_kept} at least"
         for item in record.published:
             if item.group_id >= len(state.config.groups):
                 yield f"{name} published in group {item.group_id} of {len(state.config.groups)}"

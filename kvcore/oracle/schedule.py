@@ -125,6 +125,8 @@ class Schedule:
                 self._cut(state, args[0], 0)
             case "truncate":
                 self._cut(state, *args)
+            case "unschedule":
+                self._shorten(*args)
             case "rewind":
                 fell = value if isinstance(value, tuple) else ()
                 for request_id in dict.fromkeys((*args[0], *fell)):
@@ -251,6 +253,15 @@ class Schedule:
         self._writes.append(write)
         self.computed[write.request_id] = write.end
 
+    def _shorten(self, request_id: str, num_tokens: int) -> None:
+        """Nothing of a request is written from this token on, lookahead slots neither."""
+        if num_tokens < self.computed[request_id]:
+            self.computed[request_id] = num_tokens
+            shorter = (shortened(each, request_id, num_tokens) for each in self._writes)
+            self._writes = [each for each in shorter if each is not None]
+            if num_tokens == self._before[request_id]:
+                del self._before[request_id]
+
     def _cut(self, state: State, request_id: str, num_tokens: int) -> None:
         """A request leaves the open batch and falls to this many tokens, its drafts dropped."""
         self._writes = [each for each in self._writes if each.request_id != request_id]
@@ -265,6 +276,16 @@ class Schedule:
         self.computed[request_id] = count if resumes(state, request_id, count) else 0
         if not self.computed[request_id]:
             self.encoders.pop(request_id, None)
+
+
+def shortened(write: Write, request_id: str, num_tokens: int) -> Write | None:
+    """The write without a request's positions from num_tokens on; None if nothing is left."""
+    if write.request_id != request_id:
+        return write
+    if write.start >= num_tokens:
+        return None
+    num_slots = min(write.num_slots, num_tokens)
+    return attrs.evolve(write, end=min(write.end, num_tokens), num_slots=num_slots)
 
 
 def moved_up(write: Write, count: int) -> Write:

@@ -27,10 +27,12 @@ class BatchRecord(Struct, frozen=True, gc=False):
     """What the open batch did for a request that it schedules.
 
     num_computed_before: the count before the request's first slots in the batch, and before its
-    hits.
+    hits. num_kept: the count that it cannot be shortened below, behind its hits and external tokens
+    and, if it holds no others or the batch brings encoder tokens, its first own position.
     """
 
     num_computed_before: int
+    num_kept: int
     published: PVector[Published] = pvector()
 
 

@@ -16,7 +16,8 @@ Twin: rust/src/trace/runner.rs.
     allocate_slots r0 4 [hit] [lookahead=2] [external=4] [encoder=3] [reserved=1] [delay] [full]
     can_allocate               with the same words
     free r0                    fork r0 r1                 truncate r0 5
-    swap_out r0 r1             swap_in r0 r1              pin 3 4
+    unschedule r0 3            swap_out r0 r1             swap_in r0 r1
+    pin 3 4
     unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
     store 3 4                  load r0 8 [hit] [full]    complete_operation 0 done|failed
     take_batch                 complete 3                 cancel 3

@@ -28,6 +28,7 @@ from kvcore.transitions import (
     swap,
     transfers,
     truncate,
+    unschedule,
     window,
 )
 from kvcore.transitions.queries import find_request
@@ -41,7 +42,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(allocate.allocate_slots, append.append, fork.fork, free.free, truncate.truncate),
         *(publish.cache_blocks, publish.evict_blocks, publish.reset_prefix_cache),
         *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
-        *(window.remove_skipped_blocks, rewind.rewind),
+        *(window.remove_skipped_blocks, rewind.rewind, unschedule.unschedule),
         *(transfers.store, transfers.load, transfers.complete_operation),
         *(batches.take_batch, batches.complete, cancel.cancel),
         *(drain.take_events, drain.take_stats),

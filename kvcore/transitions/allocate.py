@@ -87,9 +87,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    if request.request_id not in tx.records:
-        record = BatchRecord(request.num_computed)
-        tx.records = tx.records.set(request.request_id, record)
+    note_scheduled(tx, plan)
     publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or slot_request.loads)
@@ -139,6 +137,20 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if publishes and tx.config.publish == "scheduled":
         publish_blocks(tx, request, request.num_accepted)
     return KVCacheBlocks(tuple(grown))
+
+
+def note_scheduled(tx: Transaction, plan: Plan) -> None:
+    """Note what the open batch does for a request, and how much of it cannot be taken back."""
+    request_id, before = plan.request.request_id, plan.request.num_computed
+    record = tx.records.get(request_id)
+    num_kept = max(before, 1) if record is None else record.num_kept
+    if plan.num_loaded > before or plan.slot_request.num_encoder_tokens:
+        brings = plan.slot_request.num_encoder_tokens > 0
+        num_kept = min(plan.num_loaded + brings, plan.num_scheduled)
+    if record is None:
+        tx.records = tx.records.set(request_id, BatchRecord(before, num_kept))
+    elif record.num_kept != num_kept:
+        tx.records = tx.records.set(request_id, replace(record, num_kept=num_kept))
 
 
 def apply_rewrite(

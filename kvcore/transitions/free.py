@@ -13,9 +13,9 @@ Twin: rust/src/transitions/free.rs.
 from __future__ import annotations
 
 from msgspec.structs import replace
-from pyrsistent import pvector
+from pyrsistent import PVector, pvector
 
-from kvcore.state.open_batch import BatchRecord, Merge
+from kvcore.state.open_batch import BatchRecord, Merge, Published
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
@@ -57,17 +57,20 @@ def abandon_loads(tx: Transaction, request: RequestState) -> RequestState:
     return replace(request, num_loading=0, load_end=0)
 
 
-def check_leaving(tx: Transaction, leaving: list[RequestState]) -> None:
-    """Raise HitInOpenBatch if requests outside count tokens that these would leave unwritten."""
+def check_leaving(tx: Transaction, leaving: list[RequestState], num_tokens: int = 0) -> None:
+    """Raise HitInOpenBatch if requests outside count tokens that these would leave unwritten.
+
+    num_tokens: what each of them keeps.
+    """
     ids = {request.request_id for request in leaving}
     blocks: set[int] = set()
     others: set[str] = set()
     for request in leaving:
         record = tx.records.get(request.request_id)
         for item in record.published if record is not None else ():
-            if tx.device.ref_counts[item.block] < 2:
-                continue
             end = (item.position + 1) * tx.config.groups[item.group_id].block_size
+            if end <= num_tokens or tx.device.ref_counts[item.block] < 2:
+                continue
             for other_id in tx.records:
                 other = tx.requests[other_id]
                 table = other.tables[item.group_id]
@@ -88,22 +91,34 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     record = tx.records.get(request.request_id)
     if record is None:
         return
-    for item in record.published:
-        if tx.device.keys[item.block] == item.key:
-            tx.device.unpublish(item.block)
+    withdraw(tx, request, record, record.num_computed_before)
     tx.records = tx.records.delete(request.request_id)
     leave(tx, request.request_id)
-    merges = pvector(
-        each for each in tx.batch.merges if not is_unwritten(tx, each, record, request)
-    )
-    tx.batch = replace(tx.batch, merges=merges)
     cut_tables(tx, request, record.num_computed_before)
 
 
-def is_unwritten(tx: Transaction, merge: Merge, record: BatchRecord, request: RequestState) -> bool:
-    """Whether a merge waits for a block that the open batch would have written for a request."""
+def withdraw(
+    tx: Transaction, request: RequestState, record: BatchRecord, num_tokens: int
+) -> PVector[Published]:
+    """Withdraw keys and merges of what the open batch writes for a request past num_tokens.
+
+    Returns the keys that stay.
+    """
+    stays = []
+    for item in record.published:
+        if (item.position + 1) * tx.config.groups[item.group_id].block_size <= num_tokens:
+            stays.append(item)
+        elif tx.device.keys[item.block] == item.key:
+            tx.device.unpublish(item.block)
+    merges = [each for each in tx.batch.merges if not is_unwritten(tx, each, num_tokens, request)]
+    tx.batch = replace(tx.batch, merges=pvector(merges))
+    return pvector(stays)
+
+
+def is_unwritten(tx: Transaction, merge: Merge, num_tokens: int, request: RequestState) -> bool:
+    """Whether a merge waits for a block that a request has not written, which keeps num_tokens."""
     end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size
-    return merge.request_id == request.request_id and end > record.num_computed_before
+    return merge.request_id == request.request_id and end > num_tokens
 
 
 def cut_tables(

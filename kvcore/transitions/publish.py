@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from kvcore.state.open_batch import BatchRecord, Merge, Published
+from kvcore.state.open_batch import Merge, Published
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import note_published_key, note_request, num_finished
@@ -140,7 +140,7 @@ def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[i
             key = tx.device.keys[table[position]]
             if (position + 1) * size > before and key is not None:
                 written.append(Published(group_id, position, table[position], key))
-        record = BatchRecord(before, record.published.extend(written))
+        record = replace(record, published=record.published.extend(written))
         tx.records = tx.records.set(request.request_id, record)
     if tx.effects.events_enabled:
         tx.effects.announce(stored(tx, request, group_id, run[0], run[-1] + 1))

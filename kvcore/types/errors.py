@@ -2,8 +2,7 @@
 """Misuse and corruption, each as a type of its own.
 
 Invariants: misuse is a `KvcoreError`: the message names the thing and the numbers, `fields` hold
-them, and the state is as before. `tier` names the tier of a block that is not on the device.
-Twin: rust/src/types/errors.rs.
+them, and the state is as before. `tier`: of a block off the device. Twin: rust/src/types/errors.rs.
 """
 
 from __future__ import annotations
@@ -100,9 +99,7 @@ class InvalidCount(KvcoreError):
 class TooManyTokens(KvcoreError):
     """Slots are requested for tokens that the request does not have."""
 
-    message = (
-        "request {request!r} has {num_tokens} tokens, slots are requested up to token {requested}"
-    )
+    message = "request {request!r} has {num_tokens} tokens, slots go up to token {requested}"
 
 
 class BeyondModelLength(KvcoreError):
@@ -115,6 +112,14 @@ class BeyondComputed(KvcoreError):
     """The call names more tokens than were computed."""
 
     message = "request {request!r} has {num_computed} computed tokens, the call names {requested}"
+
+
+class BeforeOpenBatch(BeyondComputed):
+    """The call takes back tokens that the open batch does not compute, or not without the rest."""
+
+    message = (
+        "request {request!r} is in the open batch from token {num_kept} on, not {requested}"
+    )
 
 
 class WrongBlockHashes(KvcoreError):
@@ -158,9 +163,7 @@ class BatchNotTaken(KvcoreError):
 class BeyondDrafts(KvcoreError):
     """Only drafts that were scheduled can be accepted."""
 
-    message = (
-        "request {request!r} has {num_scheduled} scheduled drafts, the call accepts {requested}"
-    )
+    message = "request {request!r} has {num_scheduled} scheduled drafts, {requested} are accepted"
 
 
 class InOpenBatch(KvcoreError):
@@ -229,10 +232,7 @@ class HeldByOthers(KvcoreError):
 class NoEncoderGroup(KvcoreError):
     """Encoder tokens need a cross-attention group."""
 
-    message = (
-        "request {request!r} brings {num_encoder_tokens} encoder tokens, no group is "
-        "cross-attention"
-    )
+    message = "request {request!r} brings {num_encoder_tokens} encoder tokens, no group has them"
 
 
 class BeyondRequest(KvcoreError):

@@ -117,6 +117,7 @@ WRONG_CALLS = [
     *(call("evict_blocks", [1, block]) for block in (0, 12, FAR, "1")),
     *(call("truncate", "a", count) for count in (0, -1, 4, FAR, -FAR)),
     *(call("cache_blocks", "a", count) for count in (-1, 4, FAR, -FAR)),
+    *(call("unschedule", "a", count) for count in (0, -1, 4, FAR, -FAR, "1", 1.0)),
     *(call("swap_out", names) for names in (["a", "a"], ["a", "", 7], ["a", 7, ""], ["c"])),
     *(call("swap_in", names) for names in (["d", "a"], [None])),
     *(call("append", names, [1, 2]) for names in (["a", 7], ["a", ""], ["a", "d"], ["a"])),

@@ -44,6 +44,7 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("add_tokens", ("b", list(range(50, 60)))),
     ("allocate_slots", ("b", 10)),
     ("cache_blocks", ("b", 20)),
+    ("unschedule", ("b", 18)),
     ("take_batch", ()),
     ("truncate", ("b", 7)),
     ("pin", ([1, 2],)),

@@ -79,6 +79,7 @@ def requests_and_tokens(manager: KVCacheManager) -> None:
     manager.allocate_slots("b", 1)
     manager.complete(manager.take_batch().number)
     manager.accept("b", 1)
+    manager.unschedule("b", manager.num_computed_tokens("b"))
     manager.truncate("b", 8)
     fell: tuple[str, ...] = manager.rewind(["a", "b"], 4)
     shared: list[int] = manager.get_num_common_prefix_blocks("a")

@@ -273,6 +273,7 @@ class Engine:
         request.count -= num_tokens
         if request.base is not None:
             request.base -= num_tokens
+            request.kept -= num_tokens
         for number in self.unfinished:
             base = self.bases[number].get(request.name, 0)
             if base > len(request.stuff):

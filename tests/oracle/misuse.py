@@ -77,6 +77,10 @@ def bad_requests(e: Engine, name: str, count: Any, tokens: Any) -> Iterator[BadC
     yield "fork", (name, ""), {}
     yield "truncate", (name, 0), {}
     yield "truncate", (name, len(request.stuff) + 1), {}
+    yield "unschedule", (name, request.count + 1), {}
+    kept = request.count if request.base is None else request.kept
+    if kept:
+        yield "unschedule", (name, kept - 1), {}
     yield "rewind", ([name, name], 0), {}
     yield "rewind", ([name], 10**6), {}
     yield "remove_skipped_blocks", (name, 10**6), {}

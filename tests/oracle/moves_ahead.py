@@ -93,7 +93,7 @@ def decode(e: Engine, requests: list[Known], *, known: bool) -> None:
 
 def note_ahead(e: Engine, request: Known, new: int, rejected: int) -> None:
     """Note what the device writes: tokens where they belong, and rejected drafts behind them."""
-    request.base = request.count
+    request.base = request.kept = request.count
     first = request.count - request.num_rejected
     request.count += new + rejected
     chain = request.chain(e.contents)

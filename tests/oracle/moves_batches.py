@@ -212,7 +212,7 @@ def load(e: Engine) -> None:
         e.refused(numbers, before, request.name)
         return
     request.base = request.count if request.base is None else request.base
-    request.count = first + count
+    request.count = request.kept = first + count
     tables = e.manager.ask("get_block_ids", request.name)
     places = [
         (block, position * group.block_size)

@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 
 from kvcore import Appended, Hit, Refused, Request, Verdict
-from kvcore.types.errors import StaleHits, WrongHit
+from kvcore.types.errors import HitInOpenBatch, StaleHits, WrongHit
 from tests.oracle.device import Span
 from tests.oracle.engine import Engine, FailedLoad
 from tests.oracle.finding import demand
@@ -141,11 +141,14 @@ def note_scheduled(
 ) -> None:
     """Note what an allocation scheduled; late: the external tokens come in the background."""
     chain = request.chain(e.contents)
-    request.base = request.count if request.base is None else request.base
+    if request.base is None:
+        request.base, request.kept = request.count, max(request.count, 1)
     if hit is not None:
         e.note_hit(request)
     first = request.count + (0 if hit is None else hit.num_tokens)
     end = first + external
+    if end > request.count or fresh:
+        request.kept = end + (fresh and new > 0)
     request.count = end + new
     if late:
         request.transfer = (first, end, -1)
@@ -302,6 +305,33 @@ def truncate(e: Engine) -> None:
         if e.leave("truncate", [request], request.name, keep, count=keep):
             request.cut(keep, e.hash_size)
             e.learn_keys(request)
+
+
+def unschedule(e: Engine) -> None:
+    """The open batch computes less of a request."""
+    requests = [
+        each
+        for each in e.idle()
+        if each.base is not None and each.kept < each.count and not each.drafts + each.guesses
+    ]
+    if not requests:
+        return
+    request = e.rng.choice(requests)
+    count = e.rng.randint(request.kept, request.count - 1)
+    said = e.call("unschedule", request.name, count, allowed=(HitInOpenBatch,))
+    if said is not None:
+        others = [e.known[each] for each in said.fields["requests"]]
+        wrong = [each for each in others if each.base is None or each is request]
+        demand(bool(others) and not wrong, f"{said!r} names the wrong requests")
+        return
+    mine = [span for span in e.spans if span.name == request.name and not span.loaded]
+    for span in mine:
+        span.end, span.lookahead = min(span.end, count), 0
+    gone = [span for span in mine if span.first >= span.end and not span.new_encoder]
+    e.spans = [span for span in e.spans if span not in gone]
+    del request.future[max(0, count - len(request.stuff)) :]
+    request.count = count
+    request.base = None if count == request.base else request.base
 
 
 def rewind(e: Engine) -> None:

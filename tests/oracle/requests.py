@@ -38,13 +38,14 @@ class Known:
     """A request as its engine knows it.
 
     stuff: what stands at each position. count: of computed tokens. base: the count before its first
-    slots in the open batch, None if it has none there. own: of the engine's hashes handed in, None
-    if kvcore hashes. future: tokens of scheduled positions that are to come, each with the batch
-    that samples it. guesses: drafts among these, whose verdict is to come. sampler: the batch that
-    samples its next token, None if that is not certain. marked: a cut went through media or
-    embeddings, so that keys differ from those of equal tokens. loading: unfinished loads, each with
-    its first token; load_end: the tokens that are there when they end. num_learned: tokens of known
-    keys. transfer: first and end of tokens on their way, and their batch.
+    slots in the open batch, None if it has none there; kept: what it keeps of them whatever is
+    unscheduled. own: of the engine's hashes handed in, None if kvcore hashes. future: tokens of
+    scheduled positions that are to come, each with the batch that samples it. guesses: drafts among
+    these, whose verdict is to come. sampler: the batch that samples its next token, None if that is
+    not certain. marked: a cut went through media or embeddings, so that keys differ from those of
+    equal tokens. loading: unfinished loads, each with its first token; load_end: the tokens that
+    are there when they end. num_learned: tokens of known keys. transfer: first and end of tokens on
+    their way, and their batch.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Known:
     sampler: int | None = None
     count: int = 0
     base: int | None = None
+    kept: int = 0
     swapped: bool = False
     own: int | None = None
     skips: bool = False

@@ -45,6 +45,7 @@ MOVES: dict[Callable[[Engine], None], int] = {
     moves_requests.free: 5,
     moves_requests.remove: 4,
     moves_requests.truncate: 4,
+    moves_requests.unschedule: 3,
     moves_requests.rewind: 2,
     moves_requests.trim: 1,
     moves_requests.stale_hit: 2,

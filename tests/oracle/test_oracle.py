@@ -26,7 +26,7 @@ FIRST_EXPLORED = 1_000_000
 """The first seed of the long run, behind all those of the short one."""
 REACHED = (
     *("append", "add_tokens", "accept", "add_block_hashes", "cache_blocks", "cancel"),
-    *("complete", "evict_blocks"),
+    *("complete", "evict_blocks", "unschedule"),
     *("complete_operation", "fork", "load", "store", "pin", "unpin", "rewind", "truncate"),
     *("remove_skipped_blocks", "reset_prefix_cache", "swap_in", "swap_out", "take_new_block_ids"),
     *("Refused", "HitInOpenBatch", "HeldByOthers", "StaleHits", "InOpenBatch", "LoadUnfinished"),

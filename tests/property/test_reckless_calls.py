@@ -161,7 +161,7 @@ def other(pair: Pair, dice: random.Random, name: str) -> None:
     """Cut, swap, fork, free, cache, trim, or go on from the canonical bytes."""
     manager = pair.managers[0]
     known, computed = manager.num_tokens(name), manager.num_computed_tokens(name)
-    which = dice.randrange(12)
+    which = dice.randrange(13)
     if which == 0:
         pair.call("truncate", name, dice.randint(1, max(1, known)))
     elif which == 1:
@@ -179,6 +179,8 @@ def other(pair: Pair, dice: random.Random, name: str) -> None:
     elif which == 9:
         pair.call("cache_blocks", name, computed)
     elif which == 10:
+        pair.call("unschedule", name, dice.randint(max(0, computed - 3), computed))
+    elif which == 11:
         pair.call("remove_skipped_blocks", name, min(computed, known))
     else:
         pair.call("restore", pair.managers[1].encode())

@@ -20,14 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
 CALLS = (
     *("requests", "prefix_lookup", "allocate", "publish", "window", "free", "truncate", "rewind"),
-    *("fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
+    *("unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
 )
 VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs")
 RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
 METHODS = {
     "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
     "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
-    "Release and eviction": "free remove_skipped_blocks evict_blocks reset_prefix_cache pin unpin",
+    "Release and eviction": "free unschedule remove_skipped_blocks evict_blocks reset_prefix_cache"
+    " pin unpin",
     "Swap between tiers": "swap_out swap_in",
     "External tokens, store and load": "cache_blocks rewind store load complete_operation",
     "Batches": "take_batch complete cancel in_flight new_step_starts",

@@ -23,7 +23,7 @@ from kvcore.types.groups import Group
 KIND_WORDS = {"full": "full_attention", "window": "sliding_window", "chunk": "chunked_local"}
 MORE_CALLS = (
     *("truncate", "rewind", "swap_out", "swap_in", "evict_blocks", "pin", "unpin", "store", "load"),
-    *("cache_blocks", "remove_skipped_blocks", "add_tokens"),
+    *("unschedule", "cache_blocks", "remove_skipped_blocks", "add_tokens"),
 )
 SYMMETRIES = ("requests", "blocks", "tokens")
 OF_WORLD = ("blocks", "requests", "tokens")

@@ -23,6 +23,7 @@ from kvcore.transitions import (
     queries,
     slot_request,
     transfers,
+    unschedule,
 )
 from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.commands import Command, CopyOnWrite, Free
@@ -80,6 +81,18 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
             free.cut_tables(tx, request, record.num_computed_before)
 
     patcher.replace(free, "leave_open_batch", leave_keys)
+
+
+@mutant("unschedule", "CACHE-KV")
+def m_unschedule_keeps_keys(patcher: Patcher) -> None:
+    """Keys of what the open batch does not write after all stay."""
+    patcher.replace(unschedule, "withdraw", lambda *arguments: arguments[2].published)
+
+
+@mutant("unschedule", "KV-READ")
+def m_unschedule_pulls_hits_away(patcher: Patcher) -> None:
+    """The open batch computes less of a request though another one counts those tokens."""
+    patcher.replace(unschedule, "check_leaving", lambda *_: None)
 
 
 @mutant("three", "KV-READ")

@@ -116,8 +116,8 @@ def m_leaving_drops_older_merges(patcher: Patcher) -> None:
     """Who leaves the open batch keeps duplicates that it had written before."""
 
     @patcher.around(free, "is_unwritten")
-    def drops_all(drops: Any, tx: Any, merge: Any, record: Any, request: Any) -> Any:
-        return drops(tx, merge, replace(record, num_computed_before=0), request)
+    def drops_all(drops: Any, tx: Any, merge: Any, _: int, request: Any) -> Any:
+        return drops(tx, merge, 0, request)
 
 
 @mutant("lookahead", "COMPUTED-RULE", costs="it cannot go on until it is freed")

@@ -263,7 +263,7 @@ def _open_batch(node: Node, names: Renaming) -> Name:
         name += _write(state.requests[write.request_id], write, names)
     for request in names.order if len(batch.records) else ():
         record = batch.records.get(request.request_id)
-        name.append(0 if record is None else 1 + record.num_computed_before)
+        name += [0, 0] if record is None else [1 + record.num_computed_before, record.num_kept]
         for item in () if record is None else record.published:
             name += [item.group_id, item.position, *names.device.names([item.block])]
     for merge in batch.merges:

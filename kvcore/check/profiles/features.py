@@ -123,6 +123,18 @@ FEATURES: dict[str, Profile] = {
         shows=("call free: HitInOpenBatch",),
         not_shown={"command CopyOnWrite": "nobody appends, so no shared block is written"},
     ),
+    "unschedule": Profile(
+        "what the open batch computes made shorter, three moves in a batch",
+        world(
+            *(3, 2, 4, 4, "unschedule"),
+            calls_per_batch=3,
+            num_letters=1,
+            without=("remove_request", "reset_prefix_cache"),
+        ),
+        579,
+        32123,
+        shows=("call unschedule: done", "call unschedule: HitInOpenBatch"),
+    ),
     "window": Profile(
         "blocks behind a window given back by a call",
         world(

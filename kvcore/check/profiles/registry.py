@@ -178,6 +178,18 @@ PROFILES: dict[str, Profile] = {
         14244,
         49598,
     ),
+    "flight-unschedule": Profile(
+        "a batch in flight, and less of the open one than was planned",
+        world(
+            *(2, 2, 2, 2, "unschedule"),
+            calls_per_batch=2,
+            without=(*STAYING, "fork", "append"),
+            **FLYING_SLOTS,
+        ),
+        15521,
+        56028,
+        shows=("call unschedule: done",),
+    ),
     "flight-merge": Profile(
         "duplicates that merge when their batch is completed",
         world(2, 2, 2, 2, duplicates="merge", publish="completed", without=SHARING, **FLYING_SLOTS),

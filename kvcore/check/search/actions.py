@@ -138,6 +138,10 @@ def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
     if "rewind" in world.calls:
         for count in range(request.num_computed):
             yield Call("rewind", ([name], count))
+    record = state.batch.records.get(name)
+    if "unschedule" in world.calls and record is not None and not request.drafts:
+        for count in range(record.num_kept, request.num_computed):
+            yield Call("unschedule", (name, count))
     if "remove_skipped_blocks" in world.calls:
         yield Call("remove_skipped_blocks", (name, request.num_accepted))
     if "cache_blocks" in world.calls:

@@ -51,6 +51,7 @@ impl<'py> Stories<'py> {
             Call::Fork { parent, child } => vec![self.id(*parent), self.id(*child)],
             Call::RemoveRequest { name } | Call::Free { name } => vec![self.id(*name)],
             Call::Truncate { name, num_tokens: count }
+            | Call::Unschedule { name, num_tokens: count }
             | Call::Accept { name, num_accepted: count }
             | Call::RemoveSkippedBlocks { name, num_tokens: count }
             | Call::CacheBlocks { name, num_tokens: count } => {

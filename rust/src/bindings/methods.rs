@@ -35,6 +35,7 @@ use crate::transitions::rewind::rewind;
 use crate::transitions::swap::{swap_in, swap_out};
 use crate::transitions::transfers::{complete_operation, load, store};
 use crate::transitions::truncate::truncate;
+use crate::transitions::unschedule::unschedule;
 use crate::transitions::window::remove_skipped_blocks;
 use crate::types::errors::Error;
 use crate::types::values::Output;
@@ -204,6 +205,16 @@ impl Manager {
         let mut given = Given::default();
         let (parent, child) = (given.name(parent_id.0), given.name(child_id.0));
         Ok(Self::change(slf, &given, |state| fork(state, parent, child))?.0)
+    }
+
+    /// Let the open batch compute a request up to num_tokens only; its blocks stay.
+    #[pyo3(signature = (request_id, num_tokens))]
+    fn unschedule<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        num_tokens: CountArg<'_, 'py>,
+    ) -> PyResult<()> {
+        Self::change_count(slf, request_id, num_tokens, unschedule)
     }
 
     /// Keep the first num_tokens of a request's tokens.

@@ -36,7 +36,8 @@ pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(
         if state.requests[row.index()].is_none() {
             return Err(source.damaged("a free row is in the open batch"));
         }
-        state.batch.records.insert_new(row, BatchRecord::new(source.u32()?));
+        let record = BatchRecord::new(source.u32()?);
+        state.batch.records.insert_new(row, BatchRecord { num_kept: source.u32()?, ..record });
         for _ in 0..source.u32()? {
             let (group_id, position, block) =
                 (source.u32()?, source.u32()?, BlockId(source.u32()?));

@@ -171,6 +171,7 @@ fn write_batch(out: &mut Writer, state: &State) {
     for row in rows {
         let record = batch.records.get(row).expect("its row was among the keys");
         out.u32(record.num_computed_before);
+        out.u32(record.num_kept);
         out.count(batch.published_by(record).count());
         for item in batch.published_by(record) {
             [item.group_id, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));

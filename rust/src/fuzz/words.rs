@@ -53,7 +53,7 @@ use Arg::{
 };
 
 /// The verbs with their words.
-const VERBS: [(&str, &[Arg]); 30] = [
+const VERBS: [(&str, &[Arg]); 31] = [
     ("add_request", &[Name, Tokens, Kind]),
     ("allocate_slots", &[Name, Count, Options]),
     ("append", &[Pairs]),
@@ -63,6 +63,7 @@ const VERBS: [(&str, &[Arg]); 30] = [
     ("cancel", &[Any]),
     ("fork", &[Name, Name]),
     ("truncate", &[Name, Count]),
+    ("unschedule", &[Name, Count]),
     ("swap_out", &[Names]),
     ("swap_in", &[Names]),
     ("add_tokens", &[Name, Tokens]),

@@ -283,6 +283,10 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
         if record.num_computed_before > request.num_computed {
             return Err(format!("{} counts less than before the open batch", request.name()));
         }
+        if !(record.num_computed_before..=request.num_computed).contains(&record.num_kept) {
+            let (name, count, kept) = (request.name(), request.num_computed, record.num_kept);
+            return Err(format!("{name} counts {count} and keeps {kept} at least"));
+        }
         for item in state.batch.published_by(record) {
             let Some(group) = state.config.groups.get(item.group_id as usize) else {
                 return Err(format!("{} published in group {}", request.name(), item.group_id));

@@ -112,6 +112,7 @@ calls! {
     Fork { parent: Name, child: Name } = "fork";
     Free { name: Name } = "free";
     Truncate { name: Name, num_tokens: u32 } = "truncate";
+    Unschedule { name: Name, num_tokens: u32 } = "unschedule";
     Rewind { names: Vec<Name>, num_tokens: u32 } = "rewind";
     AddTokens { name: Name, tokens: Vec<u32>, output: Option<Sampled> } = "add_tokens";
     AddDrafts { name: Name, tokens: Vec<u32> } = "add_drafts";

@@ -7,7 +7,7 @@
 //! are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
 
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
-use crate::oracle::writes::{Encoder, Write, moved_up};
+use crate::oracle::writes::{Encoder, Write, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;
@@ -164,6 +164,7 @@ impl Schedule {
                 self.cut.extend(name.row(state));
                 self.cut(state, *name, *num_tokens);
             }
+            Call::Unschedule { name, num_tokens } => self.shorten(state, *name, *num_tokens),
             Call::AddTokens { name, output: Some(Sampled { num_rejected, .. }), .. } => {
                 self.came_in(state, *name, *num_rejected);
             }
@@ -350,6 +351,17 @@ impl Schedule {
         self.writes.push(write);
     }
 
+    /// Nothing of a request is written from this token on, lookahead slots neither.
+    fn shorten(&mut self, state: &State, name: Name, num_tokens: u32) {
+        let Some(row) = name.row(state).filter(|&row| num_tokens < self.computed(row)) else {
+            return;
+        };
+        shorten(&mut self.writes, row, num_tokens);
+        let known = self.at(row);
+        known.computed = Some(num_tokens);
+        known.before = known.before.filter(|&before| before < num_tokens);
+    }
+
     /// A request leaves the open batch and falls to this many tokens, its drafts dropped.
     fn cut(&mut self, state: &State, name: Name, num_tokens: u32) {
         if let Some(row) = name.row(state) {
@@ -368,19 +380,6 @@ impl Schedule {
         (known.computed, known.loading, known.failed) = (Some(count), None, None);
         known.encoder = known.encoder.take().filter(|_| count > 0);
     }
-}
-
-/// What the cross-attention tables of a state's request hold, full to the last slot: two that share
-/// their first block hold the same.
-fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
-    let request = &state[row];
-    let on_device = request.host_tables.is_empty();
-    let tables = if on_device { &request.tables } else { &request.host_tables };
-    let held = state.config.groups.iter().zip(tables);
-    let mut held = held.filter(|(group, table)| group.is_cross() && !table.is_empty());
-    let (group, table) = held.next_back()?;
-    let num_tokens = table.len() as u32 * group.block_size;
-    Some(Encoder { number: 2 * (1 + table[0].0), num_tokens })
 }
 
 /// Whether a request still has, in every group, the blocks that the query behind this many tokens

@@ -4,6 +4,7 @@
 //! A part of schedule.rs.
 
 use crate::oracle::calls::Name;
+use crate::state::state::State;
 use crate::types::ids::Row;
 
 /// What a request's cross-attention tables hold: this many tokens of one encoder's run.
@@ -48,4 +49,26 @@ impl Write {
 /// A first position behind drafts that were rejected, which were behind this many tokens.
 pub(crate) fn moved_up(first: u32, known: u32, count: u32) -> u32 {
     if first > known { first - count } else { first }
+}
+
+/// Leave out a request's positions from num_tokens on, lookahead slots too.
+pub fn shorten(writes: &mut Vec<Write>, row: Row, num_tokens: u32) {
+    writes.retain(|write| write.row != row || write.start < num_tokens);
+    for write in writes.iter_mut().filter(|write| write.row == row) {
+        write.end = write.end.min(num_tokens);
+        write.num_slots = write.num_slots.min(num_tokens);
+    }
+}
+
+/// What the cross-attention tables of a state's request hold, full to the last slot: two that share
+/// their first block hold the same.
+pub(crate) fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
+    let request = &state[row];
+    let on_device = request.host_tables.is_empty();
+    let tables = if on_device { &request.tables } else { &request.host_tables };
+    let held = state.config.groups.iter().zip(tables);
+    let mut held = held.filter(|(group, table)| group.is_cross() && !table.is_empty());
+    let (group, table) = held.next_back()?;
+    let num_tokens = table.len() as u32 * group.block_size;
+    Some(Encoder { number: 2 * (1 + table[0].0), num_tokens })
 }

@@ -14,6 +14,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{PublishedKey, RequestEntries};
 use crate::state::row_map::RowMap;
 use crate::types::clone_in_place::clone_in_place;
+use crate::types::config::Config;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
@@ -33,6 +34,9 @@ pub struct Published {
 pub struct BatchRecord {
     /// The count before the request's first slots in the batch, and before its hits.
     pub(crate) num_computed_before: u32,
+    /// The count that it cannot be shortened below, behind its hits and external tokens and, if it
+    /// holds no others or the batch brings encoder tokens, its first own position.
+    pub(crate) num_kept: u32,
     /// The places of the first and the last of its keys.
     pub(crate) published: Option<(u32, u32)>,
 }
@@ -63,11 +67,18 @@ pub struct OpenBatch {
 
 clone_in_place!(OpenBatch { number, records, published, merges, entries, published_keys });
 
+impl Published {
+    /// The first token behind its block.
+    pub(crate) fn end(&self, config: &Config) -> u32 {
+        (self.position + 1) * config.groups[self.group_id as usize].block_size
+    }
+}
+
 impl BatchRecord {
     /// The record of a request with this many computed tokens before the batch.
     #[must_use]
     pub fn new(num_computed_before: u32) -> Self {
-        BatchRecord { num_computed_before, published: None }
+        BatchRecord { num_computed_before, num_kept: num_computed_before.max(1), published: None }
     }
 }
 

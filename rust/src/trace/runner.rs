@@ -24,7 +24,7 @@ use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::cancel::cancel;
 use crate::transitions::{
     allocate, append, drain, fork, free, pins, publish, queries, requests, rewind, swap, transfers,
-    truncate, window,
+    truncate, unschedule, window,
 };
 use crate::types::commands::Command;
 use crate::types::config::Config;
@@ -121,6 +121,9 @@ impl Runner {
                 text(format!("row {}", fork::fork(state, parent, child)?.0))
             }
             ("truncate", [id, count]) => nothing(truncate::truncate(state, id, number(count)?)),
+            ("unschedule", [id, count]) => {
+                nothing(unschedule::unschedule(state, id, number(count)?))
+            }
             ("swap_out", ids) => admitted(swap::swap_out(state, ids), Value::Swapped),
             ("swap_in", ids) => admitted(swap::swap_in(state, ids), Value::Swapped),
             ("load", words) => {

@@ -77,6 +77,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
     note_scheduled(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
+    note_kept(state, slot_request, plan);
     take_output(state, row, None);
     apply_trims(state, row, &plan.trims);
     (0..).zip(&plan.hits).for_each(|(group_id, hits)| attach_hits(state, row, group_id, hits));
@@ -117,6 +118,15 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
 fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
     state.batch.records.insert_missing(row, BatchRecord::new(state[row].num_computed));
     note_entry(state, row, publishes);
+}
+
+/// Remember how much of what the open batch does for a request cannot be taken back.
+fn note_kept(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
+    let brings = slot_request.num_encoder_tokens > 0;
+    if plan.num_loaded > state[plan.row].num_computed || brings {
+        let record = state.batch.records.get_mut(plan.row).expect("it was just noted");
+        record.num_kept = (plan.num_loaded + u32::from(brings)).min(plan.num_scheduled);
+    }
 }
 
 /// The same, for batches in flight.

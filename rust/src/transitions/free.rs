@@ -54,11 +54,16 @@ pub(crate) fn abandon_loads(state: &mut State, row: Row) {
 
 /// Fails with HitInOpenBatch if requests outside count tokens that these would leave unwritten.
 pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error> {
+    check_shorter(state, leaving, 0)
+}
+
+/// The same, where each of them keeps num_tokens.
+pub(crate) fn check_shorter(state: &State, leaving: &[Row], num_tokens: u32) -> Result<(), Error> {
     let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
     let mut others: BTreeSet<&str> = BTreeSet::new();
     let records = leaving.iter().filter_map(|&row| state.batch.records.get(row));
     for item in records.flat_map(|record| state.batch.published_by(record)) {
-        if state.device.ref_count(item.block) < 2 {
+        if item.end(&state.config) <= num_tokens || state.device.ref_count(item.block) < 2 {
             continue;
         }
         for row in state.batch.records.keys().filter(|row| !leaving.contains(row)) {
@@ -80,9 +85,9 @@ pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error>
 /// Whether a request counts the tokens of a published block at its position.
 fn counts_on(state: &State, row: Row, item: &Published) -> bool {
     let request = &state[row];
-    let end = (item.position + 1) * state.config.groups[item.group_id as usize].block_size;
     let table = &request.tables[item.group_id as usize];
-    request.num_computed >= end && table.get(item.position as usize) == Some(&item.block)
+    request.num_computed >= item.end(&state.config)
+        && table.get(item.position as usize) == Some(&item.block)
 }
 
 /// Take a request out of the open batch.
@@ -91,22 +96,27 @@ fn counts_on(state: &State, row: Row, item: &Published) -> bool {
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.records.remove(row) else { return };
     leave(state, row);
+    withdraw(state, row, &record, record.num_computed_before);
+    cut_tables(state, row, record.num_computed_before, 0);
+}
+
+/// Withdraw keys and merges of what the open batch writes for a request past num_tokens.
+pub(crate) fn withdraw(state: &mut State, row: Row, record: &BatchRecord, num_tokens: u32) {
     let State { config, device, effects, requests, batch, .. } = state;
-    for item in batch.published_by(&record) {
+    for item in batch.published_by(record).filter(|item| item.end(config) > num_tokens) {
         let ours = device.key(item.block) == Some(&item.key);
         if ours && !seeded(Mutant::LeavingKeepsKeys) {
             device.unpublish(item.block, effects);
         }
     }
     let request_id = &request_mut(requests, row).request_id;
-    batch.merges.retain(|merge| !is_unwritten(config, merge, &record, request_id));
-    cut_tables(state, row, record.num_computed_before, 0);
+    batch.merges.retain(|merge| !is_unwritten(config, merge, num_tokens, request_id));
 }
 
-/// Whether a merge waits for a block that the open batch would have written for a request.
-fn is_unwritten(config: &Config, merge: &Merge, record: &BatchRecord, request_id: &str) -> bool {
+/// Whether a merge waits for a block that a request has not written, which keeps num_tokens.
+fn is_unwritten(config: &Config, merge: &Merge, num_tokens: u32, request_id: &str) -> bool {
     let end = (merge.position + 1) * config.groups[merge.group_id as usize].block_size;
-    *merge.request_id == *request_id && end > record.num_computed_before
+    *merge.request_id == *request_id && end > num_tokens
 }
 
 /// Keep the blocks of `num_tokens` tokens and release the rest, tail first.

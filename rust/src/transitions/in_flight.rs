@@ -80,6 +80,7 @@ pub(crate) fn shift(state: &mut State, row: Row, above: u32, num_tokens: u32) {
         && record.num_computed_before > above
     {
         record.num_computed_before = moved(record.num_computed_before);
+        record.num_kept = moved(record.num_kept);
     }
     for batch in &mut state.in_flight {
         if batch.entries.get(row).is_some_and(|known| known.before > above) {

@@ -25,4 +25,5 @@ pub(crate) mod tests;
 pub mod transfers;
 pub mod truncate;
 pub(crate) mod unconfirmed_loads;
+pub mod unschedule;
 pub mod window;

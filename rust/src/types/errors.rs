@@ -90,13 +90,16 @@ errors! {
         "{name} is {value:?}, must be at least {least}";
     /// Slots are requested for tokens that the request does not have.
     TooManyTokens { request: String, num_tokens: i64, requested: i64 }
-        "request {request:?} has {num_tokens} tokens, slots are requested up to token {requested}";
+        "request {request:?} has {num_tokens} tokens, slots go up to token {requested}";
     /// New tokens would pass the longest length that the model takes.
     BeyondModelLength { request: String, requested: i64, max_model_len: i64 }
         "request {request:?} would reach {requested} tokens, the model takes {max_model_len}";
     /// The call names more tokens than were computed.
     BeyondComputed { request: String, num_computed: i64, requested: i64 }
         "request {request:?} has {num_computed} computed tokens, the call names {requested}";
+    /// The call takes back tokens that the open batch does not compute, or not without the rest.
+    BeforeOpenBatch { request: String, num_kept: i64, requested: i64 }
+        "request {request:?} is in the open batch from token {num_kept} on, not {requested}";
     /// Hashes supplied by an engine have one size, and there is at most one per full block.
     WrongBlockHashes { request: String, num_hashes: i64, reason: String }
         "request {request:?} is given {num_hashes} block hashes: {reason}";
@@ -117,7 +120,7 @@ errors! {
         "batch {batch} was not taken yet, the open batch is {open_batch}";
     /// Only drafts that were scheduled can be accepted.
     BeyondDrafts { request: String, num_scheduled: i64, requested: i64 }
-        "request {request:?} has {num_scheduled} scheduled drafts, the call accepts {requested}";
+        "request {request:?} has {num_scheduled} scheduled drafts, {requested} are accepted";
     /// The open batch is executed later, so what it schedules is not written yet.
     InOpenBatch { kind: &'static str, value: Field }
         "{kind} {value:?} is in the open batch: take the batch first";
@@ -149,8 +152,7 @@ errors! {
         "blocks {blocks} are counted by requests {requests} too: name those in the same call";
     /// Encoder tokens need a cross-attention group.
     NoEncoderGroup { request: String, num_encoder_tokens: i64 }
-        "request {request:?} brings {num_encoder_tokens} encoder tokens, no group is \
-         cross-attention";
+        "request {request:?} brings {num_encoder_tokens} encoder tokens, no group has them";
     /// A cut lies outside the request.
     BeyondRequest { request: String, num_tokens: i64, requested: i64 }
         "request {request:?} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to \

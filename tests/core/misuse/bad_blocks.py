@@ -48,11 +48,14 @@ BLOCKS = [
 
 BOTH = HitInOpenBatch(blocks=[1, 2], requests=["other", "reader"])
 ONE = HitInOpenBatch(blocks=[1], requests=["other"])
+LAST = HitInOpenBatch(blocks=[2], requests=["reader"])
 
 LEAVING = [
     bad(counted_on, BOTH, "free", "writer"),
     bad(counted_on, BOTH, "truncate", "writer", 5),
     bad(counted_on, BOTH, "truncate", "writer", 1),
+    bad(counted_on, BOTH, "unschedule", "writer", 1),
+    bad(counted_on, LAST, "unschedule", "writer", 2),
     bad(counted_on, BOTH, "swap_out", ["writer"]),
     bad(counted_on, ONE, "swap_out", ["writer", "reader"]),
     bad(counted_on, ONE, "swap_out", ["reader", "writer"]),

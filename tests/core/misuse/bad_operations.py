@@ -66,6 +66,7 @@ LOADING: list[Row] = [
     bad(moving, UNFINISHED, "cache_blocks", "loads", 2),
     bad(moving, UNFINISHED, "fork", "loads", "child"),
     bad(moving, UNFINISHED, "truncate", "loads", 2),
+    bad(moving, UNFINISHED, "unschedule", "loads", 2),
     bad(moving, UNFINISHED, "rewind", ["loads"], 0),
     bad(moving, UNFINISHED, "rewind", ["runs", "loads"], 0),
     bad(moving, UNFINISHED, "remove_skipped_blocks", "loads", 2),

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvcore import KVCacheManager, Request
 from kvcore.types.errors import (
+    BeforeOpenBatch,
     BeyondComputed,
     BeyondRequest,
     EmptyRequestId,
@@ -76,6 +77,7 @@ def _of_request(error: KvcoreError, request_id: Any) -> list[Row]:
         bad(crowd, error, "free", request_id),
         bad(crowd, error, "fork", request_id, "child"),
         bad(crowd, error, "truncate", request_id, 1),
+        bad(crowd, error, "unschedule", request_id, 0),
         bad(crowd, error, "swap_out", [request_id]),
         bad(crowd, error, "swap_out", ["runs", request_id]),
         bad(crowd, error, "swap_in", [request_id]),
@@ -214,6 +216,7 @@ PLACES = [
     bad(crowd, SwappedOut(request="swapped"), "load", "swapped", 2),
     bad(crowd, SwappedOut(request="swapped"), "fork", "swapped", "child"),
     bad(crowd, SwappedOut(request="swapped"), "truncate", "swapped", 1),
+    bad(crowd, SwappedOut(request="swapped"), "unschedule", "swapped", 1),
     bad(crowd, NotRunning(request="waits"), "swap_out", ["waits"]),
     bad(crowd, NotRunning(request="waits"), "swap_out", ["runs", "waits"]),
     bad(crowd, NotRunning(request="swapped"), "swap_out", ["swapped"]),
@@ -252,6 +255,16 @@ CUTS = [
     *(
         bad(
             crowd,
+            InvalidCount(name="num_tokens", value=requested, least=0),
+            "unschedule",
+            "runs",
+            requested,
+        )
+        for requested in ("3", None, 1.5, -1, -(10**30))
+    ),
+    *(
+        bad(
+            crowd,
             InvalidCount(name="num_computed_tokens", value=requested, least=0),
             "cache_blocks",
             "runs",
@@ -268,6 +281,16 @@ CUTS = [
             requested,
         )
         for requested in (6, 10**30)
+    ),
+    bad(
+        crowd,
+        BeyondComputed(request="runs", num_computed=5, requested=6),
+        *("unschedule", "runs", 6),
+    ),
+    bad(
+        crowd,
+        BeforeOpenBatch(request="runs", num_kept=5, requested=4),
+        *("unschedule", "runs", 4),
     ),
     bad(
         crowd,

@@ -115,6 +115,7 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
         for row in names.order().to_vec() {
             let record = batch.records.get(Row(row as u32));
             names.put(record.map_or(0, |record| 1 + record.num_computed_before as usize));
+            names.put(record.map_or(0, |record| record.num_kept as usize));
             let Some(record) = record else { continue };
             names.put(batch.published_by(record).count());
             for item in batch.published_by(record) {

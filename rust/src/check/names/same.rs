@@ -93,7 +93,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
     let said = |item: &Published| (item.group_id, item.position, item.block, item.key);
     let held = |row| match (one.records.get(row), other.records.get(row)) {
         (Some(mine), Some(its)) => {
-            mine.num_computed_before == its.num_computed_before
+            (mine.num_computed_before, mine.num_kept) == (its.num_computed_before, its.num_kept)
                 && one.published_by(mine).map(said).eq(other.published_by(its).map(said))
         }
         _ => false,

@@ -198,6 +198,13 @@ pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &m
         let back = |num_tokens| Move::Call(Call::Rewind { names: vec![name], num_tokens });
         out.extend((0..request.num_computed).map(back));
     }
+    if world.tries("unschedule")
+        && request.drafts.is_empty()
+        && let Some(record) = name.row(state).and_then(|row| state.batch.records.get(row))
+    {
+        let shorter = |num_tokens| Move::Call(Call::Unschedule { name, num_tokens });
+        out.extend((record.num_kept..request.num_computed).map(shorter));
+    }
     if world.tries("remove_skipped_blocks") {
         out.push(Move::Call(Call::RemoveSkippedBlocks { name, num_tokens: num_accepted }));
     }

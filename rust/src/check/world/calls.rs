@@ -24,6 +24,7 @@ use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::transitions::swap::{swap_in, swap_out};
 use crate::transitions::transfers::{complete_operation, load, store};
 use crate::transitions::truncate::truncate;
+use crate::transitions::unschedule::unschedule;
 use crate::transitions::window::remove_skipped_blocks;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
@@ -77,9 +78,8 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         }
         Call::Fork { parent, child } => Value::Row(fork(state, parent.id(), child.id())?.0),
         Call::Free { name } => nothing(free(state, name.id()))?,
-        Call::Truncate { name, num_tokens } => {
-            nothing(truncate(state, name.id(), i64::from(*num_tokens)))?
-        }
+        Call::Truncate { name, num_tokens } => counted(state, truncate, *name, *num_tokens)?,
+        Call::Unschedule { name, num_tokens } => counted(state, unschedule, *name, *num_tokens)?,
         Call::Rewind { names, num_tokens } => {
             Value::Fell(rewind(state, &ids(names), i64::from(*num_tokens))?)
         }
@@ -87,15 +87,11 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             nothing(add_tokens(state, name.id(), output_of(Some(tokens), *output)))?
         }
         Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
-        Call::Accept { name, num_accepted } => {
-            nothing(accept(state, name.id(), i64::from(*num_accepted)))?
-        }
+        Call::Accept { name, num_accepted } => counted(state, accept, *name, *num_accepted)?,
         Call::RemoveSkippedBlocks { name, num_tokens } => {
-            nothing(remove_skipped_blocks(state, name.id(), i64::from(*num_tokens)))?
+            counted(state, remove_skipped_blocks, *name, *num_tokens)?
         }
-        Call::CacheBlocks { name, num_tokens } => {
-            nothing(cache_blocks(state, name.id(), i64::from(*num_tokens)))?
-        }
+        Call::CacheBlocks { name, num_tokens } => counted(state, cache_blocks, *name, *num_tokens)?,
         Call::EvictBlocks { block } => nothing(evict_blocks(state, &[i64::from(*block)]))?,
         Call::ResetPrefixCache => Value::Flag(reset_prefix_cache(state)),
         Call::SwapOut { names } => admitted(swap_out(state, &ids(names))?, |_| Value::Nothing),
@@ -119,6 +115,16 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
         Call::Execute { .. } => Value::Nothing,
     })
+}
+
+/// Make a call that takes a request and a count.
+fn counted(
+    state: &mut State,
+    change: fn(&mut State, &str, i64) -> Result<(), Error>,
+    name: Name,
+    count: u32,
+) -> Result<Value, Error> {
+    nothing(change(state, name.id(), i64::from(count)))
 }
 
 /// Tokens as the output of a batch, or as the engine's own.

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unschedule: shorten what the open batch computes for a request.
+
+Invariants: nothing from the new count on is written by the batch, lookahead slots included, so the
+keys that it gave past the count are withdrawn by the rules of leaving. What hits and external
+tokens gave stays, and so does one position of a batch that brings encoder tokens, which nobody else
+would write, and of a request that counts no others, since what counts nothing holds nothing (`free`
+takes it out). A request that keeps none of its own positions and took no hit is not in the batch
+any more. Blocks stay, for the next slots.
+Source: D-36. Twin: rust/src/transitions/unschedule.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kvcore.state.open_batch import BatchRecord
+from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction, transition
+from kvcore.transitions.free import check_leaving, withdraw
+from kvcore.transitions.in_flight import leave
+from kvcore.transitions.requests import check_no_drafts
+from kvcore.transitions.unconfirmed_loads import fall_to
+from kvcore.types.arguments import read_count
+from kvcore.types.errors import BeforeOpenBatch, BeyondComputed
+from kvcore.types.values import Outcome
+
+
+def unschedule(state: State, request_id: str, num_tokens: int) -> Outcome[State, None]:
+    """Let the open batch compute a request up to num_tokens only; its blocks stay.
+
+    The computed count falls to num_tokens. Raises UnknownRequest, SwappedOut, LoadUnfinished,
+    DraftsPending, InvalidCount, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
+    """
+
+    def change(tx: Transaction) -> None:
+        request = tx.idle(request_id)
+        check_no_drafts(request)
+        count = read_count("num_tokens", num_tokens)
+        if count > request.num_computed:
+            raise BeyondComputed(
+                request=request_id, num_computed=request.num_computed, requested=count
+            )
+        record = tx.records.get(request_id)
+        kept = request.num_computed if record is None else record.num_kept
+        if count < kept:
+            raise BeforeOpenBatch(request=request_id, num_kept=kept, requested=count)
+        if record is not None and count < request.num_computed:
+            check_leaving(tx, [request], count)
+            shorten(tx, request, record, count)
+
+    return transition(state, change)
+
+
+def shorten(tx: Transaction, request: RequestState, record: BatchRecord, num_tokens: int) -> None:
+    """Let a request, and what the open batch notes of it, fall to num_tokens."""
+    record = replace(record, published=withdraw(tx, request, record, num_tokens))
+    if num_tokens > record.num_computed_before:
+        tx.records = tx.records.set(request.request_id, record)
+    else:
+        tx.records = tx.records.delete(request.request_id)
+        leave(tx, request.request_id)
+    if tx.loads:
+        fall_to(tx, request.request_id, num_tokens)
+    num_cached = [
+        min(cached, num_tokens // group.block_size)
+        for cached, group in zip(request.num_cached, tx.config.groups, strict=True)
+    ]
+    tx.put(replace(request, num_computed=num_tokens, num_cached=tuple(num_cached)))

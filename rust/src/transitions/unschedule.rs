@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Unschedule: shorten what the open batch computes for a request.
+//!
+//! Invariants: nothing from the new count on is written by the batch, lookahead slots included, so
+//! the keys that it gave past the count are withdrawn by the rules of leaving. What hits and
+//! external tokens gave stays, and so does one position of a batch that brings encoder tokens,
+//! which nobody else would write, and of a request that counts no others, since what counts nothing
+//! holds nothing (`free` takes it out). A request that keeps none of its own positions and took no
+//! hit is not in the batch any more. Blocks stay, for the next slots.
+//! Source: D-36. Twin: kvcore/transitions/unschedule.py.
+
+use crate::state::open_batch::{BatchRecord, Published};
+use crate::state::state::State;
+use crate::transitions::free::{check_shorter, withdraw};
+use crate::transitions::in_flight::leave;
+use crate::transitions::requests::check_no_drafts;
+use crate::transitions::unconfirmed_loads::fall_to;
+use crate::types::errors::{Error, check_count};
+use crate::types::ids::Row;
+
+/// Let the open batch compute a request up to num_tokens only; its blocks stay.
+///
+/// The computed count falls to num_tokens. Fails with UnknownRequest, SwappedOut, LoadUnfinished,
+/// DraftsPending, InvalidCount, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
+pub fn unschedule(state: &mut State, request_id: &str, num_tokens: i64) -> Result<(), Error> {
+    let row = state.idle(request_id)?;
+    check_no_drafts(&state[row])?;
+    check_count("num_tokens", num_tokens, 0)?;
+    let computed = state[row].num_computed;
+    let (num_computed, requested) = (i64::from(computed), num_tokens);
+    if num_tokens > num_computed {
+        let request = state[row].name();
+        return Err(Error::BeyondComputed { request, num_computed, requested });
+    }
+    let record = state.batch.records.get(row);
+    let num_kept = i64::from(record.map_or(computed, |record| record.num_kept));
+    if num_tokens < num_kept {
+        let request = state[row].name();
+        return Err(Error::BeforeOpenBatch { request, num_kept, requested });
+    }
+    if let Some(record) = record.filter(|_| num_tokens < num_computed).cloned() {
+        check_shorter(state, &[row], num_tokens as u32)?;
+        shorten(state, row, record, num_tokens as u32);
+    }
+    Ok(())
+}
+
+/// Let a request, and what the open batch notes of it, fall to num_tokens.
+fn shorten(state: &mut State, row: Row, record: BatchRecord, num_tokens: u32) {
+    withdraw(state, row, &record, num_tokens);
+    let batch = &mut state.batch;
+    if num_tokens > record.num_computed_before {
+        let config = &state.config;
+        let stays = |item: &&_| Published::end(item, config) <= num_tokens;
+        let stay: Vec<Published> = batch.published_by(&record).filter(stays).cloned().collect();
+        batch.records.remove(row);
+        batch.records.insert_new(row, BatchRecord { published: None, ..record });
+        for item in stay {
+            batch.note_published(row, (item.group_id, item.position), item.block, item.key);
+        }
+    } else {
+        batch.records.remove(row);
+        leave(state, row);
+    }
+    if !state.loads.is_empty() {
+        fall_to(state, row, num_tokens);
+    }
+    for group_id in 0..state.config.groups.len() {
+        let num_full = num_tokens / state.config.groups[group_id].block_size;
+        let cached = &mut state[row].num_cached[group_id];
+        *cached = num_full.min(*cached);
+    }
+    let request = &mut state[row];
+    (request.num_computed, request.quiet_until) = (num_tokens, 0);
+}
