@@ -62,11 +62,11 @@ def rewind(
         for request in requests:
             for block in unwritten(tx, request, count):
                 tx.device.unpublish(block)
-        stale = {*(name for name, _ in kept), *reached(tx, ids, count)}
+        left = [name for name in reached(tx, ids, count) if not tx.request(name).num_computed]
         spoil(tx, ids, count)
         for name, num_tokens in kept:
             fall(tx, tx.request(name), num_tokens)
-        for name in stale:
+        for name in {*(name for name, _ in kept), *left}:
             tx.put(replace(tx.request(name), output_from=tx.batch.number))
         before = {request.request_id: request.num_computed for request in falling}
         return tuple(name for name in before if tx.request(name).num_computed < before[name])

@@ -137,7 +137,10 @@ def spoilt_requests(
 
 
 def reached(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Iterator[str]:
-    """The requests that ever counted tokens which a report says did not come, also if they left."""
+    """The requests that ever counted tokens which a report says did not come, also if they left.
+
+    One that counts tokens again was scheduled anew, and takes output from there on only.
+    """
     for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
             end = max(num_tokens, load.first)

@@ -247,8 +247,9 @@ class AheadModel(FlightModel):
 
         def told(output: Output, fell: Sequence[str]) -> bool:
             """Whether the report reaches the request of an output: it may have left by now."""
-            reached = closing[-1].outcome.state.requests[output.request_id].output_from
-            left = reached != node.state.requests[output.request_id].output_from
+            after = closing[-1].outcome.state.requests[output.request_id]
+            reached = after.output_from != node.state.requests[output.request_id].output_from
+            left = reached and not after.num_computed
             return output.spoilt or output.request_id in (name, *fell) or left
 
         self._change = change

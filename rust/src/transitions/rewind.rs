@@ -48,7 +48,9 @@ pub fn rewind(
             state.device.unpublish(block, &mut state.effects);
         }
     }
-    let stale: Vec<Row> = falling.iter().copied().chain(reached(state, &rows, count)).collect();
+    let left = reached(state, &rows, count).into_iter();
+    let left = left.filter(|&row| state[row].num_computed == 0);
+    let stale: Vec<Row> = falling.iter().copied().chain(left).collect();
     spoil(state, &rows, count);
     let before: Vec<u32> = falling.iter().map(|&row| state[row].num_computed).collect();
     for (row, num_tokens) in kept {

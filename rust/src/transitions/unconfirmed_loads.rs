@@ -142,6 +142,8 @@ pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> V
 }
 
 /// The requests that ever counted tokens which a report says did not come, also if they left.
+///
+/// One that counts tokens again was scheduled anew, and takes output from there on only.
 pub(crate) fn reached(state: &State, rows: &[Row], num_tokens: u32) -> Vec<Row> {
     let reported = state.loads.iter().filter(|load| load.is_reported(rows, num_tokens));
     let counted = |load: &UnconfirmedLoad| {

@@ -261,8 +261,9 @@ impl FlightModel {
         for output in outputs {
             let row = output.row.index();
             let reached = state.output_from[row] != before.output_from[row];
+            let left = reached && state[output.row].num_computed == 0;
             let named = output.name == name || fell.contains(&output.row);
-            output.stale |= output.spoilt || named || reached;
+            output.stale |= output.spoilt || named || left;
         }
     }
 
