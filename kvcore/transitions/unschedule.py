@@ -7,7 +7,7 @@ tokens gave stays, and so does one position of a batch that brings encoder token
 would write, and of a request that counts no others, since what counts nothing holds nothing (`free`
 takes it out). A request that keeps none of its own positions and took no hit is not in the batch
 any more. Blocks stay, for the next slots.
-Source: D-36. Twin: rust/src/transitions/unschedule.rs.
+Twin: rust/src/transitions/unschedule.rs.
 """
 
 from __future__ import annotations

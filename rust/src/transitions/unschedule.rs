@@ -7,7 +7,7 @@
 //! which nobody else would write, and of a request that counts no others, since what counts nothing
 //! holds nothing (`free` takes it out). A request that keeps none of its own positions and took no
 //! hit is not in the batch any more. Blocks stay, for the next slots.
-//! Source: D-36. Twin: kvcore/transitions/unschedule.py.
+//! Twin: kvcore/transitions/unschedule.py.
 
 use crate::state::open_batch::{BatchRecord, Published};
 use crate::state::state::State;
