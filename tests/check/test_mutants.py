@@ -26,7 +26,7 @@ from tests.conftest import need_twin
 TRACES = Path(__file__).parents[1] / "traces"
 FIRSTS = list({name: (each, name) for each in reversed(MUTANTS) for name in each.broken}.values())
 """The first bug of each property; `make mutants` hunts all."""
-ROWS_MIN = 69
+ROWS_MIN = 87
 """Least number of rows of the catalogue that have a seeded bug."""
 
 
@@ -57,7 +57,7 @@ def test_bug_that_only_costs_hits_fails_its_trace(mutant: Mutant) -> None:
 
 
 def test_every_row_of_the_catalogue_has_a_seeded_bug_or_a_reason() -> None:
-    assert list(SENTENCES) == list(range(1, 73))
+    assert list(SENTENCES) == list(range(1, 95))
     expressed = {row for row, mutants in by_row(MUTANTS).items() if mutants}
     assert len(expressed) >= ROWS_MIN
     assert set(SENTENCES) - expressed == set(NOT_EXPRESSED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.check.mutants.worlds import AHEAD_FAMILY, AHEAD_SWAPPED
 from kvcore.state.transaction import Transaction
@@ -20,14 +22,14 @@ def keep_output(patcher: Patcher, module: Any, name: str) -> None:
         return change(request, **fields)
 
 
-@mutant("ahead-letters", "OUTPUT-ONCE")
+@mutant("ahead-letters", "OUTPUT-ONCE", rows=(78,))
 def m_stale_output_taken(patcher: Patcher) -> None:
     """Output is taken of a batch from before its request was cut or scheduled anew."""
     for module in (append, requests):
         patcher.replace(module, "check_output", lambda *_: None)
 
 
-@mutant("ahead-letters", "OUTPUT-ONCE")
+@mutant("ahead-letters", "OUTPUT-ONCE", rows=(78,))
 def m_scheduled_anew_takes_old_output(patcher: Patcher) -> None:
     """A request that computes known tokens again takes what its old pass over them sampled."""
     keep_output(patcher, allocate, "replace")
@@ -53,7 +55,7 @@ def m_rejected_drafts_stay_to_come(patcher: Patcher) -> None:
     )
 
 
-@mutant("ahead-window", "NULL-PREFIX")
+@mutant("ahead-window", "NULL-PREFIX", rows=(73,))
 def m_window_moves_with_positions_to_come(patcher: Patcher) -> None:
     """A window gives back what the query at the last known token sees, if drafts are rejected."""
     for module in (plan, window, append):
@@ -86,3 +88,17 @@ def m_fill_publishes_no_block(patcher: Patcher) -> None:
     """A block is not findable whose last token comes after it was scheduled."""
     for module in (append, requests):
         patcher.replace(module, "publish_filled", lambda *_: None)
+
+
+@mutant("ahead", "CACHED-COUNT", rows=(77,), costs="less is findable, what is found is right")
+def m_cursor_passes_positions_to_come(patcher: Patcher) -> None:
+    """A block counts as published once it is scheduled, though its last token is to come."""
+    for module in (allocate, append):
+
+        @patcher.around(module, "commit")
+        def commit_cached(commit: Any, tx: Transaction, planned: Any) -> Any:
+            grown = commit(tx, planned)
+            request = tx.request(planned.request.request_id)
+            counts = (request.num_computed // each.block_size for each in tx.config.groups)
+            tx.put(replace(request, num_cached=tuple(counts)))
+            return grown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 72 bugs that were reported of KV-cache block managers, and what stands for each here.
+"""The 94 bugs that were reported of KV-cache block managers, and what stands for each here.
 
 A row says in own words what went wrong, in no project's name: the reports were read, none is a
 verdict. Its seeded bugs are those that name its number; a row without any says why it cannot be put
@@ -85,6 +85,28 @@ SENTENCES: dict[int, str] = {
     70: "A swapped request can never come back.",
     71: "The cold tail's blocks evict the prefix that a look-up would have found.",
     72: "A request is preempted in mid-step, and the keys of what it was to write stay.",
+    73: "A window moves on behind guessed tokens, or while a step in flight still reads behind it.",
+    74: "A block is handed out for a load, and goes to the store under the key of what it held.",
+    75: "A block that one tier has yet to bring in is passed on to another tier, or found there.",
+    76: "A preempted request comes back while a transfer of its first life is still listed for it.",
+    77: "The mark of what is published passes blocks whose last token is not known yet.",
+    78: "Output of a step from before a preemption is given to the request's next life.",
+    79: "A group of recurrent state counts its columns in blocks of another group.",
+    80: "A step's blocks count as written when the next step is scheduled, and it never ran.",
+    81: "A hit is read by a transfer ahead of the forward pass that writes it in the same step.",
+    82: "A windowed group keeps other blocks than those that a look-up asks for: nothing hits.",
+    83: "A block that could not be stored is still listed by the store that it was meant for.",
+    84: "A load that failed counts as loaded, and the request reads what was there before.",
+    85: "A load brings another request's content, or another part of the prompt's.",
+    86: "The end of a transfer gives its block back twice, or not at all.",
+    87: "A look-up locks chunks of a store, and those that are computed after all stay locked.",
+    88: "A request that is aborted in its prompt frees the block twice that it was filling.",
+    89: "A preemption frees twice, or a row is given again while a step still reads it.",
+    90: "A block counts as free although it has yet to be copied to the outer tier.",
+    91: "That a content is gone is not announced, and whoever mirrors the index keeps it for good.",
+    92: "A suspended request keeps its place in the batch, or the growth of a step that never ran.",
+    93: "A client goes away, and the blocks of its request are freed under the running step.",
+    94: "Who follows the events loses entries, or keeps those of a server that is gone.",
 }
 """Number to what went wrong."""
 
@@ -92,6 +114,10 @@ NOT_EXPRESSED: dict[int, str] = {
     33: "the mistake is in a port: here the languages are compared on every edge (REFINE)",
     61: "it is the runtime's: commands are values, and no transition reads memory",
     64: "a transition changes a copy that nobody else sees, so no call meets another half way",
+    79: "there are no groups of recurrent state; for keys and values, row 13 is the same mistake",
+    83: "what an outer store lists is the store's own: a store that failed changes nothing here",
+    87: "a look-up is a query: it changes no state, so there is no lock that it could leave",
+    94: "the core announces what it does, and knows nobody who follows; row 91 is its own part",
 }
 """Why no seeded bug of the Python core stands for a row."""
 

@@ -70,7 +70,7 @@ def m_free_keeps_count(patcher: Patcher) -> None:
     after(patcher, "free", keep)
 
 
-@mutant("three", "CACHE-KV", rows=(72,))
+@mutant("three", "CACHE-KV", rows=(72, 80))
 def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
     """Keys that the open batch published for a request stay when it leaves the batch."""
 

@@ -20,17 +20,33 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.quarantine import QuarantineTransaction
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, batches, cancel, fork, in_flight, publish, requests, swap
+from kvcore.transitions import (
+    allocate,
+    append,
+    batches,
+    cancel,
+    fork,
+    in_flight,
+    publish,
+    requests,
+    swap,
+)
 from kvcore.transitions.plan import Plan
 from kvcore.transitions.publish import publish_blocks
 
 IN_ORDER = "batches that run one after the other hide it"
 
 
-@mutant("flight", "CMD-INFLIGHT", rows=(56,), costs=IN_ORDER)
+@mutant("flight", "CMD-INFLIGHT", rows=(56, 93), costs=IN_ORDER)
 def m_freed_under_a_batch(patcher: Patcher) -> None:
     """A block that leaves a table can be taken at once, though a batch in flight still uses it."""
     patcher.replace(TableEdit, "_keep_in_use", lambda *_: None)
+
+
+@mutant("flight-window", "CMD-INFLIGHT", rows=(73,), costs=IN_ORDER)
+def m_window_block_freed_under_a_batch(patcher: Patcher) -> None:
+    """A block that falls behind a window can be taken while a batch in flight still reads it."""
+    patcher.during(TableEdit, "blank", TableEdit, "_keep_in_use", lambda *_: None)
 
 
 @mutant("flight-fork", "CMD-INFLIGHT", rows=(58,), costs=IN_ORDER)
@@ -55,6 +71,16 @@ def m_host_block_reused_in_flight(patcher: Patcher) -> None:
         pool = host_tier(self)
         pool.__class__ = Forgetful
         return pool
+
+
+@mutant("flight-swap", "CMD-INFLIGHT", rows=(90,), costs=IN_ORDER)
+def m_swapped_out_before_its_copy(patcher: Patcher) -> None:
+    """A block of a request that is swapped out can be taken before its copy to the host ran."""
+
+    @patcher.around(swap, "move_out")
+    def move_out_idle(move_out: Any, tx: Transaction, *args: Any) -> None:
+        tx.device.end_use(lambda number: number == tx.batch.number)
+        move_out(tx, *args)
 
 
 @mutant("flight-two", "CMD-INFLIGHT", costs=IN_ORDER)
@@ -119,6 +145,19 @@ def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
         return grown
 
 
+@mutant("flight-completed", "CACHE-KV", rows=(80,))
+def m_next_step_publishes_what_is_in_flight(patcher: Patcher) -> None:
+    """A request's next step publishes what the step before computes, though it may still run."""
+
+    for module in (allocate, append):
+
+        @patcher.around(module, "commit")
+        def commit_behind(commit: Any, tx: Transaction, planned: Plan) -> Any:
+            request = planned.request
+            publish_blocks(tx, request, request.num_accepted, final=True)
+            return commit(tx, replace(planned, request=tx.request(request.request_id)))
+
+
 @mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_forks(patcher: Patcher) -> None:
     """A fork keeps what its parent was scheduled in a batch that is cancelled."""
@@ -165,7 +204,12 @@ def m_removed_request_stays_marked(patcher: Patcher) -> None:
     patcher.replace(requests, "forget", lambda *_: None)
 
 
-@mutant("flight", "ROW-LIFE", costs="tables change in order; no engine here keeps rows of a batch")
+@mutant(
+    "flight",
+    "ROW-LIFE",
+    rows=(89,),
+    costs="tables change in order; no engine here keeps rows of a batch",
+)
 def m_row_given_at_once(patcher: Patcher) -> None:
     """The row of a request that has gone is given again while unfinished batches name it."""
 

@@ -267,7 +267,7 @@ def keep_refused_hits(patcher: Patcher) -> None:
         return replace(planned, request=replace(planned.request, tables=tuple(edit.tables)))
 
 
-@mutant("calls", "REF", rows=(30,))
+@mutant("calls", "REF", rows=(30, 88, 89))
 def m_finish_frees_twice(patcher: Patcher) -> None:
     """Two ways lead to the release of a finished request's last block, and both are taken."""
     release = PoolTransaction.release

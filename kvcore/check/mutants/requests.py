@@ -25,7 +25,7 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
     after(patcher, "remove_request", keep)
 
 
-@mutant("three", "OPEN-BATCH", shows=LEAVING)
+@mutant("three", "OPEN-BATCH", rows=(92,), shows=LEAVING)
 def m_record_survives_leaving(patcher: Patcher) -> None:
     """The open batch remembers a request that has left it."""
 
@@ -36,7 +36,7 @@ def m_record_survives_leaving(patcher: Patcher) -> None:
         tx.records = records
 
 
-@mutant("three", "COMPUTED-RULE")
+@mutant("three", "COMPUTED-RULE", rows=(92,))
 def m_leaving_keeps_count(patcher: Patcher) -> None:
     """A request that is cut in mid-step still counts what the step will not write."""
 

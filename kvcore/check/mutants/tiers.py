@@ -10,14 +10,22 @@ from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
-from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
+from kvcore.check.mutants.worlds import (
+    FLYING_LOADS,
+    LOADED_PAIRS,
+    LOADS_LEFT,
+    SWAP_CHAIN,
+    SWAP_PAIRS,
+)
 from kvcore.check.properties import checker
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, RequestState
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, free, swap, transfers
+from kvcore.transitions.publish import publish_blocks
 from kvcore.types import commands
 from kvcore.types.commands import Command, SwapIn, SwapOut
+from kvcore.types.config import Config
 
 
 @mutant("host", "KV-READ")
@@ -32,7 +40,7 @@ def m_swap_in_no_copy(patcher: Patcher) -> None:
     without(patcher, SwapIn)
 
 
-@mutant("three", "KV-READ")
+@mutant("three", "KV-READ", rows=(81,))
 def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
     """A request that comes back hits blocks that the open batch has yet to write."""
 
@@ -71,13 +79,63 @@ def m_operation_holds_no_block(patcher: Patcher) -> None:
     patcher.replace(PoolTransaction, "pin", lambda *_: None)
 
 
-@mutant("loads", "COMPUTED-RULE")
+@mutant("loads", "COMPUTED-RULE", rows=(84,))
 def m_failed_operation_counts(patcher: Patcher) -> None:
     """A load that failed counts as done."""
 
     @patcher.around(transfers, "finish_load")
     def finish_done(finish: Any, *args: Any) -> None:
         finish(*args[:-1], True)
+
+
+@mutant("loads", "CACHE-KV", rows=(74,), shows=LOADED_PAIRS)
+def m_loaded_block_keeps_its_old_key(patcher: Patcher) -> None:
+    """A block that is taken for a load keeps the key of what it held before."""
+    patcher.during(TRANSITIONS, "load", PoolTransaction, "unpublish", lambda *_: None)
+
+
+@mutant("loads", "CACHE-KV", rows=(75,))
+def m_load_is_findable_when_it_starts(patcher: Patcher) -> None:
+    """Blocks of a load are found, and stored elsewhere, before the load has filled them."""
+
+    @patcher.around(transfers, "start_loads")
+    def start_found(start: Any, tx: Transaction, request: RequestState, first: int) -> Any:
+        started = start(tx, request, first)
+        publish_blocks(tx, request, request.num_accepted)
+        return started
+
+
+@mutant("loads", "OPERATIONS", rows=(85,), shows=LOADED_PAIRS)
+def m_load_brings_what_another_request_has(patcher: Patcher) -> None:
+    """A load is of the key that the first request has at that place, whoever loads."""
+    own = RequestState.key
+
+    @patcher.around(transfers, "start_loads")
+    def start_other(start: Any, tx: Transaction, *args: Any) -> Any:
+        def key(_: RequestState, config: Config, group_id: int, position: int) -> bytes:
+            known = (tx.requests[name] for name in tx.rows if name is not None)
+            others = (each for each in known if each.num_hashed(config, group_id) > position)
+            return own(next(others), config, group_id, position)
+
+        with Patcher() as inner:
+            inner.replace(RequestState, "key", key)
+            return start(tx, *args)
+
+
+@mutant("loads", "REF", "LEAK", rows=(86,))
+def m_finished_operation_keeps_its_block(patcher: Patcher) -> None:
+    """A store or load that has ended still counts as an owner of its block."""
+    patcher.during(PoolTransaction, "unpin", PoolTransaction, "release", lambda *_: None)
+
+
+@mutant("loads", "REF", rows=(86,))
+def m_finished_operation_releases_twice(patcher: Patcher) -> None:
+    """A store or load that ends takes two owners from its block."""
+
+    @patcher.around(PoolTransaction, "unpin")
+    def unpin_twice(unpin: Any, self: PoolTransaction, block: int) -> None:
+        unpin(self, block)
+        self.release([block])
 
 
 @mutant("host", "REF", rows=(31,))
@@ -143,7 +201,7 @@ def m_id_taken_for_an_index(patcher: Patcher) -> None:
     emitting(patcher, by_id)
 
 
-@mutant("flight-loads", "OPERATIONS", rows=(65,), shows=LOADS_LEFT)
+@mutant("flight-loads", "OPERATIONS", rows=(65, 76), shows=LOADS_LEFT)
 def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
     """A request that leaves still counts its unfinished loads, and they it."""
     patcher.replace(free, "abandon_loads", lambda _, request: request)

@@ -17,7 +17,7 @@ from kvcore.state import state
 from kvcore.state.state import RequestState, Table
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, append, plan, prefix_lookup, window
+from kvcore.transitions import allocate, append, plan, prefix_lookup, publish, window
 from kvcore.types.commands import Command, CutTable, SetTable, Zero
 from kvcore.types.config import Config
 from kvcore.types.groups import Group, skipped_blocks
@@ -145,6 +145,18 @@ def m_per_group_alloc(patcher: Patcher) -> None:
                     share(self, group_id, found)
 
             return commit(*args)
+
+
+@mutant("sizes", "PUBLISHED", rows=(82,), costs="what would have been a hit is computed again")
+def m_window_publishes_what_no_hit_needs(patcher: Patcher) -> None:
+    """A windowed group publishes its blocks but for those that a hit would end with."""
+
+    @patcher.around(publish, "_publish_block")
+    def publish_inner(block: Any, tx: Transaction, request: Any, group_id: int, *rest: Any) -> bool:
+        group, end = tx.config.groups[group_id], rest[0] + 1
+        if group.is_windowed and end * group.block_size % tx.config.hit_alignment == 0:
+            return False
+        return bool(block(tx, request, group_id, *rest))
 
 
 @mutant("groups", "HIT-LONGEST", rows=(46,))

@@ -36,6 +36,7 @@ DRAFTS_CUT = world(2, 1, 3, "rewind", num_drafts=2)
 ALONE = world(3, 1, 4, groups=(WINDOW,))
 SWAP_PAIRS = world(2, 2, 2, *SWAPS, num_host_blocks=2, calls_per_batch=2, without=SHARING)
 LOADS_LEFT = world(2, 1, 2, "load", moves="engine", without=SHARING, **FLYING_SLOTS)
+LOADED_PAIRS = world(2, 2, 2, "load", groups=(SLOT,), moves="engine", without=STAYING)
 ADAPTERS = world(
     3, 2, 2, "load", groups=(SLOT,), kinds_of_requests=({}, {"lora": LoRA("one")}), num_letters=1
 )
