@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvcore import KVCacheManager
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.sizing import command
 from kvcore.types import errors
@@ -162,3 +164,13 @@ def test_the_table_of_worlds_has_every_named_world_with_its_counts() -> None:
 def count(text: str) -> int:
     """A number as the pages write it."""
     return int(text.replace(",", ""))
+
+
+def test_the_site_has_every_method_of_the_manager() -> None:
+    """`make docs` would stop; it needs packages that tests do not."""
+    code = ast.parse((ROOT / "tools" / "site" / "pages.py").read_text(encoding="utf-8"))
+    assigned = (each for each in code.body if isinstance(each, ast.Assign))
+    (methods,) = (each.value for each in assigned if ast.unparse(each.targets[0]) == "METHODS")
+    listed = " ".join(ast.literal_eval(methods).values()).split()
+    public = [name for name in vars(KVCacheManager) if not name.startswith("_")]
+    assert sorted(listed) == sorted(public)

@@ -35,7 +35,7 @@ METHODS = {
     "Events and statistics": "take_events take_stats take_new_block_ids",
     "Queries": "get_blocks get_block_ids get_block_keys has_key num_owners"
     " get_num_common_prefix_blocks"
-    " num_tokens num_draft_tokens num_computed_tokens get_row status"
+    " num_tokens num_draft_tokens num_output_placeholders num_computed_tokens get_row status"
     " num_free_blocks num_free_host_blocks usage",
     "The state": "state check encode restore",
 }
@@ -119,8 +119,9 @@ def _manager() -> str:
     (manager,) = _classes("manager").values()
     public = {each.name for each in manager.body if isinstance(each, ast.FunctionDef)}
     listed = [name for names in METHODS.values() for name in names.split()]
-    if sorted(listed) != sorted(name for name in public if not name.startswith("_")):
-        raise ValueError(f"METHODS and the manager differ: {public ^ set(listed)}")
+    differ = set(listed) ^ {name for name in public if not name.startswith("_")}
+    if differ:
+        raise ValueError(f"METHODS and the manager differ: {sorted(differ)}")
     raised = _raised()
     parts = ["# The manager\n\n::: kvcore.manager.KVCacheManager\n    options: {members: false}"]
     for title, names in METHODS.items():
