@@ -88,7 +88,7 @@ class KVCacheManager:
     def add_tokens(
         self, request_id: str, tokens: Any, *, num_rejected: int = 0, batch: int | None = None
     ) -> None:
-        """Add tokens after those that a request has, into its positions to come first.
+        """Add tokens after those that a request has, filling its positions to come first.
 
         num_rejected: the last positions to come that are dropped before. batch: which one sampled
         the tokens. Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput.
@@ -100,7 +100,7 @@ class KVCacheManager:
         self._core.add_block_hashes(request_id, read_list("hashes", hashes, "a list of hashes"))
 
     def add_drafts(self, request_id: str, tokens: Any) -> None:
-        """Put drafts after the tokens, or others. Raises DraftsPending, PlaceholdersPending."""
+        """Set the drafts after the tokens. Raises DraftsPending, PlaceholdersPending."""
         self._core.add_drafts(request_id, tokens)
 
     def accept(self, request_id: str, num_accepted: int) -> None:

@@ -41,8 +41,8 @@ class Scheduled(Protocol):
     """A sequence of tokens that is computed in steps.
 
     row: at the manager. pending: the newest token was sampled, and the manager has not got it yet.
-    sampled_by: the batch that sampled the pending token, None if nobody asks. num_to_come: tokens
-    that batches sample that were planned and whose output was not read yet.
+    sampled_by: the batch that sampled the pending token, None if the manager need not check it.
+    num_to_come: tokens that batches sample that were planned and whose output was not read yet.
     """
 
     pending: bool

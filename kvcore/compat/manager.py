@@ -41,7 +41,7 @@ class KVCacheManager:
     block_hashes are used if it has them; they are 32 bytes, one for each `hash_block_size`
     tokens of the config. keep_commands: whether `take_commands` hands out the batches. core: the
     manager underneath. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
-    where duplicates are merged, which replaces blocks, and nobody hears of it from the commands.
+    if duplicates are merged without keep_commands: only commands report the replaced blocks.
     """
 
     def __init__(

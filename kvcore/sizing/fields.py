@@ -78,7 +78,7 @@ class Fields:
         """A list, None if it is missing or empty. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, list):
-            raise self.invalid(name, "a list with one item a layer")
+            raise self.invalid(name, "a list with one item per layer")
         return value or None
 
     def invalid(self, name: str, expected: str) -> InvalidField:

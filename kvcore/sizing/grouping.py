@@ -41,7 +41,7 @@ def group_layers(specs: Specs) -> tuple[KVCacheGroupSpec, ...]:
 
 
 def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
-    """Layers a group, from how many layers each kind has; see the rules above."""
+    """Layers per group, from how many layers each kind has; see the rules above."""
     most_groups = max(NUM_GROUPS_MAX, len(num_layers))
 
     def cost(num_slots: int) -> tuple[int, int, int]:

@@ -43,7 +43,7 @@ class TableEdit:
         self.tables[group_id] = self.tables[group_id].extend(added)
 
     def share(self, group_id: int, blocks: Table) -> None:
-        """Make the request an owner more of blocks, which its empty table becomes."""
+        """Add the request as an owner of blocks, and make them its table, which must be empty."""
         for position, block in enumerate(blocks):
             if not self.tx.is_null(block):
                 self.tx.device.touch(block)

@@ -117,7 +117,9 @@ class BeyondComputed(KvcoreError):
 class BeforeOpenBatch(BeyondComputed):
     """The call takes back tokens that the open batch does not compute, or not without the rest."""
 
-    message = "request {request!r} is in the open batch from token {num_kept} on, not {requested}"
+    message = (
+        "request {request!r} cannot fall to {requested}: the open batch keeps its first {num_kept}"
+    )
 
 
 class WrongBlockHashes(KvcoreError):

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 LEGACY, TWIN = ROOT / "kvcore" / "legacy", ROOT / "rust" / "src"
 BINDINGS = {"tiers": ["tiers.rs", "tiers_dump.rs"], "by_table": ["tables.rs"]}
 BOUNDS = {"v0_3": 1984, "v0": 2158, "v1_first": 507, "v1_0_8": 813}
-"""V0: the lines of vLLM 0.8.5's own. 0.3 and the first V1: those that they had when they stopped to
-grow. V1 of 0.8.5: what is left of 1,436; its original has 813.
+"""V0 and V1 of 0.8.5: the code lines of vLLM 0.8.5's own files. 0.3 and the first V1: their size
+when this bound was set.
 """
 GENERATIONS = ["v0_3", "v0", "v1_first", "v1_0_8"]
 

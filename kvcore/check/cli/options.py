@@ -47,9 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the command."""
     parser = Parser(
         prog="kvcore check",
-        description="Explore every state of a small world, judged at every step.",
+        description="Explore every state of a small world, and check every property at each step.",
         epilog="Exit code: 0 no violation, 1 a violation, 2 the call was wrong, 3 a named world "
-        "did not show what it is for.",
+        "did not show what it is for, 130 interrupted.",
     )
     _add_world(parser.add_argument_group("the world"))
     _add_options(parser.add_argument_group("options of the core"))
@@ -63,18 +63,18 @@ def _add_world(group: Any) -> None:
     add("--profile", metavar="NAME", help=f"a named world; --list shows them ({USUAL})")
     add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
     add("--blocks", type=natural, metavar="N", help="usable device blocks")
-    add("--requests", type=natural, metavar="N", help="most requests at a time, up to 10")
-    add("--tokens", type=natural, metavar="N", help="most tokens of a request")
-    add("--prompt", type=natural, metavar="N", help="most tokens of a new request (as --tokens)")
+    add("--requests", type=natural, metavar="N", help="maximum number of requests, up to 10")
+    add("--tokens", type=natural, metavar="N", help="maximum tokens per request")
+    add("--prompt", type=natural, metavar="N", help="maximum tokens of a new request (as --tokens)")
     add("--letters", type=natural, metavar="N", help="tokens that can follow one prefix (2)")
-    add("--drafts", type=natural, metavar="N", help="most drafts at a time (0)")
-    add("--lookahead", type=natural, metavar="N", help="most lookahead slots of a call (0)")
-    add("--external", type=natural, metavar="N", help="most external tokens of a call (0)")
-    add("--pins", type=natural, metavar="N", help="most pins at a time (1, where pin is tried)")
-    add("--ahead", type=natural, metavar="N", help="most positions to come of a call (0)")
+    add("--drafts", type=natural, metavar="N", help="maximum number of drafts (0)")
+    add("--lookahead", type=natural, metavar="N", help="maximum lookahead slots per call (0)")
+    add("--external", type=natural, metavar="N", help="maximum external tokens per call (0)")
+    add("--pins", type=natural, metavar="N", help="maximum number of pins (1, if pin is tried)")
+    add("--ahead", type=natural, metavar="N", help="maximum positions to come per call (0)")
     add("--loads-fail", action="store_true", default=None, help="loads fail, too, at each token")
     add("--moves", choices=("engine", "calls"), help="an engine's moves, or each call alone")
-    add("--moves-per-batch", type=natural, metavar="N", help="most moves in one batch (1)")
+    add("--moves-per-batch", type=natural, metavar="N", help="maximum moves per batch (1)")
     add("--calls", type=names, metavar="NAME,...", help=f"try these, too: {', '.join(MORE_CALLS)}")
     add("--without", type=names, metavar="NAME,...", help="leave these calls out")
 

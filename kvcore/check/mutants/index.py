@@ -100,7 +100,9 @@ def m_publishes_the_key_before(patcher: Patcher) -> None:
     patcher.during(publish, "_publish_block", RequestState, "key", key_before)
 
 
-@mutant("calls", "EVT-COPY", rows=(91,), costs="who mirrors the index counts on hits that are gone")
+@mutant(
+    "calls", "EVT-COPY", rows=(91,), costs="a consumer that mirrors the index counts on lost hits"
+)
 def m_eviction_not_announced(patcher: Patcher) -> None:
     """No event says that the last block of a content is gone."""
     patcher.replace(Effects, "announce_removed", lambda *_: None)

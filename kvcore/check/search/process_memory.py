@@ -12,7 +12,7 @@ except ImportError:  # not on Windows
 
 
 def memory_bytes() -> int:
-    """The most memory that this process has had at a time, 0 where the system does not say."""
+    """Peak memory of this process in bytes; 0 if the system does not report it."""
     if resource is None:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

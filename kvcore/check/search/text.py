@@ -31,7 +31,7 @@ def _lines(report: Report) -> Iterator[str]:
         f"{report.seconds:.1f} s, {rate:,.0f} edges/s; {report.keys}; backend {report.backend}"
     )
     yield (
-        f"{size:,.0f} bytes a state for names, links and waiting states; "
+        f"{size:,.0f} bytes per state for names, links and waiting states; "
         f"{report.grown_bytes / 1e6:,.0f} MB more memory in all"
     )
     yield from _asked(report)

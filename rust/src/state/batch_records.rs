@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the state remembers of batches that were taken, and of loads that may still fail.
 //!
-//! External tokens are believed when they are scheduled, so their blocks are findable at once
-//! (S000-30). Until a load is confirmed, the state remembers the requests that count or counted its
-//! tokens, and the blocks with a key that were loaded or computed from them.
+//! External tokens are believed when they are scheduled, so their blocks are findable at once.
+//! Until a load is confirmed, the state remembers the requests that count or counted its tokens,
+//! and the blocks with a key that were loaded or computed from them.
 //! `transitions/in_flight.rs` and `transitions/unconfirmed_loads.rs` keep these records true. A
 //! taken batch is shared by the copies of a state until one of them changes it. Twin:
 //! kvcore/state/batch_records.py.

@@ -47,7 +47,7 @@ impl<'a> TableEdit<'a> {
         }
     }
 
-    /// Make the request an owner more of blocks, which its empty table becomes.
+    /// Add the request as an owner of blocks, and make them its table, which must be empty.
     pub(crate) fn share(self, blocks: Table) {
         let TableEdit { state, row, group_id } = self;
         for (position, &block) in (0..).zip(&blocks) {

@@ -99,7 +99,7 @@ errors! {
         "request {request:?} has {num_computed} computed tokens, the call names {requested}";
     /// The call takes back tokens that the open batch does not compute, or not without the rest.
     BeforeOpenBatch { request: String, num_kept: i64, requested: i64 }
-        "request {request:?} is in the open batch from token {num_kept} on, not {requested}";
+        "request {request:?} cannot fall to {requested}: the open batch keeps its first {num_kept}";
     /// Hashes supplied by an engine have one size, and there is at most one per full block.
     WrongBlockHashes { request: String, num_hashes: i64, reason: String }
         "request {request:?} is given {num_hashes} block hashes: {reason}";
