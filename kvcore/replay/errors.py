@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from kvcore.types.errors import KvcoreError
 
+_SHOWN = 40
+"""A longer value is cut in a message."""
+
 
 class InvalidOption(KvcoreError):
     """An option of a replay, or of a generator, that cannot work."""
 
-    message = "option {name}={value}: {reason}"
+    message = "option {name}={value!r}: {reason}"
 
 
 class TraceFileError(KvcoreError):
@@ -34,6 +37,14 @@ class EmptyTrace(TraceFileError):
 
 class BadLine(TraceFileError):
     """A line that is no request."""
+
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them; of a long value the first part."""
+        text = repr(self.fields.get("value"))
+        return {
+            **self.fields,
+            "value": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...",
+        }
 
 
 class NotJSON(BadLine):

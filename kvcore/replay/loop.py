@@ -80,7 +80,7 @@ def make_config(options: Options) -> Config:
         num_host_blocks = options.num_blocks if given is None else given
     elif options.preempt != "recompute":
         reason = "must be one of recompute, swap"
-        raise InvalidOption(name="preempt", value=repr(options.preempt), reason=reason)
+        raise InvalidOption(name="preempt", value=options.preempt, reason=reason)
     return Config(
         options.num_blocks,
         options.block_size,

@@ -172,7 +172,7 @@ def generate(
     """
     if kind not in KINDS:
         reason = f"must be one of {', '.join(KINDS)}"
-        raise InvalidOption(name="kind", value=repr(kind), reason=reason)
+        raise InvalidOption(name="kind", value=kind, reason=reason)
     most, seed = read_count("num_requests", num_requests, 1), read_count("seed", seed)
     rate = SESSIONS_PER_SECOND[kind] if sessions_per_second is None else sessions_per_second
     if not 0 < rate < float("inf"):

@@ -41,7 +41,6 @@ NUM_EXAMPLES = 10
 STDIN = "-"
 COMPRESSED = {b"\x1f\x8b": "zcat", b"\x28\xb5\x2f\xfd": "zstdcat", b"\xfd7zXZ": "xzcat"}
 """How compressed files begin, and what reads them."""
-_SHOWN = 40
 
 
 class Row(msgspec.Struct):
@@ -164,7 +163,7 @@ class TraceReader:
     def _explain(self, values: Any, said: str) -> BadLine:
         """What is wrong with JSON that is no request. said: what the decoder thinks of it."""
         if not isinstance(values, dict):
-            return self._error(NotAnObject, value=_shown(values))
+            return self._error(NotAnObject, value=values)
         for field in _FIELDS:
             if field not in values:
                 return self._error(MissingField, field=field)
@@ -175,9 +174,9 @@ class TraceReader:
         )
         for field, kind, expected in kinds:
             if type(values[field]) not in kind:
-                value = _shown(values[field])
+                value = values[field]
                 return self._error(WrongKind, field=field, expected=expected, value=value)
-        expected, value = f"a list of integers ({said})", _shown(values["hash_ids"])
+        expected, value = f"a list of integers ({said})", values["hash_ids"]
         return self._error(WrongKind, field="hash_ids", expected=expected, value=value)
 
     def _check(self, row: Row, bailian: bool) -> TraceRequest:
@@ -227,8 +226,3 @@ def _size(source: str | os.PathLike[str] | BinaryIO) -> int | None:
         return None
     path = Path(source)
     return path.stat().st_size if path.is_file() else None
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -18,14 +18,14 @@ from kvcore.types.errors import KvcoreError
 class CannotWrite(KvcoreError):
     """A file cannot be written. Fields: file, reason."""
 
-    message = "{file} cannot be written: {reason}"
+    message = "{file!r} cannot be written: {reason}"
 
 
 def check_writable(path: str) -> None:
     """Raise CannotWrite unless a file can be put there. Leaves nothing behind."""
     place = Path(path).resolve()
     if not path or place.is_dir():
-        raise CannotWrite(file=repr(path), reason="it is no file name" if not path else "a folder")
+        raise CannotWrite(file=path, reason="it is no file name" if not path else "a folder")
     if place.exists() and not place.is_file():
         raise CannotWrite(file=path, reason="it is no plain file")
     if place.exists() and not os.access(place, os.W_OK):

@@ -37,7 +37,6 @@ from kvcore.sizing.memory import (
     check_enough_kv_cache_memory,
     check_memory,
     check_need,
-    longest_hint,
     longest_in_memory,
     longest_length,
 )
@@ -93,7 +92,7 @@ def make_unified_config(specs: Specs, available_bytes: int, limits: Limits) -> K
     check_enough_kv_cache_memory(unified, available_bytes, limits)
     if not is_kv_cache_type_uniform(unified):
         kinds = sorted({spec.type_id for spec in unified.values()})
-        raise MixedSpecs(count=len(kinds), type_ids=", ".join(kinds))
+        raise MixedSpecs(count=len(kinds), type_ids=kinds)
     return make_uniform_config(unified, available_bytes, limits)
 
 
@@ -172,9 +171,8 @@ def _check_blocks(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> None:
     raise NotEnoughBlocks(
         max_model_len=limits.max_model_len,
         needed=needed,
-        null=" with the null block" if limits.null_block else "",
+        null_block=limits.null_block,
         num_blocks=num_blocks,
-        hint=longest_hint(longest),
         longest_model_len=longest,
     )
 
@@ -195,16 +193,14 @@ def _check_alike(
         )
     for index, (group, first) in enumerate(zip(groups, expected, strict=True)):
         if group.spec != first.spec:
-            raise GroupKindDiffers(
-                rank=rank, group_id=index, spec=str(group.spec), first=str(first.spec)
-            )
+            raise GroupKindDiffers(rank=rank, group_id=index, spec=group.spec, first=first.spec)
         names, first_names = set(group.layer_names), set(first.layer_names)
         if same_layers and names != first_names:
             raise GroupLayersDiffer(
                 rank=rank,
                 group_id=index,
-                missing=_listed(first_names - names),
-                extra=_listed(names - first_names),
+                missing=sorted(first_names - names),
+                extra=sorted(names - first_names),
             )
 
 
@@ -225,9 +221,5 @@ def _as_full(spec: LayerSpec) -> LayerSpec:
     )  # never MLA: a window has none
 
 
-def _type_ids(groups: Sequence[KVCacheGroupSpec]) -> str:
-    return ", ".join(group.spec.type_id for group in groups)
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
+def _type_ids(groups: Sequence[KVCacheGroupSpec]) -> list[str]:
+    return [group.spec.type_id for group in groups]

@@ -1,65 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sizing refuses, each as a type of its own.
 
-What is read from a file names the file and the field; sizes
-that do not fit name both sides of the comparison. `fields` also holds what programs need and no
-sentence does: the sizes in bytes.
+What is read from a file names the file and the field; sizes that do not fit name both sides of the
+comparison. `fields` has sizes in bytes, which the messages show in larger units.
 """
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from kvcore.sizing.amounts import format_gib, format_memory, listed, longest_hint
 from kvcore.types.errors import KvcoreError
 
 
-class UnknownDtype(KvcoreError):
+class SizingError(KvcoreError):
+    """Base of the errors in this file."""
+
+    fields: dict[str, Any]
+
+
+class UnknownDtype(SizingError):
     """A number format that no cache here is kept in."""
 
     message = "dtype {value} is not known; known are {known}"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return {**self.fields, "known": listed(self.fields["known"])}
 
-class InvalidMemory(KvcoreError):
+
+class InvalidMemory(SizingError):
     """What is no amount of memory, or none that a machine has."""
 
     message = "memory {value}: {reason}"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        value = self.fields["value"]
+        return {
+            **self.fields,
+            "value": f"{value} bytes" if isinstance(value, int) else repr(value),
+        }
 
-class WindowOnLatent(KvcoreError):
+
+class WindowOnLatent(SizingError):
     """Latent attention (MLA) has no window."""
 
     message = "a layer of kind {kind} with window {window} cannot keep MLA's latent vectors"
 
 
-class NoLayers(KvcoreError):
+class NoLayers(SizingError):
     """There is no layer with a cache."""
 
     message = "no layer has a cache: there is nothing to size"
 
 
-class UnknownLayer(KvcoreError):
+class UnknownLayer(SizingError):
     """A group names a layer that the model does not have."""
 
     message = "group {group_id} names layer {layer}, which the model does not have"
 
 
-class EmptyGroup(KvcoreError):
+class EmptyGroup(SizingError):
     """A group has at least one layer."""
 
     message = "group {group_id} has no layer"
 
 
-class SpecsDiffer(KvcoreError):
+class SpecsDiffer(SizingError):
     """Layers of one group keep their cache alike."""
 
     message = "group {group_id}: layer {layer} is {spec}, its first layer {first_layer} {first}"
 
 
-class MixedSpecs(KvcoreError):
+class MixedSpecs(SizingError):
     """One group cannot serve layers of several kinds; `make_grouped_config` makes several."""
 
     message = "the layers have {count} kinds that do not become one: {type_ids}"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return {**self.fields, "type_ids": listed(self.fields["type_ids"])}
 
-class NoCacheMemory(KvcoreError):
+
+class NoCacheMemory(SizingError):
     """Nothing is left for the cache."""
 
     message = "no memory is available for the cache blocks ({available} bytes): give the cache more"
@@ -69,21 +94,37 @@ class WeightsDoNotFit(NoCacheMemory):
     """The model's weights take all the memory that is used."""
 
     message = (
-        "the weights take {weights} of {usable} ({utilization} of {gpu}): nothing is left for the "
-        "cache"
+        "the weights take {weights_bytes} of {usable_bytes} ({utilization} of {gpu_bytes}): "
+        "nothing is left for the cache"
     )
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return self.fields | {
+            name: format_memory(self.fields[name])
+            for name in ("weights_bytes", "usable_bytes", "gpu_bytes")
+        }
 
-class NotEnoughMemory(KvcoreError):
+
+class NotEnoughMemory(SizingError):
     """One request of full length does not fit."""
 
     message = (
-        "one request of {max_model_len} tokens needs {needed} of KV cache, {available} are "
-        "available{hint}"
+        "one request of {max_model_len} tokens needs {needed_bytes} of KV cache, {available_bytes} "
+        "are available{hint}"
     )
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return {
+            **self.fields,
+            "needed_bytes": format_gib(self.fields["needed_bytes"]),
+            "available_bytes": format_gib(self.fields["available_bytes"]),
+            "hint": longest_hint(self.fields["longest_model_len"]),
+        }
 
-class NotEnoughBlocks(KvcoreError):
+
+class NotEnoughBlocks(SizingError):
     """A pool that is set to fewer blocks than one request of full length needs."""
 
     message = (
@@ -91,56 +132,82 @@ class NotEnoughBlocks(KvcoreError):
         "{num_blocks}{hint}"
     )
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return {
+            **self.fields,
+            "null": " with the null block" if self.fields["null_block"] else "",
+            "hint": longest_hint(self.fields["longest_model_len"]),
+        }
 
-class GroupCountDiffers(KvcoreError):
+
+class GroupCountDiffers(SizingError):
     """Workers under one manager have the same groups."""
 
     message = "rank {rank} has {count} groups ({type_ids}), rank 0 has {expected} ({first})"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return self.fields | {name: listed(self.fields[name]) for name in ("type_ids", "first")}
 
-class GroupKindDiffers(KvcoreError):
+
+class GroupKindDiffers(SizingError):
     """Workers under one manager keep their groups alike."""
 
     message = "rank {rank}: group {group_id} is {spec}, on rank 0 it is {first}"
 
 
-class GroupLayersDiffer(KvcoreError):
+class GroupLayersDiffer(SizingError):
     """Workers that split one model's heads have the same layers in each group."""
 
     message = "rank {rank}: group {group_id} lacks {missing} of rank 0 and has {extra} besides"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return self.fields | {name: listed(self.fields[name]) for name in ("missing", "extra")}
 
-class UnreadableModel(KvcoreError):
+
+class UnreadableModel(SizingError):
     """A file that holds no description of a model."""
 
     message = "{file}: {reason}"
 
 
-class MissingField(KvcoreError):
+class MissingField(SizingError):
     """A description without something that the sizes follow from."""
 
     message = "{file}: field {field} is missing: {reason}"
 
 
-class InvalidField(KvcoreError):
+class InvalidField(SizingError):
     """A field whose value no model has."""
 
     message = "{file}: field {field} is {value}, must be {expected}"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return {**self.fields, "value": json.dumps(self.fields["value"])}
 
-class ContradictoryFields(KvcoreError):
+
+class ContradictoryFields(SizingError):
     """Two fields that cannot both be right."""
 
     message = "{file}: fields {first} and {second} contradict each other: {reason}"
 
 
-class UnsupportedModel(KvcoreError):
+class UnsupportedModel(SizingError):
     """A model that keeps something else than blocks of keys and values."""
 
     message = "{file}: field {field} is {value}: {reason}"
 
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        value = self.fields["value"]
+        is_large = isinstance(value, dict | list)
+        return {**self.fields, "value": "set" if is_large else json.dumps(value)}
 
-class HeadsDoNotSplit(KvcoreError):
+
+class HeadsDoNotSplit(SizingError):
     """Tensor parallelism gives every device as many heads, or a copy of one."""
 
     message = "{num_heads} {heads} do not split over {tensor_parallel} devices"

@@ -83,12 +83,12 @@ def check_supported(fields: Fields, family: str) -> None:
     """Raise UnsupportedModel, or MissingField for latent vectors without size."""
     for name, reason in _UNSUPPORTED.items():
         if fields.has(name):
-            raise _unsupported(fields, name, repr(fields.values[name]), reason)
+            raise _unsupported(fields, name, fields.values[name], reason)
     if family in _STATE_FAMILIES:
         raise _unsupported(fields, "model_type", family, _STATE)
     if fields.find_flag("is_encoder_decoder"):
         reason = "models with an encoder are sized from specs, not from a file"
-        raise _unsupported(fields, "is_encoder_decoder", "true", reason)
+        raise _unsupported(fields, "is_encoder_decoder", True, reason)
     if family in _LATENT_FAMILIES:
         fields.count("kv_lora_rank", f"models of type {family} keep latent vectors of this size")
     elif fields.has("qk_rope_head_dim"):
@@ -103,5 +103,5 @@ def family_note(family: str) -> str | None:
     return f"{named}: sized as a transformer, by the file's fields alone"
 
 
-def _unsupported(fields: Fields, name: str, value: str, reason: str) -> UnsupportedModel:
+def _unsupported(fields: Fields, name: str, value: object, reason: str) -> UnsupportedModel:
     return UnsupportedModel(file=fields.file, field=name, value=value, reason=reason)

@@ -83,12 +83,18 @@ class Fields:
 
     def invalid(self, name: str, expected: str) -> InvalidField:
         """The error for a field of another kind or size."""
-        value = json.dumps(self.values[name])
-        return InvalidField(file=self.file, field=name, value=value, expected=expected)
+        return InvalidField(file=self.file, field=name, value=self.values[name], expected=expected)
 
     def contradiction(self, first: str, second: str, reason: str) -> ContradictoryFields:
         """The error for two fields that cannot both be right."""
-        return ContradictoryFields(file=self.file, first=first, second=second, reason=reason)
+        return ContradictoryFields(
+            file=self.file,
+            first=first,
+            first_value=self.values.get(first),
+            second=second,
+            second_value=self.values.get(second),
+            reason=reason,
+        )
 
 
 def read_fields(path: str | Path) -> Fields:
@@ -114,8 +120,9 @@ def read_fields(path: str | Path) -> Fields:
     merged = Fields(file, {**outer, **{name: inner[name] for name in inner if _said(inner, name)}})
     for name in _MUST_AGREE:
         if _said(inner, name) and _said(outer, name) and outer[name] != inner[name]:
+            both = Fields(file, {name: outer[name], f"{NESTED}.{name}": inner[name]})
             reason = f"{json.dumps(outer[name])} and {json.dumps(inner[name])}"
-            raise merged.contradiction(name, f"{NESTED}.{name}", reason)
+            raise both.contradiction(name, f"{NESTED}.{name}", reason)
     return merged
 
 

@@ -182,8 +182,8 @@ def _common_spec(specs: Specs, number: int, names: Sequence[str]) -> LayerSpec:
             raise SpecsDiffer(
                 group_id=number,
                 layer=name,
-                spec=str(specs[name]),
+                spec=specs[name],
                 first_layer=names[0],
-                first=str(specs[names[0]]),
+                first=specs[names[0]],
             )
     return specs[names[0]]

@@ -15,7 +15,7 @@ import attrs
 
 from kvcore.sizing.errors import InvalidMemory, NoCacheMemory, NoLayers, NotEnoughMemory
 from kvcore.sizing.specs import LayerSpec, Limits, check_integer
-from kvcore.sizing.units import MAX_MEMORY_BYTES, TOO_MUCH, format_gib
+from kvcore.sizing.units import MAX_MEMORY_BYTES, TOO_MUCH
 
 Specs = Mapping[str, LayerSpec]
 """The layers of a model by name, in the model's order."""
@@ -74,18 +74,10 @@ def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limi
     longest = longest_length(need, available_bytes, limits)
     raise NotEnoughMemory(
         max_model_len=limits.max_model_len,
-        needed=format_gib(needed_bytes),
-        available=format_gib(available_bytes),
-        hint=longest_hint(longest),
         needed_bytes=needed_bytes,
         available_bytes=available_bytes,
         longest_model_len=longest,
     )
-
-
-def longest_hint(longest: int) -> str:
-    """What a refusal says of the longest request that fits; nothing if there is none."""
-    return f"; the longest request that fits has {longest} tokens" if longest else ""
 
 
 def at_least_none(available_bytes: int) -> int:
@@ -104,4 +96,4 @@ def check_memory(name: str, num_bytes: int, *, least: int = 1) -> None:
     if num_bytes < least:
         raise NoCacheMemory(available=num_bytes)
     if num_bytes > MAX_MEMORY_BYTES:
-        raise InvalidMemory(value=f"{num_bytes} bytes", reason=TOO_MUCH)
+        raise InvalidMemory(value=num_bytes, reason=TOO_MUCH)

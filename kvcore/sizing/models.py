@@ -24,7 +24,7 @@ from kvcore.sizing.specs import (
     SlidingWindowSpec,
     check_count,
 )
-from kvcore.sizing.units import read_dtype
+from kvcore.sizing.units import DTYPE_BYTES, read_dtype
 from kvcore.types.groups import Kind
 
 MAX_LAYERS = 4096
@@ -130,7 +130,7 @@ def weights_dtype(model: Model, reason: str) -> str:
             file=model.file,
             field="torch_dtype",
             value=model.dtype,
-            expected=f"one of {error.fields['known']}, or another must be given",
+            expected=f"one of {', '.join(DTYPE_BYTES)}, or another must be given",
         ) from error
 
 

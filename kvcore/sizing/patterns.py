@@ -78,7 +78,7 @@ def _read_layer_types(fields: Fields, num_layers: int) -> tuple[Kind, ...] | Non
         if not isinstance(name, str) or name not in _LAYER_TYPES:
             reason = f"known are {', '.join(_LAYER_TYPES)}"
             raise UnsupportedModel(
-                file=fields.file, field=f"layer_types[{index}]", value=repr(name), reason=reason
+                file=fields.file, field=f"layer_types[{index}]", value=name, reason=reason
             )
     kinds = tuple(_LAYER_TYPES[name] for name in types)
     if _SLIDING in kinds and fields.find_flag("use_sliding_window") is False:

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from kvcore.sizing.amounts import format_memory
 from kvcore.sizing.configs import longest_in_blocks, request_bytes, unify_hybrid_kv_cache_specs
 from kvcore.sizing.families import family_note
 from kvcore.sizing.grouping import group_layers
@@ -29,7 +30,6 @@ from kvcore.sizing.layout import (
 from kvcore.sizing.memory import check_memory
 from kvcore.sizing.models import Model, make_layer_specs
 from kvcore.sizing.specs import Limits
-from kvcore.sizing.units import format_memory
 from kvcore.sizing.weights import Budget
 
 

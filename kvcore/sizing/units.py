@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Amounts of memory and number formats, as people write them.
 
-Sizes are exact integers of bytes; text is rounded only when it is shown. `GiB` is 2**30 and
+Sizes are exact integers of bytes. `GiB` is 2**30 and
 `GB` is 10**9; a unit that could mean either (`80G`) is refused, and so is a number without one.
 """
 
@@ -12,7 +12,6 @@ from decimal import Decimal
 
 from kvcore.sizing.errors import InvalidMemory, UnknownDtype
 
-GIB = 2**30
 MAX_MEMORY_BYTES = 2**50
 """A PiB on one device is a slip of the pen."""
 TOO_MUCH = f"must be at most {MAX_MEMORY_BYTES // 2**40} TiB"
@@ -44,7 +43,7 @@ def read_dtype(text: str) -> str:
     """The full name of a number format. Raises UnknownDtype."""
     name = _SHORT.get(text.lower(), text.lower())
     if name not in DTYPE_BYTES:
-        raise UnknownDtype(value=text, known=", ".join(DTYPE_BYTES))
+        raise UnknownDtype(value=text, known=tuple(DTYPE_BYTES))
     return name
 
 
@@ -55,28 +54,15 @@ def parse_memory(text: str) -> int:
     """
     found = _AMOUNT.fullmatch(text.strip().lower())
     if found is None:
-        raise InvalidMemory(value=repr(text), reason="must be a number and a unit, like 80GiB")
+        raise InvalidMemory(value=text, reason="must be a number and a unit, like 80GiB")
     sign, number, unit = found.groups()
     if unit not in _UNITS:
         wrong = f"unit {unit} is none of" if unit else "a unit must be said, one of"
         reason = f"{wrong} bytes, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
-        raise InvalidMemory(value=repr(text), reason=reason)
+        raise InvalidMemory(value=text, reason=reason)
     size = int(Decimal(number) * _UNITS[unit])
     if sign == "-" or size < 1:
-        raise InvalidMemory(value=repr(text), reason="must be at least 1 byte")
+        raise InvalidMemory(value=text, reason="must be at least 1 byte")
     if size > MAX_MEMORY_BYTES:
-        raise InvalidMemory(value=repr(text), reason=TOO_MUCH)
+        raise InvalidMemory(value=text, reason=TOO_MUCH)
     return size
-
-
-def format_gib(num_bytes: int) -> str:
-    """Bytes as GiB with two decimals."""
-    return f"{num_bytes / GIB:.2f} GiB"
-
-
-def format_memory(num_bytes: int) -> str:
-    """Bytes in the largest of GiB, MiB and KiB that they reach, with two decimals; else bytes."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:.2f} {unit}"
-    return f"{num_bytes} byte" if num_bytes == 1 else f"{num_bytes} bytes"

@@ -18,7 +18,7 @@ from kvcore.sizing.errors import UnsupportedModel, WeightsDoNotFit
 from kvcore.sizing.fields import NESTED, Fields, read_fields
 from kvcore.sizing.models import Model, heads_per_device, weights_dtype
 from kvcore.sizing.specs import blocks_of, check_count
-from kvcore.sizing.units import DTYPE_BYTES, format_memory
+from kvcore.sizing.units import DTYPE_BYTES
 
 
 @attrs.frozen(kw_only=True)
@@ -42,10 +42,10 @@ class Budget:
         if left > 0:
             return left
         raise WeightsDoNotFit(
-            weights=format_memory(self.weights_bytes),
-            usable=format_memory(self.usable_bytes),
-            utilization=str(self.utilization),
-            gpu=format_memory(self.gpu_bytes),
+            weights_bytes=self.weights_bytes,
+            usable_bytes=self.usable_bytes,
+            utilization=self.utilization,
+            gpu_bytes=self.gpu_bytes,
             available=left,
         )
 
@@ -147,13 +147,13 @@ _COUNTS = "the weights are counted from it"
 def _read_family(fields: Fields, family: str) -> _Family:
     for name, reason in _NOT_COUNTED.items():
         if fields.has(name):
-            raise _unsupported(fields, name, "set", reason)
+            raise _unsupported(fields, name, fields.values[name], reason)
     if family not in _FAMILIES:
         reason = f"counted are the weights of {COUNTED}"
         raise _unsupported(fields, "model_type", family, reason)
     return _FAMILIES[family]
 
 
-def _unsupported(fields: Fields, name: str, value: str, reason: str) -> UnsupportedModel:
+def _unsupported(fields: Fields, name: str, value: object, reason: str) -> UnsupportedModel:
     reason += "; give the size of the weights (--weights)"
     return UnsupportedModel(file=fields.file, field=name, value=value, reason=reason)

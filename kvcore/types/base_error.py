@@ -2,7 +2,8 @@
 """The class of all misuse, whose kinds are in errors.py, and that of broken invariants.
 
 Invariants: `fields` has the values themselves, for programs: an id, a number, the argument that was
-refused. The message shows them as Python literals where they come from the caller.
+refused. The message shows them as Python literals where they come from the caller, or as its class
+puts them for people (`shown`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ class KvcoreError(ValueError):
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
-        text = self.message.format(**fields)
+        text = self.message.format(**self.shown())
         super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
+
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return self.fields
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(type(self), **self.fields), ())

@@ -21,7 +21,11 @@ class KvcoreRuntimeError(Exception):
 
     def __init__(self, text: str | None = None, **fields: object) -> None:
         self.fields = fields
-        super().__init__(self.message.format(**fields) if text is None else text)
+        super().__init__(self.message.format(**self.shown()) if text is None else text)
+
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them."""
+        return self.fields
 
     def __getattr__(self, name: str) -> object:
         fields: dict[str, object] = self.__dict__.get("fields", {})

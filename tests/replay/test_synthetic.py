@@ -127,8 +127,9 @@ def test_documents_are_asked_about_again() -> None:
 
 
 def test_what_is_asked_wrongly_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="kind='chat': must be one of shared, turns"):
+    with pytest.raises(InvalidOption, match="kind='chat': must be one of shared, turns") as raised:
         generate("chat", 1, 0)
+    assert raised.value.fields["value"] == "chat"
     with pytest.raises(InvalidCount, match="num_requests is 0"):
         generate("turns", 0, 0)
     with pytest.raises(InvalidCount, match="seed is -1"):

@@ -127,6 +127,12 @@ def test_bad_lines_can_be_skipped_and_are_counted() -> None:
     assert reader.examples[0].fields["line"] == 2
 
 
+def test_a_long_value_is_cut_in_the_message_alone() -> None:
+    with pytest.raises(NotAnObject, match=r"not \[0, 0, .*\.\.\.$") as raised:
+        read(b"[" + b"0, " * 99 + b"0]")
+    assert raised.value.fields["value"] == [0] * 100
+
+
 def test_a_skipped_time_does_not_count_as_the_newest() -> None:
     far = line(timestamp=9000, hash_ids=[])
     assert [each.line for each in read(far, line(), skip_bad=True)] == [2]

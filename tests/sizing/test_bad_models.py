@@ -55,7 +55,7 @@ def test_a_file_without_dtype_needs_one_that_is_given(tmp_path: Path) -> None:
     ):
         make_layer_specs(model)
     assert make_layer_specs(model, dtype="fp16")["layers.0"].dtype == "float16"
-    with pytest.raises(InvalidField, match="field torch_dtype is mxfp4, must be one of float32"):
+    with pytest.raises(InvalidField, match='torch_dtype is "mxfp4", must be one of float32'):
         make_layer_specs(read_model(write(tmp_path, LLAMA, torch_dtype="mxfp4")))
 
 
@@ -99,8 +99,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[KvcoreError], str]] = [
     (LLAMA, {"mamba_d_state": 16}, UnsupportedModel, "mamba_d_state is 16: state-space"),
     (LLAMA, {"state_size": 128, "model_type": "new"}, UnsupportedModel, "state_size is 128"),
     (LLAMA, {"ssm_state_size": 128}, UnsupportedModel, "ssm_state_size is 128: state-space"),
-    (LLAMA, {"model_type": "mamba2"}, UnsupportedModel, "model_type is mamba2: state-space"),
-    (LLAMA, {"model_type": "qwen3_next"}, UnsupportedModel, "model_type is qwen3_next"),
+    (LLAMA, {"model_type": "mamba2"}, UnsupportedModel, 'model_type is "mamba2": state-space'),
+    (LLAMA, {"model_type": "qwen3_next"}, UnsupportedModel, 'model_type is "qwen3_next"'),
     (MLA, {"kv_lora_rank": None}, MissingField, "kv_lora_rank is missing: models of type deep"),
     (
         LLAMA,
@@ -131,6 +131,23 @@ def test_what_no_model_has_is_refused_with_field_and_file(
     with pytest.raises(error, match=said) as caught:
         read_model(path)
     assert str(caught.value).startswith(f"{path}: field")
+    if "value" in caught.value.fields:
+        field, value = caught.value.fields["field"], caught.value.fields["value"]
+        assert value == changes.get(str(field), "linear_attention")
+
+
+def test_fields_that_contradict_each_other_are_given_with_their_values(tmp_path: Path) -> None:
+    path = write(tmp_path, LLAMA, text_config={"hidden_size": 64})
+    with pytest.raises(ContradictoryFields) as caught:
+        read_model(path)
+    assert caught.value.fields == {
+        "file": str(path),
+        "first": "hidden_size",
+        "first_value": LLAMA["hidden_size"],
+        "second": "text_config.hidden_size",
+        "second_value": 64,
+        "reason": f"{LLAMA['hidden_size']} and 64",
+    }
 
 
 @pytest.mark.parametrize(

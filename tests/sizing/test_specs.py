@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kvcore.sizing import ChunkedLocalSpec, CrossAttentionSpec, Limits, parse_memory
+from kvcore.sizing.amounts import format_memory
 from kvcore.sizing.errors import InvalidMemory, UnknownDtype, WindowOnLatent
-from kvcore.sizing.units import MAX_MEMORY_BYTES, format_memory
+from kvcore.sizing.units import DTYPE_BYTES, MAX_MEMORY_BYTES
 from kvcore.types.errors import InvalidCount, WrongArgument
 from tests.sizing.models import BLOCK, PAGE, full, sliding
 
@@ -122,8 +123,11 @@ def test_limits_are_at_least_one(name: str) -> None:
 
 
 def test_an_unknown_dtype_is_named_beside_those_that_are_known() -> None:
-    with pytest.raises(UnknownDtype, match="dtype float12 is not known; known are float32, "):
+    with pytest.raises(
+        UnknownDtype, match="dtype float12 is not known; known are float32, "
+    ) as caught:
         full(dtype="float12")
+    assert caught.value.fields == {"value": "float12", "known": tuple(DTYPE_BYTES)}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_memory_is_read_in_the_unit_that_is_written(text: str, size: int) -> Non
 def test_what_is_no_memory_is_refused_with_the_text(text: str, reason: str) -> None:
     with pytest.raises(InvalidMemory, match=reason) as caught:
         parse_memory(text)
-    assert caught.value.fields["value"] == repr(text)
+    assert caught.value.fields["value"] == text
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_a_device_keeps_a_copy_of_norms_and_of_heads_that_do_not_split(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt2"}, "field model_type is gpt2: counted are the weights of llama, "),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "field num_local_experts is set: exp"),
+        ({"model_type": "gpt2"}, 'field model_type is "gpt2": counted are the weights of llama, '),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "field num_local_experts is 8: exp"),
         ({"quantization_config": {"bits": 4}}, "field quantization_config is set: quantized"),
         ({"vision_config": {"x": 1}}, "field vision_config is set: models of several parts"),
     ],
@@ -136,8 +136,15 @@ def test_weights_that_leave_nothing_do_not_fit(capsys: pytest.CaptureFixture[str
         "kvcore size: the weights take 14.96 GiB of 14.40 GiB (0.9 of 16.00 GiB): "
         "nothing is left for the cache\n"
     )
-    with pytest.raises(WeightsDoNotFit):
+    with pytest.raises(WeightsDoNotFit) as caught:
         _ = make_budget(read_model(LLAMA_8B), GIB, Decimal(1), weights_bytes=GIB).cache_bytes
+    assert caught.value.fields == {
+        "weights_bytes": GIB,
+        "usable_bytes": GIB,
+        "utilization": Decimal(1),
+        "gpu_bytes": GIB,
+        "available": 0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,10 @@ class DirectoryTier:
         return BlockForeign(
             key=key.hex(),
             place=self.path,
-            found=f"{page_size} bytes of {description.decode(errors='replace')!r}",
-            expected=f"{num_bytes} bytes of {self._description.decode()!r}",
+            num_bytes=page_size,
+            description=description.decode(errors="replace"),
+            expected_bytes=num_bytes,
+            expected_description=self._description.decode(),
         )
 
 
@@ -216,11 +218,12 @@ def _make_private(path: Path) -> None:
         info = path.stat()
         if info.st_uid != os.geteuid():
             reason = f"it belongs to user {info.st_uid}, not to user {os.geteuid()}"
-            raise TierUnusable(place=path, reason=reason) from None
+            raise TierUnusable(place=path, reason=reason, owner=info.st_uid) from None
         if info.st_mode & _OTHERS:
-            reason = f"other users may use it, its mode is {stat.S_IMODE(info.st_mode):o}"
+            mode = stat.S_IMODE(info.st_mode)
+            reason = f"other users may use it, its mode is {mode:o}"
             reason += f"; make it {_DIRECTORY_MODE:o}, or name another directory"
-            raise TierUnusable(place=path, reason=reason) from None
+            raise TierUnusable(place=path, reason=reason, mode=mode) from None
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -7,6 +7,8 @@ further. All others are raised before anything has changed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvcore_runtime.errors import KvcoreRuntimeError
 
 
@@ -90,7 +92,15 @@ class LayoutMismatch(CacheError):
 class ParcelMismatch(CacheError):
     """Blocks are handed over between engines whose blocks are alike."""
 
+    fields: dict[str, Any]
     message = "blocks of {sent} were sent to an engine with blocks of {expected}"
+
+    def shown(self) -> dict[str, object]:
+        """The fields as the message shows them: shapes and types."""
+        return {
+            name: ", ".join(f"{list(each.page_shape)} {each.dtype}" for each in layouts)
+            for name, layouts in self.fields.items()
+        }
 
 
 class BatchOutOfOrder(CacheError):
@@ -202,7 +212,10 @@ class BlockDamaged(TierError):
 class BlockForeign(TierError):
     """What the tier has under this key was stored by another model, or in another layout."""
 
-    message = "block {key} in {place} holds {found}, expected {expected}"
+    message = (
+        "block {key} in {place} holds {num_bytes} bytes of {description!r}, "
+        "expected {expected_bytes} bytes of {expected_description!r}"
+    )
 
 
 class TierFailed(TierError):

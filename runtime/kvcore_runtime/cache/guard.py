@@ -133,7 +133,14 @@ class Guard:
             stale = blocks[~self.owned[blocks]]
             if stale.numel():
                 reason = f"it has no owner, and is in row {row}, group {group_id}"
-                raise StaleRead(step=step, request=request, block=int(stale[0]), reason=reason)
+                raise StaleRead(
+                    step=step,
+                    request=request,
+                    block=int(stale[0]),
+                    reason=reason,
+                    row=row,
+                    group_id=group_id,
+                )
 
     def check_content(self, tables: BlockTables, reads: Reads, step: int) -> None:
         """Check that no slot that a step read or wrote holds NaN, in any layer: all was written.
@@ -150,7 +157,15 @@ class Guard:
                 position = positions.start + int(empty[0])
                 block = int(blocks[(position - first) // size])
                 reason = f"position {position} of row {row} holds NaN, it was never written"
-                raise StaleRead(step=step, request=request, block=block, reason=reason)
+                raise StaleRead(
+                    step=step,
+                    request=request,
+                    block=block,
+                    reason=reason,
+                    row=row,
+                    group_id=group_id,
+                    position=position,
+                )
 
     def _seen(self, tables: BlockTables, reads: Reads, step: int) -> Iterator[_Seen]:
         """What the step sees, group by group. Raises StaleRead if a table is too short."""
@@ -164,7 +179,16 @@ class Guard:
                         f"row {row}, group {group_id} has {held} blocks, {end} tokens lie in "
                         f"{needed}"
                     )
-                    raise StaleRead(step=step, request=request, block=None, reason=reason)
+                    raise StaleRead(
+                        step=step,
+                        request=request,
+                        block=None,
+                        reason=reason,
+                        row=row,
+                        group_id=group_id,
+                        length=held,
+                        needed=needed,
+                    )
                 blocks = tables.blocks[group_id, row, positions.start // size : needed]
                 yield _Seen(group_id, row, request, positions, blocks.cpu().to(torch.int64))
 

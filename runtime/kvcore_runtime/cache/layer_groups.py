@@ -70,17 +70,22 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
         chosen = [index for index, each in enumerate(kept) if each == wanted]
         chosen = chosen or [index for index, each in enumerate(kept) if each == FULL]
         if not chosen:
-            raise GroupsDoNotHoldModel(reason=f"no group keeps what {_name(wanted)} layers see")
+            reason = f"no group keeps what {_name(wanted)} layers see"
+            raise GroupsDoNotHoldModel(reason=reason, visibility=wanted)
         mine = [index for index, each in enumerate(visibilities) if each == wanted]
         if len(mine) % len(chosen):
             raise GroupsDoNotHoldModel(
-                reason=f"{len(mine)} {_name(wanted)} layers do not split over {len(chosen)} groups"
+                reason=f"{len(mine)} {_name(wanted)} layers do not split over {len(chosen)} groups",
+                visibility=wanted,
+                num_layers=len(mine),
+                num_groups=len(chosen),
             )
         share = len(mine) // len(chosen)
         for part, group_id in enumerate(chosen):
             layers[group_id] += mine[part * share : (part + 1) * share]
     if [] in layers:
-        raise GroupsDoNotHoldModel(reason=f"no layer lies in group {layers.index([])}")
+        group_id = layers.index([])
+        raise GroupsDoNotHoldModel(reason=f"no layer lies in group {group_id}", group_id=group_id)
     _check_pages(layers, groups)
     places = {
         layer: Place(group_id, place, visibilities[layer])
@@ -102,7 +107,8 @@ def kept_by(group_id: int, group: Group) -> Visibility:
             return FULL
         case "sliding_window" | "chunked_local":
             return Visibility(kind=group.kind, window=group.window)
-    raise GroupsDoNotHoldModel(reason=f"group {group_id} is {group.kind}, which no layer here is")
+    reason = f"group {group_id} is {group.kind}, which no layer here is"
+    raise GroupsDoNotHoldModel(reason=reason, group_id=group_id, kind=group.kind)
 
 
 def _check_pages(layers: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:

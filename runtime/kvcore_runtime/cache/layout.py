@@ -89,7 +89,13 @@ class CacheLayout:
         other = attrs.evolve(self, num_layers=num_layers, block_size=block_size)
         if other.page_size_bytes != self.page_size_bytes:
             reason = f"pages of {other.page_size_bytes} bytes, expected {self.page_size_bytes}"
-            raise InvalidLayout(field="num_layers", value=num_layers, reason=reason)
+            raise InvalidLayout(
+                field="num_layers",
+                value=num_layers,
+                reason=reason,
+                page_size_bytes=other.page_size_bytes,
+                expected_bytes=self.page_size_bytes,
+            )
         if other != self and self.num_pieces > 1:
             reason = "groups of unlike blocks need pages in one piece: block_major"
             raise InvalidLayout(field="order", value=self.order, reason=reason)

@@ -10,7 +10,6 @@ later. Source: S000-04, 24, 26, 29.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Row
 from typing import TYPE_CHECKING
 
 import attrs
@@ -191,13 +190,9 @@ class Receiver(Exchange):
         """Raise ParcelMismatch if the sender's blocks are not as this engine's."""
         mine = tuple(group.layout for group in self._engine.runtime.cache.groups)
         if parcel.layouts != mine:
-            raise ParcelMismatch(sent=_describe(parcel.layouts), expected=_describe(mine))
+            raise ParcelMismatch(sent=parcel.layouts, expected=mine)
 
 
 def _spanned(start: int, end: int, block_size: int) -> range:
     """The table positions of tokens [start, end)."""
     return range(start // block_size, -(-end // block_size))
-
-
-def _describe(layouts: Row[CacheLayout]) -> str:
-    return ", ".join(f"{list(each.page_shape)} {each.dtype}" for each in layouts)

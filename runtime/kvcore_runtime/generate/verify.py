@@ -82,7 +82,10 @@ def verify_drained(engine: Engine) -> None:
         if num_free != num_blocks:
             raise NotVerified(
                 f"all requests are done, but {num_blocks - num_free} of {num_blocks} "
-                f"{tier} blocks are still held"
+                f"{tier} blocks are still held",
+                tier=tier,
+                num_held=num_blocks - num_free,
+                num_blocks=num_blocks,
             )
 
 
@@ -116,21 +119,34 @@ def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
 
 def _compare(answer: Answer, reference: Generation) -> int:
     """Raise NotVerified unless both are equal; returns the rows of logits compared."""
-    name = f"{answer.request.request_id!r}, sample {answer.completion.sample}"
+    request, sample = answer.request.request_id, answer.completion.sample
+    name = f"{request!r}, sample {sample}"
     tokens = answer.completion.tokens
     if tokens != reference.tokens:
         pairs = zip(tokens, reference.tokens, strict=False)
         shorter = min(len(tokens), len(reference.tokens))
         place = next((i for i, (mine, other) in enumerate(pairs) if mine != other), shorter)
         raise NotVerified(
-            f"the answer to {name} differs from the contiguous one from token {place} on"
+            f"the answer to {name} differs from the contiguous one from token {place} on",
+            request=request,
+            sample=sample,
+            token=place,
         )
     if answer.completion.reason is not reference.reason:
-        raise NotVerified(f"the answer to {name} ends for another reason than the contiguous one")
+        raise NotVerified(
+            f"the answer to {name} ends for another reason than the contiguous one",
+            request=request,
+            sample=sample,
+        )
     logits = answer.completion.logits
     if logits is None or reference.logits is None:
         return 0
     if not torch.equal(logits, reference.logits):
         place = int((logits != reference.logits).any(dim=1).nonzero()[0])
-        raise NotVerified(f"the logits behind token {place} of the answer to {name} differ in bits")
+        raise NotVerified(
+            f"the logits behind token {place} of the answer to {name} differ in bits",
+            request=request,
+            sample=sample,
+            token=place,
+        )
     return len(tokens)

@@ -72,7 +72,9 @@ def _check(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         if message.get("role") not in ROLES:
             raise InvalidMessages(
-                index=index, reason=f"role is {message.get('role')!r}, expected one of {ROLES}"
+                index=index,
+                reason=f"role is {message.get('role')!r}, expected one of {ROLES}",
+                role=message.get("role"),
             )
         content = message.get("content")
         if not isinstance(content, str) or not content.strip():

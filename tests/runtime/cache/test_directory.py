@@ -136,8 +136,10 @@ def test_blocks_of_another_model_are_left_alone(tmp_path: Path) -> None:
     other = DirectoryTier(tmp_path / "blocks", "another one")
     with pytest.raises(BlockForeign, match="40 bytes of 'a model', expected 40 bytes of 'another"):
         other.load(KEY, 40)
-    with pytest.raises(BlockForeign, match="holds 40 bytes of 'a model', expected 44 bytes"):
+    with pytest.raises(BlockForeign, match="40 bytes of 'a model', expected 44 bytes") as caught:
         make_tier(tmp_path).load(KEY, 44)
+    assert caught.value.fields["num_bytes"] == 40
+    assert caught.value.fields["expected_bytes"] == 44
     assert KEY in other
 
 

@@ -125,9 +125,9 @@ def test_reading_a_freed_block_names_block_request_and_step() -> None:
     runtime.check_reads(Reads([0], [0], [2], ["r7"]))
     with pytest.raises(StaleRead, match="step 1, request r7: reads block 3") as caught:
         runtime.check_reads(Reads([0], [0], [3], ["r7"]))
-    assert caught.value.fields["block"] == 3
-    assert caught.value.fields["step"] == 1
-    assert caught.value.fields["request"] == "r7"
+    reason = "it has no owner, and is in row 0, group 0"
+    fields = {"step": 1, "request": "r7", "block": 3, "reason": reason, "row": 0, "group_id": 0}
+    assert caught.value.fields == fields
 
 
 def test_reading_past_the_table_is_a_stale_read() -> None:

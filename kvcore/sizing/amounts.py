@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes as they are shown to people: only their texts are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+GIB = 2**30
+
+
+def format_gib(num_bytes: int) -> str:
+    """Bytes as GiB with two decimals."""
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def format_memory(num_bytes: int) -> str:
+    """Bytes in the largest of GiB, MiB and KiB that they reach, with two decimals; else bytes."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if num_bytes >= 2**power:
+            return f"{num_bytes / 2**power:.2f} {unit}"
+    return f"{num_bytes} byte" if num_bytes == 1 else f"{num_bytes} bytes"
+
+
+def longest_hint(longest: int) -> str:
+    """What a refusal says of the longest request that fits; nothing if there is none."""
+    return f"; the longest request that fits has {longest} tokens" if longest else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names with commas between them, or that there is none."""
+    return ", ".join(names) or "none"
