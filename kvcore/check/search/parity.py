@@ -16,13 +16,24 @@ from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.transitions.slot_request import DEFAULTS
 from kvcore.transitions.transfers import load
+from kvcore.types.commands import COLUMNS, Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, KvcoreError
-from kvcore.types.values import Outcome
+from kvcore.types.values import Appended, Outcome
 from kvcore.types.wire import Writer
 
 OPTIONS = {"load": load.__kwdefaults__ or {}, "allocate_slots": DEFAULTS}
 """The options that the twin's methods want to be told, as they are if nothing is said."""
+
+
+def whole(value: Any) -> Any:
+    """A call's value with what its comparison or its text leaves out: columns, as lists."""
+    if isinstance(value, Appended):
+        return value, [column.tolist() for column in value.grown]
+    if isinstance(value, Batch):
+        columns = {name: value.column(name).tolist() for name in COLUMNS}
+        return value.number, columns, value.keys
+    return value
 
 
 class Parity:
@@ -40,9 +51,9 @@ class Parity:
         if self._reached is not state:
             self._twin.restore(self._bytes(state))
         self._reached = None
-        value = self._make(call)
-        if value != outcome.value:
-            detail = f"{call}: Rust gives {value!r}, Python {outcome.value!r}"
+        rust, python = whole(self._make(call)), whole(outcome.value)
+        if rust != python:
+            detail = f"{call}: Rust gives {rust!r}, Python {python!r}"
             raise InvariantViolation("REFINE", detail)
         if self._twin.encode() != encode(outcome.state, self._part):
             raise InvariantViolation("REFINE", f"{call}: the states differ")
