@@ -37,9 +37,11 @@ def seeded(mutant: Mutant) -> Iterator[None]:
         yield
 
 
-def hunt(mutant: Mutant, num_calls: int) -> tuple[int, str | None]:
-    """Make runs with a bug until one has a finding; returns the calls made and the finding."""
-    made, seed = 0, 0
+def hunt(mutant: Mutant, num_calls: int, seed: int = 0) -> tuple[int, str | None]:
+    """Make runs with a bug, from a seed on, until one has a finding; returns the calls made and
+    the finding.
+    """
+    made = 0
     with seeded(mutant):
         while made < num_calls:
             try:
