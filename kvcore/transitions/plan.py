@@ -84,11 +84,13 @@ class Refusal(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Lengths(Struct, frozen=True, gc=False, kw_only=True):
-    """Tokens of an allocation.
+    """Tokens of an allocation, counted from the request's first one:
 
-    local: computed and hit. total: with the external ones. scheduled: with the new ones. slots:
-    with lookahead. seen_from: the first query that the trim must leave its window. skipped: leading
-    blocks of each group that it does not see.
+        | computed | hit | external | new | lookahead |
+                     local      total scheduled   slots
+
+    seen_from: the first query that the trim must leave its window. skipped: leading blocks of each
+    group that it does not see.
     """
 
     local: int
@@ -179,22 +181,19 @@ def needed_hits(hits: tuple[tuple[int, ...], ...], lengths: Lengths) -> tuple[tu
 def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
     """The blocks that the write of the new slots finds shared or keyed, in table order."""
     rewrites = []
-    for index, group in enumerate(tx.config.groups):
+    for group_id, group in enumerate(tx.config.groups):
         if group.is_cross:
             continue
-        size, table = group.block_size, request.tables[index]
-        first = max(lengths.local // size, lengths.skipped[index])
+        size, table = group.block_size, request.tables[group_id]
+        first = max(lengths.local // size, lengths.skipped[group_id])
         for position in range(first, min(len(table), -(-lengths.slots // size))):
             block = table[position]
             shared = tx.device.ref_counts[block] > 1
             if shared or tx.device.keys[block] is not None:
                 copied = shared and lengths.local > position * size
-                same = not shared and writes_same(tx, request, (index, position), lengths)
-                rewrites.append(
-                    Rewrite(
-                        group_id=index, position=position, shared=shared, copied=copied, same=same
-                    )
-                )
+                same = not shared and writes_same(tx, request, (group_id, position), lengths)
+                flags = {"shared": shared, "copied": copied, "same": same}
+                rewrites.append(Rewrite(group_id=group_id, position=position, **flags))
     return tuple(rewrites)
 
 
@@ -206,14 +205,14 @@ def writes_same(
     Tokens that a load brings may fail, and lookahead is of unknown tokens, so they are never the
     same.
     """
-    index, position = place
-    if lengths.local < lengths.total or position >= request.num_hashed(tx.config, index):
+    group_id, position = place
+    if lengths.local < lengths.total or position >= request.num_hashed(tx.config, group_id):
         return False
-    end = (position + 1) * tx.config.groups[index].block_size
+    end = (position + 1) * tx.config.groups[group_id].block_size
     if lengths.scheduled < min(lengths.slots, end):
         return False
-    key = tx.device.keys[request.tables[index][position]]
-    return key == request.key(tx.config, index, position)
+    key = tx.device.keys[request.tables[group_id][position]]
+    return key == request.key(tx.config, group_id, position)
 
 
 def plan_growth(
@@ -225,14 +224,14 @@ def plan_growth(
 ) -> tuple[Growth, ...]:
     """What each table grows by, without preallocation."""
     growth = []
-    for index, group in enumerate(tx.config.groups):
-        size, held = group.block_size, len(request.tables[index]) + len(hits[index])
+    for group_id, group in enumerate(tx.config.groups):
+        size, held = group.block_size, len(request.tables[group_id]) + len(hits[group_id])
         if group.is_cross:
             grown = max(0, _encoder_blocks(slot_request, group) - held)
             growth.append(Growth(nulls=0, external=0, grown=grown))
             continue
         num_total = -(-lengths.total // size)
-        nulls = max(0, min(lengths.skipped[index], num_total) - held)
+        nulls = max(0, min(lengths.skipped[group_id], num_total) - held)
         external = max(0, num_total - held - nulls)
         grown = max(0, -(-lengths.slots // size) - held - nulls - external)
         growth.append(Growth(nulls=nulls, external=external, grown=grown))
@@ -253,11 +252,11 @@ def gate_need(
     num_full = max(lengths.slots, min(len(request.tokens), tx.config.length_limit))
     needed = most = 0
     to_come = max(0, lengths.scheduled - len(request.tokens))
-    for index, group in enumerate(tx.config.groups):
-        held = [*request.tables[index], *hits[index]]
-        blocks, cap = -(-num_full // group.block_size), tx.config.cap(index, to_come)
+    for group_id, group in enumerate(tx.config.groups):
+        held = [*request.tables[group_id], *hits[group_id]]
+        blocks, cap = -(-num_full // group.block_size), tx.config.cap(group_id, to_come)
         blocks = max(_encoder_blocks(slot_request, group), len(held)) if group.is_cross else blocks
-        fresh = max(0, blocks - max(len(held), lengths.skipped[index]))
+        fresh = max(0, blocks - max(len(held), lengths.skipped[group_id]))
         if cap is not None:
             live = sum(not tx.is_null(block) for block in held)
             blocks, fresh = min(blocks, cap), min(fresh, max(0, cap - live))
@@ -309,9 +308,9 @@ def preallocate(
     if not tx.config.num_preallocate_tokens:
         return growth
     roomier = []
-    for index, (group, each) in enumerate(zip(tx.config.groups, growth, strict=True)):
-        table = request.tables[index]
-        held = len(table) + len(hits[index]) + each.nulls + each.external + each.grown
+    for group_id, (group, each) in enumerate(zip(tx.config.groups, growth, strict=True)):
+        table = request.tables[group_id]
+        held = len(table) + len(hits[group_id]) + each.nulls + each.external + each.grown
         more = 0
         if not group.is_cross and (len(table) == 0 or each.grown):
             extra = -(-tx.config.num_preallocate_tokens // group.block_size)

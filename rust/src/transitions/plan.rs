@@ -80,7 +80,12 @@ pub struct Refusal {
     pub trims: Trims,
 }
 
-/// Tokens of an allocation.
+/// Tokens of an allocation, counted from the request's first one:
+///
+/// ```text
+/// | computed | hit | external | new | lookahead |
+///              local      total scheduled   slots
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
     /// Computed and hit.
