@@ -62,7 +62,7 @@ _WORD = re.compile(f"[^{GAPS}]+")
 
 
 @attrs.frozen
-class Call:
+class TraceLine:
     """One call of a trace and the outcome lines that it must have, without their indent."""
 
     line: int
@@ -77,7 +77,7 @@ class Trace:
 
     source: str
     config: Config
-    calls: tuple[Call, ...]
+    calls: tuple[TraceLine, ...]
 
 
 def read_trace(path: Path) -> Trace:
@@ -92,7 +92,7 @@ def read_trace(path: Path) -> Trace:
 def parse_trace(text: str, *, source: str) -> Trace:
     """The trace of a text. Raises TraceError with the line."""
     config: Config | None = None
-    calls: list[Call] = []
+    calls: list[TraceLine] = []
     for number, line in enumerate(text.split("\n"), start=1):
         stripped = line.strip(GAPS)
         if not stripped or stripped.startswith("#"):
@@ -111,7 +111,7 @@ def parse_trace(text: str, *, source: str) -> Trace:
         elif config is None:
             raise TraceError(source=source, line=number, reason="a call before the config")
         else:
-            calls.append(Call(number, verb, tuple(words), ()))
+            calls.append(TraceLine(number, verb, tuple(words), ()))
     if config is None:
         raise TraceError(source=source, line=1, reason="there is no config")
     return Trace(source, config, tuple(calls))
@@ -195,7 +195,7 @@ def _parse_group(word: str) -> Group:
     )
 
 
-def _difference(call: Call, actual: tuple[str, ...]) -> str:
+def _difference(call: TraceLine, actual: tuple[str, ...]) -> str:
     wanted = "".join(f"\n  {line}" for line in call.expected) or "\n  (nothing)"
     given = "".join(f"\n  {line}" for line in actual) or "\n  (nothing)"
     name = " ".join((call.verb, *call.words))

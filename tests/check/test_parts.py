@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the judge takes to be read by a property is all that it reads.
+"""What the checker takes to be read by a property is all that it reads.
 
-A property of the pools is heard once for each pool, one of requests once for each request: so it
+A property of the pools is checked once for each pool, one of requests once for each request: so it
 must say the same of the same pools whoever the requests are, and of the same request whatever the
 pools hold, of right states and of broken ones. A packed state is the state.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making calls under judgement: what each must be, and what is noted of it.
+"""Makes calls, runs the selected properties on each, and counts what was reached.
 
 A property that does not hold raises `Broken` with the steps so far. Where only some properties
 count, a step that breaks another one is left out, and an error that is no property's name is
@@ -92,17 +92,17 @@ class Checker:
         """Whether a property counts."""
         return name in self._known
 
-    def heard(self, steps: Sequence[Step], make: Callable[[], T]) -> T | None:
-        """What `make` gives; None where it breaks a property that does not count. Raises Broken."""
+    def run_guarded(self, steps: Sequence[Step], make: Callable[[], T]) -> T | None:
+        """What `make` gives; None if it breaks a property that is not selected. Raises Broken."""
         try:
             return make()
         except Broken:
             raise
         except Exception as error:
-            self._judge(error, tuple(steps))
+            self._raise_if_selected(error, tuple(steps))
             return None
 
-    def _judge(self, error: Exception, steps: tuple[Step, ...]) -> None:
+    def _raise_if_selected(self, error: Exception, steps: tuple[Step, ...]) -> None:
         """Raise Broken for an error that counts; the call that is judged ends its steps."""
         last, self._judged = self._judged, None
         found = broken(error, steps if last is None else (*steps, last))
@@ -110,7 +110,7 @@ class Checker:
             raise found from error
 
     def run_check(self, check: Callable[..., None], *args: Any) -> None:
-        """Hear a judge; what counts is raised."""
+        """Run a check; raise its violation if the property is selected."""
         try:
             check(*args)
         except InvariantViolation as error:
@@ -128,7 +128,7 @@ class Checker:
         return self._names.of(self.digest(state).whole, state)
 
     def check(self, state: State) -> None:
-        """Hear the properties of a state, once for each digest: a name leaves out much of what may
+        """Check the properties of a state, once for each digest: a name leaves out much of what may
         be wrong, owners among it.
         """
         batch = state.batch
@@ -166,7 +166,7 @@ class Checker:
         try:
             return self.perform(state, call)
         except Exception as error:
-            self._judge(error, path)
+            self._raise_if_selected(error, path)
             return None
 
     def perform(self, state: State, call: Call) -> Step:

@@ -65,9 +65,9 @@ class AheadModel(FlightModel):
         self._texts: dict[str, Text] = {}
         self._change: Callable[[Node], Node] = _pruned
 
-    def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
+    def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         self._change = _pruned
-        yield from super()._heard(name, steps, make)
+        yield from super()._guarded(name, steps, make)
 
     def edges(self, node: Any) -> Iterator[Edge]:
         """Everything that can happen next, output that is handed in last."""
@@ -75,7 +75,7 @@ class AheadModel(FlightModel):
         yield from super().edges(node)
         for output in oldest(node.outputs):
             if output.text:
-                yield from self._heard("output", (), partial(self._hand_in, node, output))
+                yield from self._guarded("output", (), partial(self._hand_in, node, output))
 
     def check(self, node: Any) -> None:
         """As in flight; what nobody sampled yet is not known."""

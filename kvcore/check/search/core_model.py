@@ -126,7 +126,7 @@ class CoreModel:
     def _possible(self, state: State, path: Steps) -> list[Call | Move]:
         """The moves of a state behind a path."""
         letters = not self.symmetry.tokens
-        found = self.checker.heard(
+        found = self.checker.run_guarded(
             path, lambda: list(moves(self.world, state, self.prefixes, every_letter=letters))
         )
         return found or []
@@ -134,13 +134,13 @@ class CoreModel:
     def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
         """The path with the calls of a move; None where a step breaks what is not judged."""
         script = move.script()
-        call = self.checker.heard(path, lambda: next(script, None))
+        call = self.checker.run_guarded(path, lambda: next(script, None))
         while call is not None:
             step = self.checker.step(path, state, call)
             if step is None:
                 return None
             path, state = (*path, step), step.outcome.state
-            call = self.checker.heard(path, partial(proceed, script, step.outcome))
+            call = self.checker.run_guarded(path, partial(proceed, script, step.outcome))
         return path
 
     def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
@@ -162,7 +162,7 @@ class CoreModel:
         if opened is start:
             return Edge(name, steps, start)
         closing = list(steps)
-        settled = self.checker.heard(
+        settled = self.checker.run_guarded(
             closing, lambda: self._settle(start, opened, closing, failing, late)
         )
         return None if settled is None else Edge(name, tuple(closing), settled)

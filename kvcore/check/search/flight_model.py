@@ -69,28 +69,28 @@ class FlightModel(CoreModel):
         state = node.state
         full = self._is_full(node)
         if node.filled and not full:
-            yield from self._heard("take", (), partial(self._fill, node, (), full))
+            yield from self._guarded("take", (), partial(self._fill, node, (), full))
         if not node.filled:
             for name, steps in self._paths(state):
-                yield from self._heard(name, steps, partial(self._fill, node, steps, full))
+                yield from self._guarded(name, steps, partial(self._fill, node, steps, full))
         for ending in self._endings(node) if node.waiting else ():
-            yield from self._heard("execute", (), partial(self._execute, node, ending))
+            yield from self._guarded("execute", (), partial(self._execute, node, ending))
         for each in node.unreported:
             for name in reporters(state, *each):
                 report = partial(self._report_load, node, each, name)
-                yield from self._heard("report", (), report)
+                yield from self._guarded("report", (), report)
         first = node.pending[0].number if node.pending and node.pending[0].executed else None
         if first is not None and all(number > first for number, _, _ in node.unreported):
-            yield from self._heard("complete", (), partial(self._complete_batch, node))
+            yield from self._guarded("complete", (), partial(self._complete_batch, node))
         for batch in node.pending if self.world.config.max_in_flight else ():
-            yield from self._heard("cancel", (), partial(self._cancel, node, batch.number))
+            yield from self._guarded("cancel", (), partial(self._cancel, node, batch.number))
         waiting = {batch.number for batch in node.waiting}
         for number, operation in sorted(state.operations.items()):
             if operation.batch in waiting or operation.batch == state.batch.number:
                 continue
             for done in (True, False) if number in node.started else (False,):
                 end = partial(self._end_operation, node, number, done)
-                yield from self._heard("done" if done else "failed", (), end)
+                yield from self._guarded("done" if done else "failed", (), end)
 
     def name(self, node: Any) -> bytes:
         """The canonical name of a node, or 128 bits of it."""
@@ -142,10 +142,10 @@ class FlightModel(CoreModel):
         }
         return attrs.evolve(node, contents=numbered)
 
-    def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
+    def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none where it breaks a property that does not count."""
         closing = list(steps)
-        after = self.checker.heard(closing, lambda: make(closing))
+        after = self.checker.run_guarded(closing, lambda: make(closing))
         if after is not None:
             yield Edge(name, tuple(closing), after)
 

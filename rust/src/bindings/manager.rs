@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.Manager`: one state, and how a call reaches it.
-//! Its methods are in `methods.rs` and `questions.rs`.
+//! Its methods are in `methods.rs` and `queries.rs`.
 //!
 //! A call reads its arguments, runs one transition and makes its result. The state is borrowed for
 //! the transition alone, in which no Python runs. A call of many tokens lets other threads run

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods of `kvcore._rust.Manager` that change its state; `questions.rs` has the others.
+//! The methods of `kvcore._rust.Manager` that change its state; `queries.rs` has the others.
 //!
 //! They are those of `kvcore.backend.Backend` that change the state, in that order, with the same
 //! arguments, results and errors. A wrong argument is reported when the transition would report it,

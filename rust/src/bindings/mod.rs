@@ -17,7 +17,7 @@ mod hints;
 mod lists;
 mod manager;
 mod methods;
-mod questions;
+mod queries;
 mod requests;
 mod slot_requests;
 mod tables;

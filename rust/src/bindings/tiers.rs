@@ -39,7 +39,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
-        heard(py, &given, transition(&mut self.0, &ids, tier))
+        or_raise(py, &given, transition(&mut self.0, &ids, tier))
     }
 
     /// Run a query about one block.
@@ -52,7 +52,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let id = given.block(block.0)?;
-        heard(py, &given, question(&self.0, id, tier))
+        or_raise(py, &given, question(&self.0, id, tier))
     }
 
     /// Run a transition of a pair of blocks.
@@ -64,13 +64,13 @@ impl Tiers {
     ) -> PyResult<()> {
         let (mut given, py) = (Given::default(), first.0.py());
         let (first, second) = (given.block(first.0)?, given.block(second.0)?);
-        heard(py, &given, transition(&mut self.0, first, second))
+        or_raise(py, &given, transition(&mut self.0, first, second))
     }
 
     /// A tier that is there. Raises WrongArgument, NoHostTier.
     pub(super) fn tier(&self, name: TierArg<'_, '_>) -> PyResult<Tier> {
         let (tier, py) = (tier(name)?, name.0.py());
-        heard(py, &Given::default(), self.0.pool(tier))?;
+        or_raise(py, &Given::default(), self.0.pool(tier))?;
         Ok(tier)
     }
 }
@@ -106,7 +106,7 @@ impl Tiers {
         let tier = self.tier(tier)?;
         let count = read_number(py, &mut given, count)?;
         let outcome = tiers::take(&mut self.0, count, tier);
-        values::granted(py, heard(py, &given, outcome)?, &given)
+        values::granted(py, or_raise(py, &given, outcome)?, &given)
     }
 
     /// Touch blocks and take `count` others; refused as a whole.
@@ -126,7 +126,7 @@ impl Tiers {
         let ids = given.blocks(blocks)?;
         let keys = keys.map(|keys| key_each(py, keys, ids.len())).transpose()?;
         let outcome = tiers::admit(&mut self.0, &ids, count, keys.as_deref(), tier);
-        values::granted(py, heard(py, &given, outcome)?, &given)
+        values::granted(py, or_raise(py, &given, outcome)?, &given)
     }
 
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
@@ -178,7 +178,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let (key, id) = (read_key(py, key)?, given.block(block.0)?);
-        heard(py, &given, tiers::publish(&mut self.0, id, key, tier))
+        or_raise(py, &given, tiers::publish(&mut self.0, id, key, tier))
     }
 
     /// Make blocks with owners findable, in order, by a key each; all of them or none.
@@ -195,7 +195,7 @@ impl Tiers {
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
         let keys = key_each(py, keys, ids.len())?;
-        heard(py, &given, tiers::publish_all(&mut self.0, &ids, &keys, tier))
+        or_raise(py, &given, tiers::publish_all(&mut self.0, &ids, &keys, tier))
     }
 
     /// Forget a block's key, if it has one. Raises UnknownBlock.
@@ -204,7 +204,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let id = given.block(block.0)?;
-        heard(py, &given, tiers::unpublish(&mut self.0, id, tier))
+        or_raise(py, &given, tiers::unpublish(&mut self.0, id, tier))
     }
 
     /// Say when blocks were used, and how many tokens their chain has; None changes nothing.
@@ -229,7 +229,7 @@ impl Tiers {
     #[pyo3(signature = (tier, /))]
     fn clear_index(&mut self, tier: TierArg<'_, '_>) -> PyResult<()> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
-        heard(py, &Given::default(), tiers::clear_index(&mut self.0, tier))
+        or_raise(py, &Given::default(), tiers::clear_index(&mut self.0, tier))
     }
 
     /// Copy a device block for one of its owners, which moves to the copy that is returned.
@@ -239,7 +239,7 @@ impl Tiers {
     fn copy<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
         let (mut given, py) = (Given::default(), block.0.py());
         let id = given.block(block.0)?;
-        values::copied(py, heard(py, &given, tiers::copy(&mut self.0, id))?)
+        values::copied(py, or_raise(py, &given, tiers::copy(&mut self.0, id))?)
     }
 
     /// Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
@@ -267,7 +267,7 @@ impl Tiers {
     fn lookup(&self, key: &[u8], tier: TierArg<'_, '_>) -> PyResult<Option<u32>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let found = tiers::lookup(&self.0, &read_key(py, key)?, tier);
-        Ok(heard(py, &Given::default(), found)?.map(|block| block.0))
+        Ok(or_raise(py, &Given::default(), found)?.map(|block| block.0))
     }
 
     /// The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
@@ -280,14 +280,14 @@ impl Tiers {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let keys = read_keys(&items(keys.0)?)?;
         let found = tiers::lookup_prefix(&self.0, &keys, tier);
-        values::numbers(py, numbers(heard(py, &Given::default(), found)?))
+        values::numbers(py, numbers(or_raise(py, &Given::default(), found)?))
     }
 
     /// Blocks in the free queue.
     #[pyo3(signature = (tier, /))]
     fn num_free(&self, tier: TierArg<'_, '_>) -> PyResult<u32> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
-        heard(py, &Given::default(), tiers::num_free(&self.0, tier))
+        or_raise(py, &Given::default(), tiers::num_free(&self.0, tier))
     }
 
     /// Owners of a block. Raises UnknownBlock.
@@ -306,7 +306,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
-        values::numbers(py, heard(py, &given, tiers::ref_counts(&self.0, &ids, tier))?)
+        values::numbers(py, or_raise(py, &given, tiers::ref_counts(&self.0, &ids, tier))?)
     }
 
     /// The key of a block. Raises UnknownBlock.
@@ -324,7 +324,7 @@ impl Tiers {
     #[pyo3(signature = (tier, /))]
     fn free_blocks<'py>(&self, tier: TierArg<'_, 'py>) -> PyResult<PyNumbers<'py>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
-        let blocks = heard(py, &Given::default(), tiers::free_blocks(&self.0, tier))?;
+        let blocks = or_raise(py, &Given::default(), tiers::free_blocks(&self.0, tier))?;
         values::numbers(py, numbers(blocks))
     }
 
@@ -340,7 +340,7 @@ impl Tiers {
 }
 
 /// What a call gives, or its error raised.
-fn heard<T>(py: Python<'_>, given: &Given<'_>, outcome: Result<T, Misuse>) -> PyResult<T> {
+fn or_raise<T>(py: Python<'_>, given: &Given<'_>, outcome: Result<T, Misuse>) -> PyResult<T> {
     outcome.map_err(|misuse| raise_in(py, misuse, given))
 }
 

@@ -13,7 +13,7 @@ use crate::state::open_batch::BatchRecord;
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
-use crate::transitions::fast_path::settle;
+use crate::transitions::fast_path::note_quiet_until;
 use crate::transitions::in_flight::{note_published_key, note_request};
 use crate::transitions::output::take_output;
 use crate::transitions::plan::{Growth, Plan, Rewrite, plan_allocation};
@@ -109,7 +109,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     if !slot_request.delay_cache_blocks && state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
-    settle(state, row);
+    note_quiet_until(state, row);
 }
 
 /// Remember what a request had computed before its first slots in the open batch.

@@ -14,7 +14,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::BatchRecord;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
-use crate::transitions::fast_path::{is_known_quiet, is_quiet, settle};
+use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until};
 use crate::transitions::output::{check_output, publish_filled, take_output};
 use crate::transitions::plan::{fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
@@ -305,5 +305,5 @@ fn commit_in_place(state: &mut State, row: Row) {
     if state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
-    settle(state, row);
+    note_quiet_until(state, row);
 }

@@ -28,7 +28,7 @@ pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
 }
 
 /// Note up to which count the next tokens of a request are quiet.
-pub(crate) fn settle(state: &mut State, row: Row) {
+pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
     let num_computed = state[row].num_computed;
     if !state[row].drafts.is_empty() {
         state[row].quiet_until = 0;

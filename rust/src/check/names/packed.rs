@@ -12,7 +12,7 @@ use crate::oracle::prefixes::Prefixes;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::make_free_queue;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
-use crate::transitions::fast_path::settle;
+use crate::transitions::fast_path::note_quiet_until;
 use crate::transitions::requests::empty_request;
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::make_key;
@@ -83,7 +83,7 @@ fn settle_all(state: &mut State) {
         let request = state.requests[row.index()].as_ref();
         let runs = |each: &RequestState| each.holds_blocks() && each.num_loading == 0;
         if request.is_some_and(runs) {
-            settle(state, row);
+            note_quiet_until(state, row);
         }
     }
 }

@@ -34,7 +34,7 @@ impl CoreModel {
         perform(&mut taken, &Call::TakeBatch, &self.world);
         self.calls.clone_from(&path.calls);
         let found = self.possible(&taken);
-        let found = self.heard(found)?.unwrap_or_default().into_iter();
+        let found = self.run_guarded(found)?.unwrap_or_default().into_iter();
         let late = found.filter(|each| !matches!(each.name(), "rewind" | "load" | "store"));
         Ok(std::iter::once(None).chain(late.map(Some)).collect())
     }

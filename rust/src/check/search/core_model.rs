@@ -103,11 +103,11 @@ impl CoreModel {
             for path in &paths {
                 self.calls.clone_from(&path.calls);
                 let found = self.possible(&path.state);
-                let Some(found) = self.heard(found)? else { continue };
+                let Some(found) = self.run_guarded(found)? else { continue };
                 for each in &found {
                     self.calls.clone_from(&path.calls);
                     let made = self.make(each, path);
-                    let Some(made) = self.heard(made)? else { continue };
+                    let Some(made) = self.run_guarded(made)? else { continue };
                     longer.extend(self.end_path(start, made, left > 0, visit)?);
                 }
                 self.moves = found;
@@ -133,7 +133,7 @@ impl CoreModel {
     }
 
     /// What was checked; None where it breaks a property that does not count.
-    pub(crate) fn heard<T>(&self, found: Result<T, Violation>) -> Result<Option<T>, Stop> {
+    pub(crate) fn run_guarded<T>(&self, found: Result<T, Violation>) -> Result<Option<T>, Stop> {
         match found {
             Ok(value) => Ok(Some(value)),
             Err(found) if self.checker.checks.count(found.property) => Err(Stop::Broken(found)),
@@ -241,7 +241,7 @@ impl CoreModel {
             true => self.close(start, &mut path.state, &mut path.schedule, ending),
             false => Ok(()),
         };
-        if self.heard(closed)?.is_some() {
+        if self.run_guarded(closed)?.is_some() {
             self.checker.notes.note_moves(&path.names);
             let edge = self.num_edges;
             self.num_edges += 1;

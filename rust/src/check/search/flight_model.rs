@@ -61,7 +61,7 @@ impl FlightModel {
             self.walk_paths(node, full, visit)?;
         }
         let endings = self.endings(node);
-        for ending in self.core.heard(endings)?.unwrap_or_default() {
+        for ending in self.core.run_guarded(endings)?.unwrap_or_default() {
             self.edge("execute", visit, |model| model.execute(node, &ending))?;
         }
         for &failure in &node.unreported {
@@ -107,11 +107,11 @@ impl FlightModel {
             for path in &paths {
                 self.core.calls.clone_from(&path.calls);
                 let found = self.possible_behind(node, path);
-                let Some(found) = self.core.heard(found)? else { continue };
+                let Some(found) = self.core.run_guarded(found)? else { continue };
                 for each in &found {
                     self.core.calls.clone_from(&path.calls);
                     let made = self.core.make(each, path);
-                    let Some(made) = self.core.heard(made)? else { continue };
+                    let Some(made) = self.core.run_guarded(made)? else { continue };
                     let names = made.names.clone();
                     self.edge_of(&names, visit, |model| model.fill(node, Some(&made), full))?;
                     if left > 0 {
@@ -143,7 +143,7 @@ impl FlightModel {
         make: impl FnOnce(&mut Self) -> Result<Node, Violation>,
     ) -> Result<(), Stop> {
         let made = make(self);
-        let Some(reached) = self.core.heard(made)? else { return Ok(()) };
+        let Some(reached) = self.core.run_guarded(made)? else { return Ok(()) };
         self.core.checker.notes.note_moves(names);
         let number = self.num_edges;
         self.num_edges += 1;
