@@ -131,6 +131,21 @@ def m_reporter_counts_what_it_still_loads(patcher: Patcher) -> None:
     patcher.replace(rewind, "num_loaded", lambda _, request: request.num_computed)
 
 
+@mutant(
+    "flight-loads-rewind",
+    "COMPUTED-RULE",
+    costs="what a rewind takes back in front of a load was written here, and is right",
+)
+def m_report_passes_by_what_stands_in_front(patcher: Patcher) -> None:
+    """A request that a report cuts to the start of a load goes on counting what stands in front of
+    it, which the report takes back.
+    """
+
+    @patcher.around(rewind, "check_held")
+    def check_others(check_held: Any, tx: Transaction, kept: Any, *args: Any) -> None:
+        check_held(tx, dict.fromkeys(kept, 0), *args)
+
+
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""

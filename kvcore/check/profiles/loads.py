@@ -134,6 +134,23 @@ LOADS_FAIL: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "flight-loads-rewind": Profile(
+        "external loads in flight; requests are forked, and cut to in front of the load, too",
+        world(
+            *(2, 2, 2, 2, "rewind"),
+            calls_per_batch=2,
+            enable_caching=False,
+            num_external=1,
+            moves="calls",
+            without=("append", "free", "remove_request", "reset_prefix_cache"),
+            **FLYING_SLOTS,
+        ),
+        57826,
+        333061,
+        backend="rust",
+        shows=("call rewind: done", "call rewind: HeldByOthers"),
+        not_shown={"goal abort in flight": "no request is freed"},
+    ),
     "flight-loads-swap": Profile(
         "external loads in flight that fail; a request is cut and swapped meanwhile",
         world(2, 1, 2, 2, "truncate", *SWAPS, num_host_blocks=2, without=SHARING, **IN_FLIGHT),
