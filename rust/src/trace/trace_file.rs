@@ -21,7 +21,7 @@ const BLOCKS_MAX: u32 = 1 << 16;
 
 /// One call of a trace and the outcome lines that it must have, without their indent.
 #[derive(Debug)]
-pub struct Call {
+pub struct TraceLine {
     line: i64,
     pub(crate) verb: String,
     pub(crate) words: Vec<String>,
@@ -33,7 +33,7 @@ pub struct Call {
 pub struct Trace {
     source: String,
     pub(crate) config: Config,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<TraceLine>,
 }
 
 impl Trace {
@@ -54,7 +54,7 @@ pub fn read_trace(path: &Path) -> Result<Trace, Error> {
 /// The trace of a text. Fails with TraceError, which has the line.
 pub fn parse_trace(text: &str, source: &str) -> Result<Trace, Error> {
     let mut config = None;
-    let mut calls: Vec<Call> = Vec::new();
+    let mut calls: Vec<TraceLine> = Vec::new();
     for (line, content) in (1..).zip(text.split('\n')) {
         let damaged = |reason: &str| {
             let (source, reason) = (source.to_owned(), reason.to_owned());
@@ -80,7 +80,7 @@ pub fn parse_trace(text: &str, source: &str) -> Result<Trace, Error> {
         } else if config.is_none() {
             return Err(damaged("a call before the config"));
         } else {
-            calls.push(Call { line, verb, words: words.collect(), expected: Vec::new() });
+            calls.push(TraceLine { line, verb, words: words.collect(), expected: Vec::new() });
         }
     }
     let source = source.to_owned();
@@ -184,7 +184,7 @@ fn parse_group(word: &str) -> Result<Group, String> {
     Ok(group)
 }
 
-fn difference(call: &Call, actual: &[String]) -> String {
+fn difference(call: &TraceLine, actual: &[String]) -> String {
     let lines = |lines: &[String]| match lines {
         [] => "\n  (nothing)".to_owned(),
         _ => lines.iter().map(|line| format!("\n  {line}")).collect(),

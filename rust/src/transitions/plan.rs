@@ -80,12 +80,7 @@ pub struct Refusal {
     pub trims: Trims,
 }
 
-/// Tokens of an allocation, counted from the request's first one:
-///
-/// ```text
-/// | computed | hit | external | new | lookahead |
-///              local      total scheduled   slots
-/// ```
+/// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
     /// Computed and hit.
