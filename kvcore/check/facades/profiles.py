@@ -57,7 +57,7 @@ LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("GROUP-AGREE", "CAP", "KEY-GRAN"), ONE_GROUP),
     "CROSS": "no world has an encoder: no fact speaks of one",
     "EVT-COPY": NO_EVENTS,
-    **dict.fromkeys(("LOAD-FAILED", "UNCONFIRMED"), NO_LOADS),
+    **dict.fromkeys(("LOAD-FAILED", "UNCONFIRMED", "PINS"), NO_LOADS),
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),
     "DETERMINISM": "a node is its calls made again, so it could not be explored else",
     "REFINE": "tests/legacy compare both backends call by call",

@@ -128,6 +128,12 @@ def m_finished_operation_keeps_its_block(patcher: Patcher) -> None:
     patcher.during(PoolTransaction, "unpin", PoolTransaction, "release", lambda *_: None)
 
 
+@mutant("loads", "PINS", rows=(86,), costs="what looks for leaks lets all pins go before")
+def m_finished_operation_stays_pinned(patcher: Patcher) -> None:
+    """A store or load that has ended holds its block for ever."""
+    patcher.during(transfers, "transition", PoolTransaction, "unpin", lambda *_: None)
+
+
 @mutant("loads", "REF", rows=(86,))
 def m_finished_operation_releases_twice(patcher: Patcher) -> None:
     """A store or load that ends takes two owners from its block."""

@@ -72,6 +72,7 @@ FACTS: dict[str, Fact] = {
     "LRU": Fact("quality", (52,)),
     "ROW-LIFE": Fact("wrong KV", (89,)),
     "GROWN": Fact("wrong KV"),
+    "PINS": Fact("leak", (86,)),
     "HIT-PRESERVE": Fact("quality", (20,)),
     "HIT-PINNED": Fact("wrong KV", (18, 19, 59)),
     "HIT-FRESH": Fact("wrong KV", (44,)),

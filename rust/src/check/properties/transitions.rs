@@ -14,6 +14,7 @@ use crate::check::world::calls::perform;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::pool::quarantine::Quarantine;
+use crate::state::state::State;
 use crate::transitions::append::places_grown;
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
@@ -25,10 +26,11 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 9] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 10] = [
     ("LRU", lru),
     ("ROW-LIFE", row_life),
     ("GROWN", grown),
+    ("PINS", pins),
     ("HIT-PRESERVE", hit_preserve),
     ("HIT-PINNED", hit_pinned),
     ("HIT-FRESH", hit_fresh),
@@ -134,6 +136,34 @@ fn grown(made: &Made<'_>) -> Finding {
         return Ok(());
     }
     Err(format!("append set places {set:?} of tables and says {said:?}"))
+}
+
+/// PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say.
+fn pins(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    let same = before.device.pins == after.device.pins;
+    if same && before.operations.keys().eq(after.operations.keys()) {
+        return Ok(());
+    }
+    for block in (0..before.config.num_blocks).map(BlockId) {
+        let change = match made.call {
+            Call::Pin { block: named } => i64::from(*named == block.0),
+            Call::Unpin { block: named } => -i64::from(*named == block.0),
+            _ => 0,
+        };
+        let (expected, left) = (pins_alone(before, block) + change, pins_alone(after, block));
+        if left != expected {
+            let (name, block) = (made.call.transition(), block.0);
+            return Err(format!("{name} leaves {left} pins of block {block}, not {expected}"));
+        }
+    }
+    Ok(())
+}
+
+/// The pins of a block that are no operation's.
+fn pins_alone(state: &State, block: BlockId) -> i64 {
+    let held = state.operations.values().filter(|operation| operation.block == block).count();
+    i64::from(state.device.num_pins(block)) - held as i64
 }
 
 /// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.
