@@ -134,7 +134,7 @@ def _hunt(options: argparse.Namespace) -> int:
 
 
 def list_properties(*, as_json: bool) -> str:
-    """Every property with its scope and severity, one a line."""
+    """Every property with its scope and severity, one per line."""
     if as_json:
         return json.dumps({each.name: plain_property(each) for each in PROPERTIES.values()})
     lines = []
@@ -152,7 +152,7 @@ def _write_files(options: argparse.Namespace, violation: Violation, world: World
 
 
 def list_profiles(*, as_json: bool) -> str:
-    """The named worlds, one a line."""
+    """The named worlds, one per line."""
     if as_json:
         return json.dumps(
             {n: {"states": p.num_states, "edges": p.num_edges} for n, p in PROFILES.items()}

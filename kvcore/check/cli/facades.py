@@ -129,7 +129,7 @@ def _worlds(options: argparse.Namespace, facade: Facade) -> dict[str, FacadeWorl
 
 
 def _listed(facade: Facade, *, as_json: bool) -> str:
-    """The worlds of a facade, one a line."""
+    """The worlds of a facade, one per line."""
     if as_json:
         return json.dumps({name: _plain(facade, name) for name in facade.worlds})
     width = max(map(len, facade.worlds))

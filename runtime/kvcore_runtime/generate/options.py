@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=prompts_file.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="one JSON object a line")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="one JSON object per line")
     parser.add_argument("--tiny", action="store_true", help="random model, own prompts, seconds")
     models = ("smollm2", "tiny")
     parser.add_argument("--model", choices=models, help="default: smollm2; with --tiny: tiny")
