@@ -26,11 +26,11 @@ from benches.engine import make_requests
 from kvcore import Config
 
 IN_FLIGHT = (0, 1, 2)
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "hidden 64": {"hidden_size": 64, "intermediate_size": 128},
     "hidden 512": {"hidden_size": 512, "intermediate_size": 1024},
 }
-LLAMA_8B = {
+LLAMA_8B: dict[str, Any] = {
     "num_layers": 8,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -54,10 +54,10 @@ class Side:
     num_overlapped: int = 0
 
 
-def make_model(shape: dict[str, int], device: str) -> Llama:
+def make_model(shape: dict[str, Any], device: str) -> Llama:
     """The tiny model, wider."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    config = attrs.evolve(tiny_config(), **shape)  # type: ignore[arg-type]
+    config = attrs.evolve(tiny_config(), **shape)
     return tiny_model(config=config, device=device, dtype=dtype)
 
 

@@ -34,7 +34,7 @@ from kvcore.types.values import (
 )
 
 READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done"}
-"""Arguments that the manager reads first."""
+"""Arguments that the manager reads before either language sees them."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that are the twin's own, with the same arguments by the same names."""
 OWN = {"config", "backend", "_core", *HANDED_ON}

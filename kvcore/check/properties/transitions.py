@@ -94,7 +94,7 @@ def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[st
         held.subtract(call.args[0])
     expected = {block: count for block, count in held.items() if count}
     if pins_alone(after) != expected:
-        yield f"{call.name} leaves the pins {pins_alone(after)}, by its words {expected}"
+        yield f"{call.name} leaves the pins {pins_alone(after)}, must be {expected}"
 
 
 def pins_alone(state: State) -> dict[int, int]:
