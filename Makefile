@@ -89,7 +89,9 @@ mutants: setup ## hunt every seeded bug, in both languages; fails where one live
 	$(BIN)/kvcore check --mutants
 	$(BIN)/kvcore check --facade v0 --mutants
 	$(BIN)/kvcore check --facade v0.3 --mutants
-	cargo test --locked --release --features mutants --test mutants
+	PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(BIN)/python cargo rustc --locked --release \
+		--features python,mutants --lib --crate-type cdylib
+	$(BIN)/python -m tools.twin_mutants "$$(ls -d target/release/libkvcore.so target/release/libkvcore.dylib 2> /dev/null)"
 
 mutation: setup ## try the one-line defects that nothing has killed yet, in both languages (hours)
 	$(BIN)/python -m tools.mutation run $(ARGS)

@@ -15,7 +15,7 @@ mod fuzz;
 pub mod hashing;
 pub mod invariants;
 pub mod legacy;
-pub mod mutants;
+mod mutants;
 pub mod oracle;
 pub mod pool;
 pub mod state;

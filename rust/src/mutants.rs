@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Seeded bugs of the twin's own code: the checker must find each (`rust/tests/mutants.rs`).
+//! Seeded bugs of the twin's own code: the checker must find each (`tools/twin_mutants.py`).
 //!
 //! Invariants: one bug at a time, in one thread, behind the feature `mutants`. Without the feature
 //! `seeded` is false at compile time, so none of this is in a wheel. Only rules for which the twin
 //! has code of its own are here: the bugs of rules that both languages share are seeded in Python
 //! (`kvcore/check/mutants`). A seeded bug in a transition is a branch of one line.
 
-/// A seeded bug. Numbers are rows of
-/// `kvcore/check/mutants/catalogue.py`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mutant {
+macro_rules! mutants {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A seeded bug. Numbers are rows of `kvcore/check/mutants/catalogue.py`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Mutant {
+            $($(#[$doc])* $name,)*
+        }
+
+        /// All of them, by name.
+        #[cfg(feature = "mutants")]
+        pub(crate) const MUTANTS: &[(&str, Mutant)] = &[$((stringify!($name), Mutant::$name)),*];
+    };
+}
+
+mutants! {
     /// 23: a block is handed out without an owner.
     AllocRef0,
     /// 21: a block that is hit stays in the free queue.
@@ -99,7 +110,7 @@ mod chosen {
     }
 
     /// Seed this bug in this thread, or none.
-    pub fn seed(mutant: Option<Mutant>) {
+    pub(crate) fn seed(mutant: Option<Mutant>) {
         CHOSEN.with(|chosen| chosen.set(mutant));
     }
 
@@ -110,9 +121,7 @@ mod chosen {
 }
 
 #[cfg(feature = "mutants")]
-pub use chosen::seed;
-#[cfg(feature = "mutants")]
-pub(crate) use chosen::seeded;
+pub(crate) use chosen::{seed, seeded};
 
 /// Whether this bug is seeded: never, without the feature.
 #[cfg(not(feature = "mutants"))]

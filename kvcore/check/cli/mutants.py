@@ -5,7 +5,7 @@ A bug is killed if each property that it names finds it alone in its named world
 short. In a second hunt nothing is judged but what users observe: a bug is either seen there, or its
 reason says why it costs hits at most, and it must not be seen. A bug without a named world and a
 row of the catalogue without a bug have a reason. Times are printed and gate nothing. The twin's
-score is that of tests/mutants.rs.
+score is that of tools/twin_mutants.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 A hunt checks some properties alone and gives the shortest run to the first that does not hold. What
 users can observe is judged in a hunt of its own. A walk along broken links that never ends is a
-crash. The twin's are hunted by tests/mutants.rs.
+crash. The twin's are hunted by tools/twin_mutants.py.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ mod hints;
 mod lists;
 mod manager;
 mod methods;
+#[cfg(feature = "mutants")]
+mod mutants;
 mod queries;
 mod requests;
 mod slot_requests;
@@ -37,6 +39,9 @@ mod _rust {
     use super::hashing::{hash_block, hash_blocks, root_hash};
     #[pymodule_export]
     use super::manager::Manager;
+    #[cfg(feature = "mutants")]
+    #[pymodule_export]
+    use super::mutants::seed;
     #[pymodule_export]
     use super::tiers::Tiers;
 }
