@@ -110,6 +110,22 @@ LOADS_FAIL: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "loads-fail-4x2x4-completed": Profile(
+        "the same, published when a batch is completed",
+        world(
+            *(4, 2, 4, 4, "truncate", *SWAPS),
+            groups=(SLOT,),
+            num_host_blocks=4,
+            num_letters=1,
+            publish="completed",
+            **{**FAILING, "num_external": 2},
+        ),
+        39181,
+        2814850,
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
     "flight-loads-fail": Profile(
         "external loads in flight that fail",
         world(2, 2, 2, 2, without=STAYING, **IN_FLIGHT),
