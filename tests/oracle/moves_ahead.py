@@ -117,8 +117,9 @@ def receive(e: Engine) -> None:
     elif request.guesses[0].batch is not None:
         verdict = request.guesses.pop(0)
         tokens = [token for token, _ in request.future[: verdict.accepted + 1]]
-        if len(tokens) == verdict.accepted:
-            tokens += draw_tokens(e, 1)
+        missing = verdict.accepted + 1 - len(tokens)  # a cancel may have cut into the drafts
+        if missing > 0:
+            tokens += draw_tokens(e, missing)
         e.shift(request, verdict.rejected)
         hand_in(e, request, tokens, verdict.rejected, verdict.batch)
 
