@@ -28,8 +28,8 @@ from pathlib import Path
 import attrs
 
 from benches.peers.work import ADD, DECODE, FINISH, MAGIC, PREEMPT, PREFILL, STEP, VERSION
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS, generate
-from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
 
 VOCABULARY = 128_000

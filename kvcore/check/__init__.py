@@ -17,20 +17,20 @@ from kvcore.check.properties.registry import PROPERTIES, Property
 from kvcore.check.search.report import Report
 from kvcore.check.search.search import check
 from kvcore.check.stories.story import render
-from kvcore.check.world.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.world.model import Broken, CheckedCall, Edge, Model, Violation
 from kvcore.check.world.world import BASIC_CALLS, Move, Symmetry, World
 
 __all__ = [
     "BASIC_CALLS",
     "PROPERTIES",
     "Broken",
+    "CheckedCall",
     "Edge",
     "Model",
     "Move",
     "NotWritable",
     "Property",
     "Report",
-    "Step",
     "Symmetry",
     "Violation",
     "World",

@@ -15,7 +15,7 @@ import attrs
 
 from kvcore.compat.engine_request import Seen
 from kvcore.compat.errors import BehindWindow
-from kvcore.compat.request_registry import Known
+from kvcore.compat.request_registry import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.errors import BeyondComputed, InvalidCount
@@ -51,7 +51,7 @@ class AllocationSpan:
 
 
 def find_span(
-    core: Core, steps: Steps, known: Known, seen: Seen, counts: TokenCounts
+    core: Core, steps: Steps, known: RegisteredRequest, seen: Seen, counts: TokenCounts
 ) -> AllocationSpan:
     """The span of an allocation; withdraws the keys of what is computed again.
 

@@ -22,7 +22,7 @@ from kvcore.compat.allocation_span import (
 )
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
-from kvcore.compat.request_registry import Known, RequestRegistry
+from kvcore.compat.request_registry import RegisteredRequest, RequestRegistry
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.arguments import read_count, read_ints, read_list
@@ -256,7 +256,12 @@ class KVCacheManager:
         return self._steps.take()
 
     def _allocate(
-        self, known: Known, seen: Seen, span: AllocationSpan, hit: Hit | None, **options: Any
+        self,
+        known: RegisteredRequest,
+        seen: Seen,
+        span: AllocationSpan,
+        hit: Hit | None,
+        **options: Any,
     ) -> CoreBlocks | Refused:
         """Ask the core, with drafts for what lies past the tokens; without success they go.
 

@@ -32,7 +32,7 @@ MAX_RESTING = 1024
 
 
 @attrs.define
-class Known:
+class RegisteredRequest:
     """What the core knows of a request.
 
     last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
@@ -60,14 +60,16 @@ class RequestRegistry:
         self._own_hashes = own_hashes
         largest = max(group.block_size for group in core.config.groups)
         self._num_slots = core.config.num_usable_blocks * largest
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, RegisteredRequest] = {}
         self._resting: dict[str, None] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the core knows a request of this id."""
         return name in self._known
 
-    def bring(self, request: EngineRequest, seen: Seen, end: int | None = None) -> Known:
+    def bring(
+        self, request: EngineRequest, seen: Seen, end: int | None = None
+    ) -> RegisteredRequest:
         """The request in step with its object: tokens, hashes, and drafts of a batch that is over.
 
         end: tokens of a known request are read up to here, since the engine may replace those past
@@ -99,7 +101,7 @@ class RequestRegistry:
         """Whether the engine counts less of a known request than when it was scheduled last."""
         return seen.num_computed < self._known[seen.name].counted
 
-    def put_drafts(self, known: Known, seen: Seen, count: int) -> int:
+    def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
         """Set a request's drafts to this many; returns how many tokens are to come instead.
 
         Drafts are what the engine knows the ids of, if no other token is to come. The number goes
@@ -124,7 +126,7 @@ class RequestRegistry:
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
         self._rest(name)
 
-    def _add(self, request: EngineRequest, seen: Seen) -> Known:
+    def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
         config = self._core.config
         if config.enable_caching:
             made, num_tokens = cached_request(
@@ -134,14 +136,14 @@ class RequestRegistry:
             made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)
         self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
-        known = Known(request, int(made.tokens[-1]), None if own is None else len(own))
+        known = RegisteredRequest(request, int(made.tokens[-1]), None if own is None else len(own))
         self._known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:
             self._extend(known, seen, seen.num_tokens)
         return known
 
-    def _extend(self, known: Known, seen: Seen, end: int) -> Known:
+    def _extend(self, known: RegisteredRequest, seen: Seen, end: int) -> RegisteredRequest:
         """Add the tokens up to end that are new since the request was seen last.
 
         Settles drafts that were scheduled. Of the positions to come, those drop out that the engine
@@ -169,14 +171,14 @@ class RequestRegistry:
         self._add_hashes(known, end)
         return known
 
-    def _replace(self, known: Known, seen: Seen, num_known: int) -> Known:
+    def _replace(self, known: RegisteredRequest, seen: Seen, num_known: int) -> RegisteredRequest:
         """Add a request anew whose tokens changed. Raises TokensChanged while it holds blocks."""
         if seen.name not in self._resting:
             raise TokensChanged(request=seen.name, num_known=num_known)
         self._forget(seen.name)
         return self._add(known.request, seen)
 
-    def _settle(self, known: Known, seen: Seen, new: list[int], num_known: int) -> int:
+    def _settle(self, known: RegisteredRequest, seen: Seen, new: list[int], num_known: int) -> int:
         """Accept the scheduled drafts that the new tokens repeat; returns how many."""
         most = min(len(new), len(known.drafts), max(0, seen.num_computed - num_known))
         accepted = 0
@@ -186,7 +188,7 @@ class RequestRegistry:
         known.drafts = []
         return accepted
 
-    def _add_hashes(self, known: Known, num_tokens: int) -> None:
+    def _add_hashes(self, known: RegisteredRequest, num_tokens: int) -> None:
         hashes = read_hashes(known.request)
         if known.num_hashes is None or hashes is None:
             return

@@ -5,7 +5,7 @@ A device applies batches in order and plays the forward pass behind each: it wri
 each scheduled token's prefix into the token's slot, and must find, for every query, the numbers of
 all that the query sees. What it does not find raises InvariantViolation (KV-READ). An oracle of
 contents is one (`content_oracle.py`); other distributions bring theirs as entry points of the group
-`kvcore.devices`, a function that makes one for a `Plan`.
+`kvcore.devices`, a function that makes one for a `DeviceSize`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = "kvcore.devices"
 
 
 @attrs.frozen
-class Plan:
+class DeviceSize:
     """How large a device must be.
 
     num_rows: of the block tables. num_tokens: of the longest request. contents: the numbers that
@@ -50,7 +50,7 @@ class Device(Protocol):
         """Finish a load that was applied: these numbers fill its block; None: it failed."""
 
 
-MakeDevice = Callable[[Plan], Device]
+MakeDevice = Callable[[DeviceSize], Device]
 
 
 def find_device(name: str) -> MakeDevice | None:

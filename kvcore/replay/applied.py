@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvcore.oracle.content_oracle import Pass
-from kvcore.oracle.device import MakeDevice, Plan
+from kvcore.oracle.device import DeviceSize, MakeDevice
 from kvcore.replay.loop import Sequence as Running
 from kvcore.replay.loop import Step, make_config
 from kvcore.replay.results import Options
@@ -37,7 +37,7 @@ class OnDevice:
         config = make_config(options)
         num_tokens = config.num_usable_blocks * options.block_size
         self._device = make(
-            Plan(config, config.max_rows(options.max_running), num_tokens, _no_contents)
+            DeviceSize(config, config.max_rows(options.max_running), num_tokens, _no_contents)
         )
         self._prefixes: dict[str, Prefix] = {}
         self.num_read = 0

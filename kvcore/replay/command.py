@@ -21,10 +21,10 @@ from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
 from kvcore.replay.report_json import to_json
 from kvcore.replay.report_text import to_text
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options
 from kvcore.replay.summary import Report
 from kvcore.replay.sweep import opened, run_sizes
-from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import CannotWrite, write_whole
 from kvcore.types.errors import InvariantViolation, KvcoreError
 

@@ -18,8 +18,8 @@ import attrs
 from kvcore import _twin
 from kvcore.cli.arguments import MOST, count
 from kvcore.replay.loop import make_config
+from kvcore.replay.request_trace import STDIN
 from kvcore.replay.results import BackendName, Options
-from kvcore.replay.trace_file import STDIN
 from kvcore.replay.whole_file import check_writable
 from kvcore.types.errors import KvcoreError
 

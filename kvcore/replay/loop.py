@@ -19,8 +19,8 @@ from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.expand import output_token, prompt_tokens
 from kvcore.replay.record import Record
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
-from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import Chunk, Scheduler
 from kvcore.types.arguments import read_count

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Sample
 from kvcore.replay.summary import use_of
-from kvcore.replay.trace_file import TraceReader
 
 LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
 COLUMNS, BAR = 99, 20

@@ -19,9 +19,9 @@ import attrs
 
 from kvcore.replay.errors import UnreadableTrace
 from kvcore.replay.loop import Apply, replay
+from kvcore.replay.request_trace import STDIN, TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.summary import Report
-from kvcore.replay.trace_file import STDIN, TraceReader
 
 OpenTrace = Callable[[], TraceReader]
 

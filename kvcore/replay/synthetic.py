@@ -31,7 +31,7 @@ SECONDS_PER_OUTPUT = 0.02
 
 
 @attrs.frozen
-class Text:
+class GrowingPrompt:
     """A prompt in the making. chunks: the ids of its full chunks."""
 
     length: int = 0
@@ -43,7 +43,7 @@ class Ask:
     """A request of a session, this many seconds after the one before, or after its start."""
 
     after: float
-    text: Text
+    text: GrowingPrompt
     output_len: int
 
 
@@ -62,18 +62,18 @@ class Writer:
         """A number of tokens from 1 to most. spread: of its logarithm."""
         return max(1, min(most, round(median * self.random.lognormvariate(0.0, spread))))
 
-    def extend(self, text: Text, num_tokens: int) -> Text:
+    def extend(self, text: GrowingPrompt, num_tokens: int) -> GrowingPrompt:
         """The text with this many new tokens behind it; what is extended twice is two texts."""
         length = text.length + num_tokens
         new = length // UNIT - len(text.chunks)
-        return Text(length, text.chunks + tuple(next(self._ids) for _ in range(new)))
+        return GrowingPrompt(length, text.chunks + tuple(next(self._ids) for _ in range(new)))
 
-    def ids(self, text: Text) -> array[int]:
+    def ids(self, text: GrowingPrompt) -> array[int]:
         """The ids of a text as a prompt."""
         tail = (next(self._ids),) if text.length % UNIT else ()
         return array("Q", text.chunks + tail)
 
-    def pick(self, texts: list[Text]) -> int:
+    def pick(self, texts: list[GrowingPrompt]) -> int:
         """The place of one of several texts, earlier ones more often."""
         weights = list(accumulate(1 / (place + 1) for place in range(len(texts))))
         return bisect(weights, self.random.random() * weights[-1])
@@ -81,7 +81,7 @@ class Writer:
 
 def shared(writer: Writer) -> Callable[[], Session]:
     """One question behind one of a few system prompts."""
-    systems = [writer.extend(Text(), writer.length(2500, 0.6, 16_000)) for _ in range(8)]
+    systems = [writer.extend(GrowingPrompt(), writer.length(2500, 0.6, 16_000)) for _ in range(8)]
 
     def session() -> Session:
         question = writer.length(400, 1.0, 16_000)
@@ -93,7 +93,7 @@ def shared(writer: Writer) -> Callable[[], Session]:
 
 def turns(writer: Writer) -> Callable[[], Session]:
     """Conversations: each prompt is the last one, its answer and a new message."""
-    systems = [writer.extend(Text(), writer.length(900, 0.4, 4_000)) for _ in range(3)]
+    systems = [writer.extend(GrowingPrompt(), writer.length(900, 0.4, 4_000)) for _ in range(3)]
 
     def session() -> Session:
         text, after = systems[writer.pick(systems)], 0.0
@@ -114,9 +114,9 @@ def turns(writer: Writer) -> Callable[[], Session]:
 
 def agents(writer: Writer) -> Callable[[], Session]:
     """Agents that call tools, one step after the other, and branch to try several ways at once."""
-    systems = [writer.extend(Text(), writer.length(5000, 0.5, 20_000)) for _ in range(4)]
+    systems = [writer.extend(GrowingPrompt(), writer.length(5000, 0.5, 20_000)) for _ in range(4)]
 
-    def work(text: Text, goes_on: float, branches: float) -> Session:
+    def work(text: GrowingPrompt, goes_on: float, branches: float) -> Session:
         after = 0.0
         while text.length < PROMPT_MAX - OUTPUT_MAX:
             output_len = writer.length(120, 0.8, 2_000)
@@ -141,8 +141,8 @@ def agents(writer: Writer) -> Callable[[], Session]:
 def documents(writer: Writer) -> Callable[[], Session]:
     """Questions about documents, some asked about often; at times one gives way to a new one."""
 
-    def document() -> Text:
-        return writer.extend(Text(), writer.length(9000, 0.8, PROMPT_MAX - 2_000))
+    def document() -> GrowingPrompt:
+        return writer.extend(GrowingPrompt(), writer.length(9000, 0.8, PROMPT_MAX - 2_000))
 
     shelf = [document() for _ in range(60)]
 

@@ -19,8 +19,8 @@ from kvcore.cli.arguments import count, natural, parse, positive
 from kvcore.cli.pipes import quiet
 from kvcore.replay import trace_facts
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
-from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import check_writable, write_whole
 from kvcore.types.errors import KvcoreError
 

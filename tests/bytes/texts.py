@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from kvcore.replay.errors import TraceFileError
-from kvcore.replay.trace_file import LENGTH_MAX, TraceReader
+from kvcore.replay.request_trace import LENGTH_MAX, TraceReader
 from kvcore.replay.workload import TraceRequest
 from kvcore.sizing.models import make_layer_specs, read_model
 from kvcore.trace.runner import CALLS

@@ -40,7 +40,7 @@ WORLDS = {
     "host": world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2, without=("fork",)),
     "drafts": world(2, 1, 4, "add_drafts", "accept", num_prompt=2, num_drafts=2),
     "loads": world(3, 2, 4, "load", "store", num_prompt=3, without=("fork",)),
-    "external": world(2, 2, 2, groups=(Group(1),), num_external=1, calls_per_batch=2),
+    "external": world(2, 2, 2, groups=(Group(1),), num_external=1, moves_per_batch=2),
     "encoder": world(
         4,
         2,

@@ -50,7 +50,7 @@ def test_timed_worlds_have_the_counts_that_tests_pin() -> None:
         counts = (number(states), number(edges))
         sizes = ", ".join([*name.split("x"), prompt])
         assert f"({sizes}), {counts}" in pinned
-        if name in PROFILES and PROFILES[name].world.calls_per_batch == 1:
+        if name in PROFILES and PROFILES[name].world.moves_per_batch == 1:
             assert counts == (PROFILES[name].num_states, PROFILES[name].num_edges)
             assert PROFILES[name].world.num_prompt == int(prompt)
 

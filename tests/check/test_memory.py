@@ -22,7 +22,7 @@ from kvcore.check.search.core_model import CoreModel
 from kvcore.check.search.frontier import Squeezer
 
 ONE_MOVE = {
-    name: attrs.evolve(PROFILES[name].world, calls_per_batch=1) for name in ("3x2x4", "4x2x4")
+    name: attrs.evolve(PROFILES[name].world, moves_per_batch=1) for name in ("3x2x4", "4x2x4")
 }
 """Worlds that Python explores in seconds."""
 AIM = 300

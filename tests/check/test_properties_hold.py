@@ -24,7 +24,7 @@ WORLDS = {
     "too small": world(1, 2, 3, num_prompt=2, without=("fork",)),
     "watermark": world(2, 2, 3, watermark_blocks=1, **FEW),
     "uncached first": world(2, 2, 3, eviction="uncached_first", **FEW),
-    "merge": world(2, 2, 2, duplicates="merge", calls_per_batch=2, **FEW),
+    "merge": world(2, 2, 2, duplicates="merge", moves_per_batch=2, **FEW),
     "swap": world(2, 2, 2, "swap_out", "swap_in", num_host_blocks=2, **FEW),
     "cut": world(2, 2, 2, "truncate", "pin", "unpin", **FEW),
     "window": world(4, 2, 3, groups=(FULL, WINDOW), **FEW),

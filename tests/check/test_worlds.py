@@ -76,7 +76,7 @@ def test_swapping_is_right_on_every_edge(explore: Explore) -> None:
 
 
 def test_merging_duplicates_is_right_on_every_edge_of_two_calls_a_batch(explore: Explore) -> None:
-    where = world(2, 2, 2, duplicates="merge", calls_per_batch=2)
+    where = world(2, 2, 2, duplicates="merge", moves_per_batch=2)
     report = explore(where, 199, 8929, "Evict", "sharing", "CopyOnWrite", "merge")
     assert not report.goals["duplicates"]
 
@@ -125,7 +125,7 @@ def test_hits_on_tokens_that_fail_to_come_are_right_on_every_edge_of_two_calls_a
     explore: Explore,
 ) -> None:
     without = ("fork", "append", "remove_request", "reset_prefix_cache")
-    where = world(2, 2, 2, groups=(SLOT,), calls_per_batch=2, without=without, **LOADS)
+    where = world(2, 2, 2, groups=(SLOT,), moves_per_batch=2, without=without, **LOADS)
     explore(where, 108, 19817, "Evict", "Touch", "sharing", "rewind", "reached")
 
 
@@ -155,7 +155,7 @@ def test_swapping_behind_a_window_is_right_on_every_edge(explore: Explore) -> No
 def test_merging_longer_requests_is_right_on_every_edge_of_two_calls_a_batch(
     explore: Explore,
 ) -> None:
-    where = world(2, 2, 3, duplicates="merge", calls_per_batch=2)
+    where = world(2, 2, 3, duplicates="merge", moves_per_batch=2)
     explore(where, 530, 36063, "Evict", "Touch", "sharing", "CopyOnWrite", "merge")
 
 
@@ -181,7 +181,7 @@ def test_two_block_sizes_of_longer_requests_are_right_on_every_edge(explore: Exp
 def test_full_and_windowed_groups_are_right_on_every_edge_of_two_calls_a_batch(
     explore: Explore,
 ) -> None:
-    where = world(4, 2, 2, groups=(SLOT, WINDOW), calls_per_batch=2)
+    where = world(4, 2, 2, groups=(SLOT, WINDOW), moves_per_batch=2)
     explore(where, 426, 22112, "Evict", "Touch", "sharing", "duplicates")
 
 
@@ -217,7 +217,7 @@ def test_delayed_caching_of_duplicates_that_merge_is_right_on_every_edge(explore
         groups=(SLOT,),
         delays=(False, True),
         duplicates="merge",
-        calls_per_batch=2,
+        moves_per_batch=2,
         without=("fork", "append", "reset_prefix_cache"),
     )
     explore(where, 203, 13136, "Evict", "Touch", "sharing", "merge", "cache_blocks")
@@ -241,7 +241,7 @@ def test_rewinding_behind_a_window_is_right_on_every_edge_of_two_calls_a_batch(
     explore: Explore,
 ) -> None:
     where = world(
-        2, 2, 3, "rewind", groups=(WINDOW,), calls_per_batch=2, without=("fork", "append")
+        2, 2, 3, "rewind", groups=(WINDOW,), moves_per_batch=2, without=("fork", "append")
     )
     explore(where, 890, 83969, "Evict", "Touch", "rewind", "HeldByOthers", "trim")
 

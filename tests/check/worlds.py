@@ -14,7 +14,7 @@ WINDOW = Group(2, kind="sliding_window", window=2)
 CHUNKS = Group(2, kind="chunked_local", window=2)
 OF_WORLD = frozenset(
     {"num_letters", "num_drafts", "num_lookahead", "num_external", "num_encoder", "num_pins"}
-    | {"delays", "kinds_of_requests", "calls_per_batch", "loads_fail", "moves"}
+    | {"delays", "kinds_of_requests", "moves_per_batch", "loads_fail", "moves"}
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvcore.cli.pipes import CANNOT_WRITE, INTERRUPTED, holding_interrupts, quiet
-from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.request_trace import TraceReader
 from kvcore.sizing import read_model
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from tests.oracle.contents import Contents, digest
 from tests.oracle.device import Device, Span, Step
 from tests.oracle.finding import Finding, demand
 from tests.oracle.owners import Owners
-from tests.oracle.requests import Known, own_hashes
+from tests.oracle.requests import OracleRequest, own_hashes
 from tests.oracle.router import Router, first_seen
 
 
@@ -76,7 +76,7 @@ class Engine:
         self.router = Router(config)
         self.owners = Owners()
         self.rng = Random(0)
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, OracleRequest] = {}
         self.families: list[list[int]] = []
         self.num_named = 0
         self.spans: list[Span] = []
@@ -131,7 +131,7 @@ class Engine:
         """The encoded state, in some moves; empty in the others."""
         return self.manager.encode() if self.probing else b""
 
-    def idle(self, running: bool | None = None, settled: bool = True) -> list[Known]:
+    def idle(self, running: bool | None = None, settled: bool = True) -> list[OracleRequest]:
         """Requests that can be scheduled; running: whether they count tokens."""
         return [
             each
@@ -145,7 +145,7 @@ class Engine:
         """Drain the events."""
         self.router.hear(self.call("take_events"))
 
-    def learn_keys(self, request: Known) -> tuple[tuple[bytes, ...], ...]:
+    def learn_keys(self, request: OracleRequest) -> tuple[tuple[bytes, ...], ...]:
         """The keys of a request, of which each stands for one content."""
         keys: tuple[tuple[bytes, ...], ...] = self.manager.ask("get_block_keys", request.name)
         chain = request.chain(self.contents)
@@ -164,7 +164,7 @@ class Engine:
         request.num_learned = num_hashed
         return keys
 
-    def add_hashes(self, request: Known) -> None:
+    def add_hashes(self, request: OracleRequest) -> None:
         """Hand in the hashes of some more full blocks of a request that has its own."""
         most = len(request.stuff) // self.hash_size
         if request.own is not None and request.own < most:
@@ -183,7 +183,7 @@ class Engine:
                 return True
         return False
 
-    def leave(self, name: str, leaving: list[Known], *args: Any, count: int | None) -> bool:
+    def leave(self, name: str, leaving: list[OracleRequest], *args: Any, count: int | None) -> bool:
         """Make a call by which requests leave the open batch; count: to what they fall, at most.
 
         False if it was refused, or others count what would be left unwritten.
@@ -211,7 +211,7 @@ class Engine:
             self.left(each)
         return True
 
-    def free(self, request: Known) -> bool:
+    def free(self, request: OracleRequest) -> bool:
         """Free a request, whatever it waits for; False if others hit what it would compute."""
         done = self.leave("free", [request], request.name, count=0)
         if done:
@@ -219,7 +219,7 @@ class Engine:
             request.loading.clear()
         return done
 
-    def take_back(self, request: Known, count: int, load: FailedLoad | None = None) -> bool:
+    def take_back(self, request: OracleRequest, count: int, load: FailedLoad | None = None) -> bool:
         """Rewind a request to this many tokens; False if other requests must be freed first.
 
         load: the failed load that this reports. A first report never asks for others to be freed
@@ -253,7 +253,7 @@ class Engine:
                 self.left(each)
         return True
 
-    def left(self, request: Known) -> None:
+    def left(self, request: OracleRequest) -> None:
         """Note that a request is not in the open batch any more, nor has it drafts, nor are tokens
         to come.
         """
@@ -268,7 +268,7 @@ class Engine:
             if load.name != request.name or load.batch is not None
         }
 
-    def shift(self, request: Known, num_tokens: int) -> None:
+    def shift(self, request: OracleRequest, num_tokens: int) -> None:
         """Note that batches begin earlier at a request, whose rejected drafts are dropped."""
         request.count -= num_tokens
         if request.base is not None:
@@ -279,7 +279,7 @@ class Engine:
             if base > len(request.stuff):
                 self.bases[number][request.name] = base - num_tokens
 
-    def note_hit(self, request: Known) -> None:
+    def note_hit(self, request: OracleRequest) -> None:
         """Note on which failing loads a request rests now, by the blocks that both hold."""
         mine = self.manager.ask("get_block_ids", request.name)
         for load in self.failing.values():

@@ -16,7 +16,7 @@ from tests.oracle.device import Span
 from tests.oracle.engine import Engine
 from tests.oracle.finding import demand
 from tests.oracle.moves_requests import draw_tokens
-from tests.oracle.requests import Guess, Known
+from tests.oracle.requests import Guess, OracleRequest
 
 
 def run_ahead(e: Engine) -> None:
@@ -50,20 +50,20 @@ def guess(e: Engine) -> None:
     e.learn_keys(request)
 
 
-def able(e: Engine) -> list[Known]:
+def able(e: Engine) -> list[OracleRequest]:
     """Requests that can get a slot for a token that is to come."""
     ready = [each for each in e.idle() if not each.drafts and each.base is None and each.count]
     return [each for each in ready if each.is_caught_up and each.count < e.limit]
 
 
-def num_plain(request: Known) -> int:
+def num_plain(request: OracleRequest) -> int:
     """Tokens to come that can be handed in before the next verdict on drafts."""
     if not request.guesses:
         return len(request.future)
     return min(len(request.future), request.guesses[0].offset - len(request.stuff))
 
 
-def decode(e: Engine, requests: list[Known], *, known: bool) -> None:
+def decode(e: Engine, requests: list[OracleRequest], *, known: bool) -> None:
     """A step that runs ahead; known: each hands in its next token."""
     if not requests:
         return
@@ -91,7 +91,7 @@ def decode(e: Engine, requests: list[Known], *, known: bool) -> None:
         e.refused(appended.refused, at, chosen[appended.done].name)
 
 
-def note_ahead(e: Engine, request: Known, new: int, rejected: int) -> None:
+def note_ahead(e: Engine, request: OracleRequest, new: int, rejected: int) -> None:
     """Note what the device writes: tokens where they belong, and rejected drafts behind them."""
     request.base = request.kept = request.count
     first = request.count - request.num_rejected
@@ -125,7 +125,7 @@ def receive(e: Engine) -> None:
 
 
 def hand_in(
-    e: Engine, request: Known, tokens: list[int], num_rejected: int, batch: int | None
+    e: Engine, request: OracleRequest, tokens: list[int], num_rejected: int, batch: int | None
 ) -> None:
     """Add tokens that a batch sampled; named or not, and not twice if it is."""
     options: dict[str, Any] = {"num_rejected": num_rejected} if num_rejected else {}
@@ -142,7 +142,7 @@ def hand_in(
     judge_filled(e, request, len(tokens))
 
 
-def judge_filled(e: Engine, request: Known, new: int) -> None:
+def judge_filled(e: Engine, request: OracleRequest, new: int) -> None:
     """Demand that the blocks which these new tokens fill can be hit."""
     if e.config.publish != "scheduled" or not e.config.enable_events or request.own is not None:
         return

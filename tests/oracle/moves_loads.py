@@ -8,7 +8,7 @@ from tests.oracle.engine import Engine
 from tests.oracle.moves_batches import report, take
 from tests.oracle.moves_pool import swap_out
 from tests.oracle.moves_requests import draw_tokens, fork_of, look_up, remove_request, schedule
-from tests.oracle.requests import Known
+from tests.oracle.requests import OracleRequest
 
 MOST_KNOWN = 10
 
@@ -54,16 +54,16 @@ def spread(e: Engine) -> None:
         take(e)
 
 
-def newcomer(e: Engine, tokens: list[int]) -> Known:
+def newcomer(e: Engine, tokens: list[int]) -> OracleRequest:
     """A request with these tokens comes."""
     e.num_named += 1
-    known = Known(name=f"r{e.num_named}", row=-1, stuff=[(token,) for token in tokens])
+    known = OracleRequest(name=f"r{e.num_named}", row=-1, stuff=[(token,) for token in tokens])
     known.row = e.call("add_request", Request(known.name, tokens))
     e.known[known.name] = known
     return known
 
 
-def compute(e: Engine, request: Known, end: int) -> None:
+def compute(e: Engine, request: OracleRequest, end: int) -> None:
     """Schedule a request's tokens up to here, behind what it counts or hits."""
     hit = None if request.count else look_up(e, request)
     first = request.count or (0 if hit is None else hit.num_tokens)

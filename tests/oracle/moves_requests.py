@@ -11,7 +11,7 @@ from kvcore.types.errors import HitInOpenBatch, StaleHits, WrongHit
 from tests.oracle.device import Span
 from tests.oracle.engine import Engine, FailedLoad
 from tests.oracle.finding import demand
-from tests.oracle.requests import NUM_TOKEN_IDS, Known, draw_request
+from tests.oracle.requests import NUM_TOKEN_IDS, OracleRequest, draw_request
 
 REQUESTS_MAX = 6
 
@@ -65,7 +65,7 @@ def admit(e: Engine) -> None:
         schedule(e, request, new, hit, external)
 
 
-def look_up(e: Engine, request: Known) -> Hit:
+def look_up(e: Engine, request: OracleRequest) -> Hit:
     """The hit of a request, as long as the events say."""
     keys = e.learn_keys(request)
     hit: Hit = e.call("get_computed_blocks", request.name)
@@ -92,7 +92,7 @@ def grow(e: Engine) -> None:
         schedule(e, request, e.rng.randint(1, min(most, e.most)), None, 0)
 
 
-def schedule(e: Engine, request: Known, new: int, hit: Hit | None, external: int) -> None:
+def schedule(e: Engine, request: OracleRequest, new: int, hit: Hit | None, external: int) -> None:
     """Allocate slots, and note what the batch will fill."""
     rng, name = e.rng, request.name
     options: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def schedule(e: Engine, request: Known, new: int, hit: Hit | None, external: int
 
 def note_scheduled(
     e: Engine,
-    request: Known,
+    request: OracleRequest,
     new: int,
     hit: Hit | None,
     external: int,
@@ -168,7 +168,7 @@ def note_scheduled(
         e.spans.append(span)
 
 
-def judge_published(e: Engine, request: Known, new: int) -> None:
+def judge_published(e: Engine, request: OracleRequest, new: int) -> None:
     """Demand that the blocks which these new tokens fill can be hit."""
     if e.rng.random() < 0.3 and e.config.enable_caching:
         keys = e.learn_keys(request)
@@ -247,14 +247,14 @@ def fork(e: Engine) -> None:
         fork_of(e, e.rng.choice(requests))
 
 
-def fork_of(e: Engine, parent: Known) -> Known:
+def fork_of(e: Engine, parent: OracleRequest) -> OracleRequest:
     """The child of a request."""
     e.num_named += 1
     name = f"r{e.num_named}"
     tables = e.manager.ask("get_block_ids", parent.name)
     row = e.call("fork", parent.name, name)
     count = parent.settled_count()
-    child = Known(name=name, row=row, stuff=list(parent.stuff), own=parent.own)
+    child = OracleRequest(name=name, row=row, stuff=list(parent.stuff), own=parent.own)
     child.count = 0 if e.is_gone(count, tables) else count
     child.embedded, child.marked, child.skips = parent.embedded, parent.marked, parent.skips
     child.encoder, child.num_encoder_tokens = parent.encoder, parent.num_encoder_tokens
@@ -278,7 +278,7 @@ def remove(e: Engine) -> None:
         remove_request(e, e.rng.choice(requests))
 
 
-def remove_request(e: Engine, request: Known) -> None:
+def remove_request(e: Engine, request: OracleRequest) -> None:
     """Forget a request, if it is certain of each failed load who can report it then.
 
     If no request is left that may, nothing rests on the load any more.
@@ -377,7 +377,7 @@ def chase(e: Engine) -> None:
         leader = e.rng.choice(leaders)
         tokens = [stuff[0] for stuff in leader.stuff]
         e.num_named += 1
-        chaser = Known(name=f"r{e.num_named}", row=-1, stuff=list(leader.stuff))
+        chaser = OracleRequest(name=f"r{e.num_named}", row=-1, stuff=list(leader.stuff))
         chaser.row = e.call("add_request", Request(chaser.name, tokens))
         e.known[chaser.name] = chaser
         hit = look_up(e, chaser)

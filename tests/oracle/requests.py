@@ -34,7 +34,7 @@ class Guess:
 
 
 @attrs.define(kw_only=True)
-class Known:
+class OracleRequest:
     """A request as its engine knows it.
 
     stuff: what stands at each position. count: of computed tokens. base: the count before its first
@@ -139,7 +139,7 @@ def own_hashes(chain: list[int], hash_size: int, first: int, end: int) -> list[b
 
 def draw_request(
     rng: Random, name: str, contents: Contents, families: list[list[int]], caching: bool, size: int
-) -> tuple[Request, Known]:
+) -> tuple[Request, OracleRequest]:
     """A request, most often with a prefix that others have; size: tokens of a hash block."""
     tokens = [rng.randrange(NUM_TOKEN_IDS) for _ in range(rng.randint(1, 9))]
     if families and rng.random() < 0.75:
@@ -164,7 +164,7 @@ def draw_request(
         rows = [bytes((token, rng.random() < 0.1)) for token in tokens]
         given["prompt_embeds"] = PromptEmbeds(b"".join(rows), 2)
         stuff = [(*each, ("row", row)) for each, row in zip(stuff, rows, strict=True)]
-    known = Known(name=name, row=-1, stuff=stuff, skips=rng.random() < 0.05)
+    known = OracleRequest(name=name, row=-1, stuff=stuff, skips=rng.random() < 0.05)
     known.embedded = len(tokens) if "prompt_embeds" in given else 0
     if caching and rng.random() < 0.1:
         known.own = rng.randint(0, len(tokens) // size)

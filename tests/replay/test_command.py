@@ -15,9 +15,9 @@ from kvcore import Config
 from kvcore.oracle import device
 from kvcore.replay import command, sweep
 from kvcore.replay.loop import replay
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options, Sample
 from kvcore.replay.synthetic import generate, to_lines
-from kvcore.replay.trace_file import TraceReader
 from kvcore.types.errors import InvariantViolation
 
 NUM_REQUESTS = 25
@@ -206,7 +206,7 @@ def test_what_is_not_installed_is_named(
 class Broken:
     """A device that finds something wrong at its third batch."""
 
-    def __init__(self, plan: device.Plan) -> None:
+    def __init__(self, plan: device.DeviceSize) -> None:
         self.config: Config = plan.config
         self.num_batches = 0
 

@@ -16,9 +16,9 @@ from kvcore import KVCacheManager
 from kvcore.replay import arrivals, record
 from kvcore.replay.errors import InvalidOption, NotJSON
 from kvcore.replay.loop import Loop, Step, make_config, replay
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.synthetic import generate, to_lines
-from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
 from kvcore.types.commands import Batch
 from kvcore.types.errors import InvalidConfig, InvalidCount

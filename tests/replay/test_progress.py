@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from kvcore.replay.progress import Progress
-from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.request_trace import TraceReader
 from tests.replay.results import SAMPLES
 
 SAMPLE = SAMPLES[-1]

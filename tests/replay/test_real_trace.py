@@ -9,9 +9,9 @@ import pytest
 
 from kvcore.replay.loop import replay
 from kvcore.replay.optimum import LookUps
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options
 from kvcore.replay.trace_facts import Counting
-from kvcore.replay.trace_file import TraceReader
 from kvcore.types.config import Eviction
 from tests.conftest import need_twin
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcore.replay.errors import InvalidOption
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS, OUTPUT_MAX, PROMPT_MAX, generate, to_lines
 from kvcore.replay.trace_facts import Counting
-from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
 from kvcore.types.errors import InvalidCount
 

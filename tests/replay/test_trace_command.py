@@ -14,8 +14,8 @@ import pytest
 from kvcore.cli.pipes import READER_GONE
 from kvcore.replay import trace_command
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS
-from kvcore.replay.trace_file import TraceReader
 
 ROOT = Path(__file__).parents[2]
 LINES = """\

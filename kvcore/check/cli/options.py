@@ -288,7 +288,7 @@ FIELDS = {
     **{name: f"num_{name}" for name in ("letters", "drafts", "lookahead", "external", "pins")},
     "ahead": "num_output_placeholders",
     **{name: name for name in ("loads_fail", "moves")},
-    "moves_per_batch": "calls_per_batch",
+    "moves_per_batch": "moves_per_batch",
     "host_blocks": "num_host_blocks",
     **{name: name for name in ("max_in_flight", "publish", "duplicates", "eviction")},
     "watermark": "watermark_blocks",

@@ -23,7 +23,7 @@ from kvcore.check.extend.source_of import NotWritable, Parts, importable, parts_
 from kvcore.check.names.collisions import other_request
 from kvcore.check.stories.calls import config_words, name_of
 from kvcore.check.stories.story import tell, with_last_outcome
-from kvcore.check.world.model import Step, Violation
+from kvcore.check.world.model import CheckedCall, Violation
 from kvcore.check.world.world import World
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.config import Config
@@ -196,7 +196,7 @@ def _other_lines(violation: Violation, world: World) -> Iterator[str]:
         yield f"manager.remove_request({_write(other.request_id, renamed=False)})"
 
 
-def _test_lines(step: Step, *, renamed: bool) -> Iterator[str]:
+def _test_lines(step: CheckedCall, *, renamed: bool) -> Iterator[str]:
     """The lines of a test that make a step; renamed: requests get the names of the story."""
     write = partial(_write, renamed=renamed)
     call, value = step.call, step.outcome.value

@@ -22,7 +22,7 @@ from kvcore.check.properties.outcomes import check_events, check_hit, check_outc
 from kvcore.check.properties.registry import Property, broken, chosen
 from kvcore.check.properties.schedulers import guarded
 from kvcore.check.stories.scenes import Follower, SceneNames
-from kvcore.check.world.model import Step
+from kvcore.check.world.model import CheckedCall
 from kvcore.check.world.world import World
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
@@ -57,7 +57,7 @@ class CheckedManager:
         self._follower = Follower(config)
         self._state = self.manager.state()
         self._start = self._state
-        self._waiting: Step | None = None
+        self._waiting: CheckedCall | None = None
         self._drained = False
         usual = World(config=config, num_requests=1, num_tokens=num_tokens, num_prompt=num_tokens)
         self._world = attrs.evolve(world or usual, calls=frozenset())
@@ -79,7 +79,7 @@ class CheckedManager:
 
     def execute(self, batch: int) -> None:
         """Say that a taken batch, and all before it, was executed now."""
-        step = Step(self._state, Call("execute", (batch,)), Outcome(self._state, (), None))
+        step = CheckedCall(self._state, Call("execute", (batch,)), Outcome(self._state, (), None))
         self._follow(step)
 
     def done(self) -> None:
@@ -113,12 +113,14 @@ class CheckedManager:
         try:
             value = getattr(self.manager, name)(*args, **options)
         except KvcoreError as error:
-            self._judge(Step(before, call, self._outcome(before, Misuse(str(error), error.fields))))
+            self._judge(
+                CheckedCall(before, call, self._outcome(before, Misuse(str(error), error.fields)))
+            )
             raise
         except Exception as error:
             raise self._crash(call, error) from error
         self._drained |= name == "take_events"
-        self._judge(Step(before, call, self._outcome(before, value)))
+        self._judge(CheckedCall(before, call, self._outcome(before, value)))
         return value
 
     def _crash(self, call: Call, error: Exception) -> Exception:
@@ -134,7 +136,7 @@ class CheckedManager:
         emitted = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
         return Outcome(after, tuple(emitted), value)
 
-    def _judge(self, step: Step) -> None:
+    def _judge(self, step: CheckedCall) -> None:
         before, call, outcome = step.before, step.call, step.outcome
         self._ask(check_outcome, before, call, outcome)
         self._hear("transition", before, call, outcome)
@@ -164,7 +166,7 @@ class CheckedManager:
             if error.name in self._properties:
                 raise
 
-    def _follow(self, step: Step | None) -> None:
+    def _follow(self, step: CheckedCall | None) -> None:
         """Let the ghost follow the step before: the one behind it says whether a load failed."""
         if self._waiting is not None:
             self._follower.follow(self._waiting, step)

@@ -34,7 +34,7 @@ VIEW_HEADS = ("block", "held by", "slots hold")
 
 
 @attrs.frozen
-class Known:
+class RequestView:
     """A request as the engine knows it: its tokens, and how many are computed."""
 
     request_id: str
@@ -55,7 +55,7 @@ class View:
 
     config: Config
     numbers: Prefixes = attrs.field(eq=False, repr=False)
-    requests: Map[str, Known] = attrs.field(factory=Map)
+    requests: Map[str, RequestView] = attrs.field(factory=Map)
     prefixes: frozenset[tuple[int, ...]] = frozenset()
     contents: Contents = attrs.field(factory=dict)
     writes: Map[str, tuple[int, int]] = attrs.field(factory=Map)
@@ -80,7 +80,7 @@ class View:
         rows = tuple(self._block(place, names) for place in (*blocks, *others))
         return Scene(requests, rows, REQUEST_HEADS, VIEW_HEADS)
 
-    def _request(self, request: Known) -> Row:
+    def _request(self, request: RequestView) -> Row:
         tables = self.tables.get(request.request_id, ())
         blocks = " | ".join(" ".join(map(str, table)) or "-" for table in tables) or "-"
         tokens = write_tokens(request.tokens)
@@ -168,7 +168,7 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
     match name:
         case "add_request":
             tokens = tuple(args[0].tokens)
-            requests = requests.set(args[0].request_id, Known(args[0].request_id, tokens))
+            requests = requests.set(args[0].request_id, RequestView(args[0].request_id, tokens))
             prefixes |= {tokens[:end] for end in range(1, 1 + len(tokens))}
         case "allocate_slots":
             request = requests[args[0]]

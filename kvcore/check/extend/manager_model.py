@@ -20,10 +20,10 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.extend.engine_view import Known, View, WrongRead, made, refused
+from kvcore.check.extend.engine_view import RequestView, View, WrongRead, made, refused
 from kvcore.check.extend.manager_protocol import make_manager, num_free, num_hit
 from kvcore.check.properties.registry import PROPERTIES
-from kvcore.check.world.model import Broken, Edge, Step
+from kvcore.check.world.model import Broken, CheckedCall, Edge
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
@@ -98,7 +98,7 @@ class ManagerModel:
         """What an engine does next, each with the batch that it fills."""
         for name, calls in self._moves(node.view):
             manager, view = self.copied(node.manager), node.view
-            steps: list[Step] = []
+            steps: list[CheckedCall] = []
             for call in (*calls, Call("take_batch")):
                 view = self.step(steps, manager, view, call)
                 asked = call.name == "allocate_slots" and name == "admit"
@@ -142,7 +142,7 @@ class ManagerModel:
         node: Managed = data
         return node
 
-    def step(self, steps: list[Step], manager: Any, view: View, call: Call) -> View:
+    def step(self, steps: list[CheckedCall], manager: Any, view: View, call: Call) -> View:
         """Make a call and note its step; the view after it. Raises Broken."""
         made_with = call
         try:
@@ -152,14 +152,14 @@ class ManagerModel:
             after, outcome = made(manager, view, call)
         except InvariantViolation as error:
             seen = error.view if isinstance(error, WrongRead) else view
-            steps.append(Step(view, made_with, Outcome(seen, (), None)))
+            steps.append(CheckedCall(view, made_with, Outcome(seen, (), None)))
             raise Broken(error.name, error.detail, tuple(steps)) from error
         said = "refused" if after is view and call.name != "take_batch" else "done"
         self.notes["call", f"{call.name}: {said}"] += 1
-        steps.append(Step(view, call, outcome))
+        steps.append(CheckedCall(view, call, outcome))
         return after
 
-    def check_admission(self, steps: list[Step], view: View, name: str) -> None:
+    def check_admission(self, steps: list[CheckedCall], view: View, name: str) -> None:
         """Raise Broken (L-ADMIT) where a request that fits was refused a pool that nobody uses."""
         if not refused(steps[-1].outcome.value):
             return
@@ -184,7 +184,7 @@ class ManagerModel:
         args = (name, left - num_tokens)
         return Call(call.name, (*args, hit) if num_tokens else args)
 
-    def _goes_on(self, node: Managed, request: Known) -> bool:
+    def _goes_on(self, node: Managed, request: RequestView) -> bool:
         """Whether a call brings a request a token further."""
         manager, name = self.copied(node.manager), request.request_id
         if request.is_running:
@@ -193,7 +193,7 @@ class ManagerModel:
             call = self._with_hit(manager, node.view, Call("allocate_slots", (name,)))
         return made(manager, node.view, call)[0] is not node.view
 
-    def _alone(self, node: Managed, request: Known) -> Managed:
+    def _alone(self, node: Managed, request: RequestView) -> Managed:
         """The node with every other request preempted."""
         manager, view = self.copied(node.manager), node.view
         for name, other in sorted(view.requests.items()):
@@ -202,7 +202,7 @@ class ManagerModel:
         view, _ = made(manager, view, Call("take_batch"))
         return Managed(manager, view)
 
-    def _fits(self, request: Known) -> bool:
+    def _fits(self, request: RequestView) -> bool:
         """Whether a request has a token to come that an empty pool can hold."""
         more = len(request.tokens) + request.is_running
         return more <= self.num_tokens and self.config.blocks_for(more) <= self._num_free
@@ -257,7 +257,7 @@ def replay(model: ManagerModel, calls: Iterable[Call], name: str) -> None:
 
 
 def _replay(model: ManagerModel, calls: Iterable[Call]) -> None:
-    node, steps, last = model.start(), list[Step](), ""
+    node, steps, last = model.start(), list[CheckedCall](), ""
     model.name(node)
     manager, view = node.manager, node.view
     for call in calls:

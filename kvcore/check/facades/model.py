@@ -19,7 +19,7 @@ import attrs
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.properties.registry import Property
 from kvcore.check.stories.scenes import Scene
-from kvcore.check.world.model import Broken, Edge, Step
+from kvcore.check.world.model import Broken, CheckedCall, Edge
 from kvcore.oracle.contents import Place
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.priority_eviction import NO_PRIORITY
@@ -101,9 +101,9 @@ class FacadeModel:
         """The calls of these bytes."""
         return tuple(Call(*each) for each in pickle.loads(data))
 
-    def _step(self, node: Path, call: Call, engine: FacadeEngine) -> Step:
+    def _step(self, node: Path, call: Call, engine: FacadeEngine) -> CheckedCall:
         after = Seen(self._make, (*node, call))
-        return Step(Seen(self._make, node), call, Outcome(after, engine.emitted, None))
+        return CheckedCall(Seen(self._make, node), call, Outcome(after, engine.emitted, None))
 
     def _at(self, node: Path) -> FacadeEngine:
         """An engine that made these calls, for the caller to change."""

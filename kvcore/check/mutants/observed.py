@@ -22,7 +22,7 @@ from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.core_model import Steps, failures, follow
 from kvcore.check.search.moves import moves
 from kvcore.check.world.ghost import Ghost
-from kvcore.check.world.model import Broken, Edge, Step
+from kvcore.check.world.model import Broken, CheckedCall, Edge
 from kvcore.check.world.world import Move, World, by_row, closed, proceed, script_of
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.content_oracle import Tables
@@ -70,7 +70,7 @@ class ObservedModel:
     def edges(self, node: Seen) -> Iterator[Edge]:
         """Every path of moves, with every way in which its loads can end."""
         paths: list[Steps] = [()]
-        for _ in range(self.world.calls_per_batch):
+        for _ in range(self.world.moves_per_batch):
             longer: list[Steps] = []
             for path in paths:
                 before = path[-1].outcome.state if path else node.state
@@ -122,16 +122,16 @@ class ObservedModel:
             call = _watched(path, partial(proceed, script, step.outcome))
         return path
 
-    def _made(self, path: Steps, state: State, call: Call) -> Step:
-        opened = (*path, Step(state, call, Outcome(state, (), None)))
+    def _made(self, path: Steps, state: State, call: Call) -> CheckedCall:
+        opened = (*path, CheckedCall(state, call, Outcome(state, (), None)))
         outcome = _watched(opened, lambda: perform(state, call))
-        step = Step(state, call, outcome)
+        step = CheckedCall(state, call, outcome)
         if call.name == "reset_prefix_cache":
             _watched((*path, step), lambda: check_outcome(state, call, outcome))
         _watched((*path, step), lambda: self._prefixes.learn(outcome.state))
         return step
 
-    def _settle(self, node: Seen, closing: list[Step], failing: Failing) -> Seen:
+    def _settle(self, node: Seen, closing: list[CheckedCall], failing: Failing) -> Seen:
         """Take the batch, execute it, read what its queries read, and end its operations."""
         opened = closing[-1].outcome.state
         if opened is node.state:
@@ -178,7 +178,7 @@ class ObservedModel:
                 if target is not None and target in ghost.contents:
                     ghost.contents[target] = other[target]
 
-    def _rewound(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State:
+    def _rewound(self, state: State, failing: tuple[str, int], closing: list[CheckedCall]) -> State:
         names, count = [failing[0]], failing[1]
         while True:
             reached = self._call(state, Call("rewind", (list(names), count)), closing)
@@ -187,7 +187,7 @@ class ObservedModel:
                 return reached
             names += value.fields["requests"]  # type: ignore[arg-type] # an object
 
-    def _call(self, state: State, call: Call, closing: list[Step]) -> State:
+    def _call(self, state: State, call: Call, closing: list[CheckedCall]) -> State:
         closing.append(self._made(tuple(closing), state, call))
         after: State = closing[-1].outcome.state
         return after

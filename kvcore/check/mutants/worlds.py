@@ -28,13 +28,13 @@ CUT = world(2, 2, 3, "truncate", enable_events=True)
 SIBLINGS = world(
     *(2, 2, 4),
     num_letters=1,
-    calls_per_batch=2,
+    moves_per_batch=2,
     without=("append", "remove_request", "reset_prefix_cache"),
 )
 
 DRAFTS_CUT = world(2, 1, 3, "rewind", num_drafts=2)
 ALONE = world(3, 1, 4, groups=(WINDOW,))
-SWAP_PAIRS = world(2, 2, 2, *SWAPS, num_host_blocks=2, calls_per_batch=2, without=SHARING)
+SWAP_PAIRS = world(2, 2, 2, *SWAPS, num_host_blocks=2, moves_per_batch=2, without=SHARING)
 LOADS_LEFT = world(2, 1, 2, "load", moves="engine", without=SHARING, **FLYING_SLOTS)
 LOADED_PAIRS = world(2, 2, 2, "load", groups=(SLOT,), moves="engine", without=STAYING)
 ADAPTERS = world(
@@ -46,14 +46,14 @@ COMPLETED = world(3, 1, 3, groups=(SLOT,), max_in_flight=2, publish="completed",
 KEYS_EVICTED = world(2, 1, 4, "evict_blocks", without=("fork", "reset_prefix_cache"))
 SIZES_TWICE = world(7, 1, 3, groups=(FULL, SLOT), moves="engine", without=SHARING)
 SALTED_HITS = world(2, 2, 3, kinds_of_requests=KINDS, num_letters=1, moves="engine")
-LEAVING = world(2, 1, 3, "truncate", num_letters=1, calls_per_batch=4, without=STAYING)
+LEAVING = world(2, 1, 3, "truncate", num_letters=1, moves_per_batch=4, without=STAYING)
 DRAFTS_TOLD = world(2, 1, 4, num_drafts=1, moves="engine")
 FLYING_LOADS = world(2, 1, 2, "load", groups=(SLOT,), max_in_flight=2, loads_fail=True)
 COPIES_EVICTED = world(2, 2, 3, "evict_blocks", moves="engine", without=SHARING)
 SWAP_CHAIN = world(
     *(1, 2, 2, *SWAPS),
     num_host_blocks=2,
-    calls_per_batch=2,
+    moves_per_batch=2,
     without=("append", "fork", "free", "remove_request", "reset_prefix_cache"),
 )
 FLYING_SWAPPED = world(
@@ -63,7 +63,7 @@ FLYING_SWAPPED = world(
     num_letters=1,
     num_host_blocks=2,
     max_in_flight=2,
-    calls_per_batch=2,
+    moves_per_batch=2,
     without=("append", "free", "remove_request", "reset_prefix_cache"),
 )
 FLYING_FAMILY = world(

@@ -75,7 +75,7 @@ FEATURES: dict[str, Profile] = {
         world(
             *(2, 2, 5, 2),
             groups=(Group(4),),
-            calls_per_batch=3,
+            moves_per_batch=3,
             num_letters=1,
             without=("remove_request", "reset_prefix_cache"),
         ),
@@ -114,7 +114,7 @@ FEATURES: dict[str, Profile] = {
         world(
             *(2, 2, 3, 3, "truncate", *SWAPS),
             num_host_blocks=1,
-            calls_per_batch=3,
+            moves_per_batch=3,
             num_letters=1,
             without=("append", "remove_request", "reset_prefix_cache"),
         ),
@@ -127,7 +127,7 @@ FEATURES: dict[str, Profile] = {
         "what the open batch computes made shorter, three moves in a batch",
         world(
             *(3, 2, 4, 4, "unschedule"),
-            calls_per_batch=3,
+            moves_per_batch=3,
             num_letters=1,
             without=("remove_request", "reset_prefix_cache"),
         ),
@@ -140,7 +140,7 @@ FEATURES: dict[str, Profile] = {
         world(
             *(3, 1, 4, 4, "remove_skipped_blocks"),
             groups=(WINDOW,),
-            calls_per_batch=2,
+            moves_per_batch=2,
             num_letters=1,
             without=("fork",),
         ),

@@ -40,7 +40,7 @@ LOADS_FAIL: dict[str, Profile] = {
         world(
             *(2, 2, 2, 2),
             groups=(SLOT,),
-            calls_per_batch=2,
+            moves_per_batch=2,
             without=("reset_prefix_cache",),
             **FAILING,
         ),
@@ -54,7 +54,7 @@ LOADS_FAIL: dict[str, Profile] = {
         world(
             *(2, 2, 2, 2),
             groups=(SLOT,),
-            calls_per_batch=2,
+            moves_per_batch=2,
             duplicates="merge",
             without=SHARING,
             **FAILING,
@@ -154,7 +154,7 @@ LOADS_FAIL: dict[str, Profile] = {
         "external loads in flight; requests are forked, and cut to in front of the load, too",
         world(
             *(2, 2, 2, 2, "rewind"),
-            calls_per_batch=2,
+            moves_per_batch=2,
             enable_caching=False,
             num_external=1,
             moves="calls",
@@ -180,7 +180,7 @@ LOADS_FAIL: dict[str, Profile] = {
     ),
     "flight-loads-remove": Profile(
         "external loads in flight that fail; two calls in a batch, requests are removed",
-        world(2, 1, 2, 2, calls_per_batch=2, without=SHARING, **IN_FLIGHT),
+        world(2, 1, 2, 2, moves_per_batch=2, without=SHARING, **IN_FLIGHT),
         3379,
         14631,
         backend="both",

@@ -33,13 +33,13 @@ NEVER_HIT = {"command Touch": "no prompt is longer than a block, so there is no 
 PROFILES: dict[str, Profile] = {
     "3x2x4": Profile(
         "3 blocks, 2 requests, 4 tokens, two moves in a batch",
-        world(3, 2, 4, 4, calls_per_batch=2),
+        world(3, 2, 4, 4, moves_per_batch=2),
         *(2987, 251344),
         backend="both",
     ),
     "4x2x4": Profile(
         "4 blocks, 2 requests, 4 tokens, two moves in a batch",
-        world(4, 2, 4, 4, calls_per_batch=2),
+        world(4, 2, 4, 4, moves_per_batch=2),
         *(21667, 1910378),
         backend="rust",
         not_shown=NEVER_REFUSED,
@@ -48,14 +48,14 @@ PROFILES: dict[str, Profile] = {
     "4x3x4": Profile("3 requests, prompts of 3", world(4, 3, 4, 3), 133103, 1377807),
     "4x3x4-two": Profile(
         "3 requests, prompts of 3, two moves in a batch",
-        world(4, 3, 4, 3, calls_per_batch=2),
+        world(4, 3, 4, 3, moves_per_batch=2),
         *(260770, 31495971),
         slow=True,
         backend="rust",
     ),
     "decode": Profile(
         "blocks of 4 tokens, prompts that end inside one",
-        world(3, 2, 7, 6, groups=(Group(4),), num_letters=1, calls_per_batch=2),
+        world(3, 2, 7, 6, groups=(Group(4),), num_letters=1, moves_per_batch=2),
         951,
         50308,
     ),
@@ -92,13 +92,13 @@ PROFILES: dict[str, Profile] = {
     ),
     "merge": Profile(
         "duplicates that merge, two moves in a batch",
-        world(2, 2, 3, 3, duplicates="merge", calls_per_batch=2),
+        world(2, 2, 3, 3, duplicates="merge", moves_per_batch=2),
         262,
         16790,
     ),
     "completed": Profile(
         "blocks published when a batch is completed",
-        world(2, 2, 3, 3, publish="completed", calls_per_batch=2),
+        world(2, 2, 3, 3, publish="completed", moves_per_batch=2),
         289,
         18643,
     ),
@@ -182,7 +182,7 @@ PROFILES: dict[str, Profile] = {
         "a batch in flight, and less of the open one than was planned",
         world(
             *(2, 2, 2, 2, "unschedule"),
-            calls_per_batch=2,
+            moves_per_batch=2,
             without=(*STAYING, "fork", "append"),
             **FLYING_SLOTS,
         ),
@@ -205,7 +205,7 @@ PROFILES: dict[str, Profile] = {
             num_letters=1,
             duplicates="merge",
             delays=(False, True),
-            calls_per_batch=2,
+            moves_per_batch=2,
             moves="calls",
             without=("fork", "append", "free", "remove_request", "reset_prefix_cache"),
         ),

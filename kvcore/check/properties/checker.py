@@ -19,7 +19,7 @@ from kvcore.check.names.digest import Digest, Digests, Lately
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties.registry import BrokenProperty, Property, chosen, first_found, select
 from kvcore.check.properties.transitions import OF_HITS, hit_of
-from kvcore.check.world.model import Broken, Step
+from kvcore.check.world.model import Broken, CheckedCall
 from kvcore.check.world.world import World
 from kvcore.invariants.pool_and_state import OF_POOLS
 from kvcore.invariants.requests import OF_REQUESTS
@@ -85,14 +85,14 @@ class Checker:
         self._checked_requests: Lately[bool] = Lately(MET_LATELY)
         self._digests = Digests()
         self._last: tuple[State | None, Digest] = (None, Digest(b"", b"", ()))
-        self._judged: Step | None = None
+        self._judged: CheckedCall | None = None
         self._hit: tuple[State | None, str] = (None, "")
 
     def counts(self, name: str) -> bool:
         """Whether a property counts."""
         return name in self._known
 
-    def run_guarded(self, steps: Sequence[Step], make: Callable[[], T]) -> T | None:
+    def run_guarded(self, steps: Sequence[CheckedCall], make: Callable[[], T]) -> T | None:
         """What `make` gives; None if it breaks a property that is not selected. Raises Broken."""
         try:
             return make()
@@ -102,7 +102,7 @@ class Checker:
             self._raise_if_selected(error, tuple(steps))
             return None
 
-    def _raise_if_selected(self, error: Exception, steps: tuple[Step, ...]) -> None:
+    def _raise_if_selected(self, error: Exception, steps: tuple[CheckedCall, ...]) -> None:
         """Raise Broken for an error that counts; the call that is judged ends its steps."""
         last, self._judged = self._judged, None
         found = broken(error, steps if last is None else (*steps, last))
@@ -161,7 +161,7 @@ class Checker:
         if commands:
             hear(self._of_batches, start, commands, segments(commands))
 
-    def step(self, path: tuple[Step, ...], state: State, call: Call) -> Step | None:
+    def step(self, path: tuple[CheckedCall, ...], state: State, call: Call) -> CheckedCall | None:
         """A step behind a path; None where it breaks a property that does not count."""
         try:
             return self.perform(state, call)
@@ -169,13 +169,13 @@ class Checker:
             self._raise_if_selected(error, path)
             return None
 
-    def perform(self, state: State, call: Call) -> Step:
+    def perform(self, state: State, call: Call) -> CheckedCall:
         """Make a call, judge its outcome and note it. Raises InvariantViolation."""
-        self._judged = Step(state, call, Outcome(state, (), None))
+        self._judged = CheckedCall(state, call, Outcome(state, (), None))
         if call.name == "allocate_slots":
             self._check_hit(state, call.args[0])
         outcome = perform(state, call)
-        step = self._judged = Step(state, call, outcome)
+        step = self._judged = CheckedCall(state, call, outcome)
         if self._watch is not None:
             self._watch(state, call, outcome)
         self.run_check(check_outcome, state, call, outcome)
@@ -213,7 +213,7 @@ def hear(checks: Checks, *args: Any) -> None:
             raise InvariantViolation(name, found)
 
 
-def broken(error: Exception, steps: tuple[Step, ...]) -> Broken:
+def broken(error: Exception, steps: tuple[CheckedCall, ...]) -> Broken:
     """What an error that a judge or a call raised says."""
     if isinstance(error, InvariantViolation):
         return Broken(error.name, error.detail, steps)

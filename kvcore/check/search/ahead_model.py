@@ -33,7 +33,7 @@ from kvcore.check.search.flight_model import (
     fills,
 )
 from kvcore.check.search.moves import ahead_calls
-from kvcore.check.world.model import Edge, Step
+from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Move
 from kvcore.oracle.content_oracle import Pass
 from kvcore.oracle.prefixes import Prefixes
@@ -46,10 +46,11 @@ from kvcore.types.values import Refused
 MOST_OUTPUTS = 2
 """Most outputs that the engine has yet to hand in."""
 CUTTING = ("truncate", "rewind")
+Closing = list[CheckedCall]
 
 
 @attrs.frozen
-class Text:
+class DeviceTokens:
     """The tokens of a request on the device; known: the last of them was the last to be sampled."""
 
     tokens: tuple[int, ...]
@@ -62,7 +63,7 @@ class AheadModel(FlightModel):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._outputs: tuple[Output, ...] = ()
-        self._texts: dict[str, Text] = {}
+        self._texts: dict[str, DeviceTokens] = {}
         self._change: Callable[[Node], Node] = _pruned
 
     def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
@@ -96,7 +97,7 @@ class AheadModel(FlightModel):
         found = [move for move in super()._possible(state, path) if not gives(move, awaited)]
         return [*found, *ahead_calls(self.world, state, awaited)]
 
-    def _fill(self, node: Node, steps: Steps, full: bool, closing: list[Step]) -> Node:
+    def _fill(self, node: Node, steps: Steps, full: bool, closing: Closing) -> Node:
         outputs = node.outputs
         for step in steps:
             outputs = followed(outputs, step)
@@ -153,7 +154,7 @@ class AheadModel(FlightModel):
         for longer in continuations(self.world, children, text.tokens, most):
             yield longer[len(text.tokens) :]
 
-    def _execute(self, node: Node, ending: Ending, closing: list[Step]) -> Node:
+    def _execute(self, node: Node, ending: Ending, closing: Closing) -> Node:
         batch = node.waiting[0]
         self._recall_texts(node, batch)
         before = {name: text.tokens for name, text in self._texts.items()}
@@ -203,7 +204,7 @@ class AheadModel(FlightModel):
     ) -> None:
         """Play the forward pass of a batch: where its requests' texts end, and what it samples."""
         for name, tokens in feeds.items():
-            self._texts[name] = Text(tokens, True)
+            self._texts[name] = DeviceTokens(tokens, True)
         passes = []
         for at, write in enumerate(writes):
             request = requests[write.request_id]
@@ -211,24 +212,23 @@ class AheadModel(FlightModel):
             added = sampled[at] if sampled else ()
             passes.append(pass_of(self.prefixes, request, write, text, added))
             if write.end >= len(request.tokens):
-                self._texts[write.request_id] = Text((*text.tokens, *added), len(added) > 0)
+                self._texts[write.request_id] = DeviceTokens((*text.tokens, *added), len(added) > 0)
         self.checker.run_check(self._ghost.forward, passes)
 
-    def _text_of(self, request: RequestState, write: Write) -> Text:
+    def _text_of(self, request: RequestState, write: Write) -> DeviceTokens:
         """What a pass feeds from: the tokens that the engine gave, or what is on the device."""
         tokens = tuple(request.tokens)
         if write.start < len(tokens):
-            return Text(tokens, True)
-        return self._texts.get(write.request_id, Text(tokens, False))
+            return DeviceTokens(tokens, True)
+        return self._texts.get(write.request_id, DeviceTokens(tokens, False))
 
     def _recall_texts(self, node: Node, batch: Pending | None = None) -> None:
         """Know what is on the device, where a batch is to run: it may be of requests that left."""
         feeds = {} if batch is None else batch.feeds
-        self._texts = {
-            name: Text(tokens, True) for name, tokens in (*node.texts.items(), *feeds.items())
-        }
+        texts = {**dict(node.texts), **dict(feeds)}
+        self._texts = {name: DeviceTokens(tokens, True) for name, tokens in texts.items()}
 
-    def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
+    def _cancel(self, node: Node, number: int, closing: Closing) -> Node:
         texts = node.texts
         for batch in reversed(node.pending):
             if batch.number >= number and batch.executed:
@@ -237,7 +237,7 @@ class AheadModel(FlightModel):
         self._change = partial(attrs.evolve, outputs=kept, texts=texts)
         return super()._cancel(node, number, closing)
 
-    def _report_load(self, node: Node, failure: Unreported, name: str, closing: list[Step]) -> Node:
+    def _report_load(self, node: Node, failure: Unreported, name: str, closing: Closing) -> Node:
         def change(after: Node) -> Node:
             fell = closing[-1].outcome.value
             outputs = tuple(
@@ -255,7 +255,7 @@ class AheadModel(FlightModel):
         self._change = change
         return super()._report_load(node, failure, name, closing)
 
-    def _hand_in(self, node: Node, output: Output, closing: list[Step]) -> Node:
+    def _hand_in(self, node: Node, output: Output, closing: Closing) -> Node:
         """Hand in the output of a batch for a request. Raises InvariantViolation (OUTPUT-ONCE)."""
         start, schedule, name = node.state, self._schedule_at(node), output.request_id
         before = start.requests[name]
@@ -336,7 +336,7 @@ def sampled_by(batch: Pending) -> Iterator[Output]:
             yield Output(write.request_id, batch.number)
 
 
-def followed(outputs: tuple[Output, ...], step: Step) -> tuple[Output, ...]:
+def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ...]:
     """The outputs behind a call: those of a request that goes are dropped, those of one that is cut
     or scheduled anew are stale.
     """
@@ -361,7 +361,7 @@ def followed(outputs: tuple[Output, ...], step: Step) -> tuple[Output, ...]:
 
 
 def pass_of(
-    prefixes: Prefixes, request: RequestState, write: Write, text: Text, sampled: Sampled
+    prefixes: Prefixes, request: RequestState, write: Write, text: DeviceTokens, sampled: Sampled
 ) -> Pass:
     """What a write is on the device; drafts that were not accepted are rubbish."""
     known, slots = len(text.tokens), write.num_slots - write.end

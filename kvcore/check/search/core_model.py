@@ -2,7 +2,7 @@
 """The core as a model: every edge of a world in which a taken batch counts as executed.
 
 The calls are the core's own, there is no second model. An edge is one step of an engine: one move,
-or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every edge the
+or as many as `moves_per_batch`, then `take_batch` until nothing is left to run. On every edge the
 invariants are checked at each call, and the contents: from blocks that hold just what a state
 counts on, the edge's commands and writes must give all that the next one counts on. So the ghost
 adds no states. If loads fail, an edge that loads ends in every way it can: the loader reports the
@@ -23,7 +23,7 @@ from kvcore.check.properties.checker import Checker, Watch, note_state
 from kvcore.check.properties.registry import Property
 from kvcore.check.search.moves import moves
 from kvcore.check.world.ghost import Counted, Ghost
-from kvcore.check.world.model import Edge, Step
+from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Move, Symmetry, World, closed, proceed, script_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.oracle.schedule import Failing, Schedule, failed
@@ -34,7 +34,7 @@ from kvcore.types.errors import InvariantViolation
 
 COUNTED_KEPT = 1_500
 TAKE_BATCH = Call("take_batch")
-Steps = tuple[Step, ...]
+Steps = tuple[CheckedCall, ...]
 Path = tuple[str, Steps]
 """The names of some moves, and the steps that they took."""
 
@@ -102,7 +102,7 @@ class CoreModel:
     def _paths(self, state: State) -> Iterator[Path]:
         """Every way to make one or more moves in a batch, the shorter ones first."""
         paths: list[Path] = [("", ())]
-        for _ in range(self.world.calls_per_batch):
+        for _ in range(self.world.moves_per_batch):
             longer: list[Path] = []
             for names, path in paths:
                 before = path[-1].outcome.state if path else state
@@ -171,7 +171,7 @@ class CoreModel:
         self,
         start: State,
         opened: State,
-        closing: list[Step],
+        closing: list[CheckedCall],
         failing: Failing,
         late: Call | Move | None,
     ) -> State | None:
@@ -198,7 +198,7 @@ class CoreModel:
         reported = self._report(self._make(late, settled, closing), failing, closing)
         return self._drain(reported, closing, failed=True)
 
-    def _drain(self, state: State, closing: list[Step], *, failed: bool = False) -> State:
+    def _drain(self, state: State, closing: list[CheckedCall], *, failed: bool = False) -> State:
         """Take batches until nothing is left to run and no load is unconfirmed.
 
         failed: a load failed, so what the state counts on is judged at least once.
@@ -235,14 +235,14 @@ class CoreModel:
             self._counted.put(met, counted)
         return counted
 
-    def _call(self, state: State, call: Call, closing: list[Step]) -> State:
+    def _call(self, state: State, call: Call, closing: list[CheckedCall]) -> State:
         """Make a call that closes an edge; the state after it."""
         step = self.checker.perform(state, call)
         closing.append(step)
         after: State = step.outcome.state
         return after
 
-    def _complete(self, state: State, failing: Failing, closing: list[Step]) -> State:
+    def _complete(self, state: State, failing: Failing, closing: list[CheckedCall]) -> State:
         """Finish every operation, in the order of their numbers."""
         for number, operation in sorted(state.operations.items()):
             done = failing is None or operation.first_token < failing[1]
@@ -252,7 +252,7 @@ class CoreModel:
             self.checker.run_check(self._schedule.check, state)
         return state
 
-    def _make(self, late: Call | Move | None, state: State, closing: list[Step]) -> State:
+    def _make(self, late: Call | Move | None, state: State, closing: list[CheckedCall]) -> State:
         """Make one move in the next batch."""
         if late is None:
             return state
@@ -264,7 +264,7 @@ class CoreModel:
             call = proceed(script, closing[-1].outcome)
         return state
 
-    def _report(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State:
+    def _report(self, state: State, failing: tuple[str, int], closing: list[CheckedCall]) -> State:
         """Report that a load failed, unless no request is left that can.
 
         Raises InvariantViolation (LOAD-FAILED) if the report is refused.
@@ -300,7 +300,7 @@ def failures(steps: Steps) -> Iterator[tuple[str, int]]:
         yield from ((write.request_id, first) for first in range(write.start, write.loaded))
 
 
-def follow(schedule: Schedule, step: Step) -> None:
+def follow(schedule: Schedule, step: CheckedCall) -> None:
     """Let a schedule follow a call, unless it was misuse."""
     call, value = step.call, step.outcome.value
     if not isinstance(value, Misuse):

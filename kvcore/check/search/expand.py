@@ -18,7 +18,7 @@ from kvcore.check.names.canonical import FINGERPRINT_BYTES, fingerprint
 from kvcore.check.names.fingerprints import Fingerprints
 from kvcore.check.properties.checker import broken
 from kvcore.check.search.frontier import Squeezer
-from kvcore.check.world.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.world.model import Broken, CheckedCall, Edge, Model, Violation
 
 Found = tuple[bytes, int, bytes, Counter[tuple[str, str]]]
 """A new node's name, the number of the edge that leads there, the node as bytes, and what it shows:
@@ -68,11 +68,11 @@ class Expander:
             result.broken = broken(error, ())
         return result
 
-    def story(self, places: Iterable[int]) -> tuple[tuple[Step, ...], bytes]:
+    def story(self, places: Iterable[int]) -> tuple[tuple[CheckedCall, ...], bytes]:
         """The steps along the edges of these numbers, made again, and the node at their end."""
         notes = self.model.notes.copy()
         node = self.model.start()
-        steps: list[Step] = []
+        steps: list[CheckedCall] = []
         for place in places:
             edge = nth(self.model.edges(node), place)
             node = self.model.unpack(self.model.pack(edge.node))
@@ -89,7 +89,7 @@ class Expander:
         return self.model.unpack(self.squeezer.open(packed))
 
     def _take_in(
-        self, node: Any, steps: tuple[Step, ...]
+        self, node: Any, steps: tuple[CheckedCall, ...]
     ) -> tuple[bytes | None, Counter[tuple[str, str]], Broken | None]:
         """The name of a node that is new and right, and what it shows; or what it breaks."""
         noted, shown = self.model.notes, Counter[tuple[str, str]]()

@@ -39,7 +39,7 @@ from kvcore.check.properties.checker import note_state
 from kvcore.check.properties.outcomes import check_events
 from kvcore.check.search.core_model import TAKE_BATCH, CoreModel, Steps, follow
 from kvcore.check.world.ghost import Ghost
-from kvcore.check.world.model import Edge, Step
+from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import drained
 from kvcore.oracle.schedule import Failing, Write, failed
 from kvcore.state.state import RequestState, State, make_state
@@ -149,7 +149,7 @@ class FlightModel(CoreModel):
         if after is not None:
             yield Edge(name, tuple(closing), after)
 
-    def _fill(self, node: Node, steps: Steps, full: bool, closing: list[Step]) -> Node:
+    def _fill(self, node: Node, steps: Steps, full: bool, closing: list[CheckedCall]) -> Node:
         """Let some moves fill the open batch, and take it if there is something in it and room."""
         start = node.state
         opened = steps[-1].outcome.state if steps else start
@@ -203,7 +203,7 @@ class FlightModel(CoreModel):
         del sampled, feeds  # all tokens are known
         self.checker.run_check(self._ghost.compute, requests, writes, {})
 
-    def _execute(self, node: Node, ending: Ending, closing: list[Step]) -> Node:
+    def _execute(self, node: Node, ending: Ending, closing: list[CheckedCall]) -> Node:
         """Run the oldest batch that waits: its commands, then its forward pass."""
         (failing, sampled), batch, ghost = ending, node.waiting[0], self._ghost
         closing.append(executed(node.state, batch.number))
@@ -227,7 +227,9 @@ class FlightModel(CoreModel):
         )
         return self._closed(after, node.state)
 
-    def _report_load(self, node: Node, failure: Unreported, name: str, closing: list[Step]) -> Node:
+    def _report_load(
+        self, node: Node, failure: Unreported, name: str, closing: list[CheckedCall]
+    ) -> Node:
         """Report that an external load failed. Raises InvariantViolation (LOAD-FAILED)."""
         start, schedule = node.state, self._schedule_at(node)
         after = self._call(start, Call("rewind", ([name], failure[2])), closing)
@@ -246,7 +248,7 @@ class FlightModel(CoreModel):
         )
         return self._closed(told, after, start)
 
-    def _complete_batch(self, node: Node, closing: list[Step]) -> Node:
+    def _complete_batch(self, node: Node, closing: list[CheckedCall]) -> Node:
         """Complete the oldest batch."""
         start, schedule = node.state, self._schedule_at(node)
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
@@ -254,7 +256,7 @@ class FlightModel(CoreModel):
         self.checker.run_check(schedule.check, after)
         return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
 
-    def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
+    def _cancel(self, node: Node, number: int, closing: list[CheckedCall]) -> Node:
         """Take back a batch and all later ones; what was not executed never is."""
         start = node.state
         after = self._call(start, Call("cancel", (number,)), closing)
@@ -274,7 +276,9 @@ class FlightModel(CoreModel):
         )
         return self._closed(kept, after, start)
 
-    def _end_operation(self, node: Node, number: int, done: bool, closing: list[Step]) -> Node:
+    def _end_operation(
+        self, node: Node, number: int, done: bool, closing: list[CheckedCall]
+    ) -> Node:
         """Complete an operation, or let it fail."""
         start, ghost, schedule = node.state, self._ghost, self._schedule_at(node)
         after = self._call(start, Call("complete_operation", (number, done)), closing)
@@ -305,7 +309,7 @@ class FlightModel(CoreModel):
         counted = ghost.counted(reached.state, {})
         return attrs.evolve(reached, contents=live(reached, counted.contents))
 
-    def _without(self, node: Node, step: Step) -> Node:
+    def _without(self, node: Node, step: CheckedCall) -> Node:
         """The node behind a step: what is in flight forgets a request that goes."""
         if step.call.name not in LEAVING or isinstance(step.outcome.value, Misuse):
             return node
@@ -349,9 +353,9 @@ def in_memory(node: Node, ghost: Ghost) -> Node:
     return attrs.evolve(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
 
 
-def executed(state: State, number: int) -> Step:
+def executed(state: State, number: int) -> CheckedCall:
     """The step in which the runtime executes a batch: it changes no state."""
-    return Step(state, Call("execute", (number,)), Outcome(state, (), None))
+    return CheckedCall(state, Call("execute", (number,)), Outcome(state, (), None))
 
 
 def fills(start: State, opened: State) -> bool:

@@ -17,7 +17,7 @@ from kvcore.check.search.core_model import TAKE_BATCH
 from kvcore.check.search.flight_model import executed
 from kvcore.check.search.process_memory import memory_bytes as most_memory
 from kvcore.check.search.report import Report, kept
-from kvcore.check.world.model import Step, Violation
+from kvcore.check.world.model import CheckedCall, Violation
 from kvcore.check.world.world import Symmetry, World, closed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
@@ -75,7 +75,7 @@ def explore_twin(
     return report
 
 
-def steps_of(world: World, edges: Iterable[Iterable[Told]]) -> Iterator[Step]:
+def steps_of(world: World, edges: Iterable[Iterable[Told]]) -> Iterator[CheckedCall]:
     """The steps of a run of the twin, made on the Python core; batches are taken between."""
     state, in_flight = make_state(world.config), world.config.max_in_flight > 0
     for edge in edges:
@@ -93,6 +93,6 @@ def steps_of(world: World, edges: Iterable[Iterable[Told]]) -> Iterator[Step]:
         state = closed(state)
 
 
-def made(state: State, call: Call) -> Step:
+def made(state: State, call: Call) -> CheckedCall:
     """A call made on the Python core."""
-    return Step(state, call, perform(state, call))
+    return CheckedCall(state, call, perform(state, call))

@@ -16,7 +16,7 @@ import attrs
 from kvcore.check.simulate.batches import cancel, complete, execute, take
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.play import Move, Play, Transfer
-from kvcore.check.simulate.prefixes import Known, make_request, media_end
+from kvcore.check.simulate.prefixes import SimulatedRequest, make_request, media_end
 from kvcore.trace.calls import Misuse
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Appended, Hit, Refused, Status
@@ -33,7 +33,9 @@ def add(play: Play, name: str, tokens: Sequence[int], kind: str, goal: int) -> A
     """A new request arrives; goal: tokens at which it is done."""
     if name in play.known:
         return None
-    known = Known(name, 0, make_request(name, list(tokens), kind), goal, own=kind == "own")
+    known = SimulatedRequest(
+        name, 0, make_request(name, list(tokens), kind), goal, own=kind == "own"
+    )
     play.prefixes.grow(known, tokens)
     if known.own:
         known.request = attrs.evolve(known.request, block_hashes=play.prefixes.own(known))

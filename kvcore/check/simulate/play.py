@@ -18,10 +18,10 @@ from typing import Any
 import attrs
 
 from kvcore.check.names.in_flight import copied
-from kvcore.check.simulate.prefixes import Known, Prefixes
+from kvcore.check.simulate.prefixes import Prefixes, SimulatedRequest
 from kvcore.manager import KVCacheManager
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables, set_entry
-from kvcore.oracle.device import Device, Plan
+from kvcore.oracle.device import Device, DeviceSize
 from kvcore.trace.calls import Call, Misuse, perform_on
 from kvcore.types.commands import Allocate, Batch, CutTable, SetTable, SwapOut
 from kvcore.types.config import Config
@@ -73,7 +73,7 @@ class Play:
         self,
         config: Config,
         managers: Sequence[tuple[str, MakeManager]],
-        devices: Sequence[Callable[[Plan], Device]] = (),
+        devices: Sequence[Callable[[DeviceSize], Device]] = (),
         num_rows: int = 0,
         num_tokens: int = 0,
     ) -> None:
@@ -81,10 +81,10 @@ class Play:
         self.managers = [(name, make(config)) for name, make in managers]
         self.prefixes = Prefixes(config)
         self.memory = ContentOracle(config, self.prefixes.block)
-        plan = Plan(config, num_rows, num_tokens, self.prefixes.block)
+        plan = DeviceSize(config, num_rows, num_tokens, self.prefixes.block)
         self.devices: list[Device] = [self.memory, *(make(plan) for make in devices)]
         self.most_in_flight = config.max_in_flight
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, SimulatedRequest] = {}
         self.passes: list[Pass] = []
         self.waiting: list[Issued] = []
         self.unfinished: list[Issued] = []
@@ -161,11 +161,15 @@ class Play:
         """Whether a request waits for a load."""
         return any(each.waits == name for each in self.transfers.values())
 
-    def schedule(self, known: Known, start: int, loaded: int, end: int, num_slots: int) -> None:
+    def schedule(
+        self, known: SimulatedRequest, start: int, loaded: int, end: int, num_slots: int
+    ) -> None:
         """Note what the open batch's forward pass does for a request."""
         self.passes.append(self.pass_of(known, start, loaded, end, num_slots))
 
-    def pass_of(self, known: Known, start: int, loaded: int, end: int, num_slots: int) -> Pass:
+    def pass_of(
+        self, known: SimulatedRequest, start: int, loaded: int, end: int, num_slots: int
+    ) -> Pass:
         """A forward pass for a request."""
         nodes = known.nodes
         if known.drafts:

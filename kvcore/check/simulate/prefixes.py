@@ -31,7 +31,7 @@ Nodes = list[int]
 
 
 @attrs.define
-class Known:
+class SimulatedRequest:
     """A request as the engine knows it.
 
     nodes: of its tokens. drafts: behind them. num_hashed: hashes that were learnt, or handed in
@@ -64,14 +64,14 @@ class Prefixes:
         self._own: dict[int, int] = {}
         self._num_encoders = 0
 
-    def grow(self, known: Known, tokens: Sequence[int]) -> None:
+    def grow(self, known: SimulatedRequest, tokens: Sequence[int]) -> None:
         """Put tokens behind a request's and learn the hashes of the blocks that they fill."""
         known.nodes.extend(self.numbers(known, tokens))
         known.tokens.extend(tokens)
         if self._config.enable_caching:
             self._learn(known)
 
-    def cut(self, known: Known, num_tokens: int) -> None:
+    def cut(self, known: SimulatedRequest, num_tokens: int) -> None:
         """Keep this many of a request's tokens; its drafts are dropped."""
         known.tokens = known.tokens[:num_tokens]
         known.nodes = known.nodes[:num_tokens]
@@ -81,7 +81,7 @@ class Prefixes:
         if self._config.enable_caching:
             self._learn(known)
 
-    def own(self, known: Known) -> list[bytes]:
+    def own(self, known: SimulatedRequest) -> list[bytes]:
         """The engine's own hashes of blocks of a request that have none; none where it brings none.
 
         One letter for each block's prefix, so that a trace can say it; there are OWN of them.
@@ -103,7 +103,7 @@ class Prefixes:
         self._num_encoders += 1
         return [FIRST_ENCODER - self._num_encoders] * num_tokens
 
-    def numbers(self, known: Known, tokens: Sequence[int]) -> Nodes:
+    def numbers(self, known: SimulatedRequest, tokens: Sequence[int]) -> Nodes:
         """The numbers of tokens that stand behind a request's."""
         node = known.nodes[-1] if known.nodes else self._start(known.request)
         found = []
@@ -138,7 +138,7 @@ class Prefixes:
             return 0
         return self._numbers.setdefault((0, extra), len(self._numbers) + 1)
 
-    def _learn(self, known: Known) -> None:
+    def _learn(self, known: SimulatedRequest) -> None:
         start = known.num_hashed * self._size
         if known.own or len(known.tokens) - start < self._size:
             return
@@ -175,7 +175,7 @@ def make_request(name: str, tokens: list[int], kind: str) -> Request:
     return Request(name, tokens)
 
 
-def media_end(known: Known) -> int:
+def media_end(known: SimulatedRequest) -> int:
     """The fewest tokens that a request can be cut to with its media whole."""
     return max((each.offset + each.length for each in known.request.media), default=1)
 

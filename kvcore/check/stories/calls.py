@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from kvcore.check.properties.transitions import hit_of
-from kvcore.check.world.model import Step
+from kvcore.check.world.model import CheckedCall
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.trace.runner import WORDS
@@ -88,7 +88,7 @@ class Teller:
         self.names = SafeNames()
         self._batch = 0
 
-    def tell(self, step: Step) -> Told:
+    def tell(self, step: CheckedCall) -> Told:
         """A step in words."""
         call, outcome = step.call, step.outcome
         commands: Sequence[Any] = outcome.commands
@@ -100,7 +100,7 @@ class Teller:
         emitted = (*write_commands(commands, self.names), *write_events(events, self.names))
         return Told(_lookup(call), words_of(call), tuple(self._value(step)), emitted)
 
-    def _value(self, step: Step) -> list[str]:
+    def _value(self, step: CheckedCall) -> list[str]:
         call, value = step.call, step.outcome.value
         if isinstance(value, Misuse):
             fields = (f" {name}={write_field(each)}" for name, each in value.fields.items())

@@ -17,7 +17,7 @@ import attrs
 from kvcore.check.names.in_flight import Pending, check_fall, still_loading, taken
 from kvcore.check.stories.calls import name_of
 from kvcore.check.world.ghost import Ghost, owners
-from kvcore.check.world.model import Step
+from kvcore.check.world.model import CheckedCall
 from kvcore.check.world.world import by_row
 from kvcore.oracle.contents import RUBBISH, SPOILT, ZEROS, Content
 from kvcore.oracle.prefixes import Prefixes
@@ -74,7 +74,7 @@ class Follower:
         self._unfinished: list[Taken] = []
         self.wrong: list[InvariantViolation] = []
 
-    def follow(self, step: Step, following: Step | None) -> None:
+    def follow(self, step: CheckedCall, following: CheckedCall | None) -> None:
         """Take in a step. following: the next one, which tells of a load that failed."""
         call, value = step.call, step.outcome.value
         if isinstance(value, Misuse):
@@ -262,7 +262,7 @@ def _holders(
         yield "pinned" if pool.pins[block] == 1 else f"{pool.pins[block]} pins"
 
 
-def _failing(following: Step | None) -> Failing:
+def _failing(following: CheckedCall | None) -> Failing:
     """The load that failed, where the engine takes it back next."""
     if following is None or following.call.name != "rewind":
         return None

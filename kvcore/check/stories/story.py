@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from kvcore.check.properties.registry import PROPERTIES, Property
 from kvcore.check.stories.calls import Raised, Teller, Told, config_words
 from kvcore.check.stories.scenes import Follower, Row, Scene, SceneNames
-from kvcore.check.world.model import Step, Violation
+from kvcore.check.world.model import CheckedCall, Violation
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import perform
 from kvcore.transitions import TRANSITIONS
@@ -97,7 +97,7 @@ def tell(violation: Violation, world: Any) -> Story:
     return _story(violation, world, detail, start, chapters, config)
 
 
-def with_last_outcome(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def with_last_outcome(steps: tuple[CheckedCall, ...]) -> tuple[CheckedCall, ...]:
     """The steps, the last one made again where it broke something before its outcome was kept."""
     last = steps[-1] if steps else None
     if last is None or not isinstance(last.before, State) or last.call.name not in TRANSITIONS:

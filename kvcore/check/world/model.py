@@ -20,7 +20,7 @@ Node = TypeVar("Node")
 
 
 @attrs.frozen
-class Step:
+class CheckedCall:
     """A call that was made: on which state, with which outcome."""
 
     before: Any
@@ -33,7 +33,7 @@ class Edge:
     """The steps that lead from one node to the next; name: what an engine calls them."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[CheckedCall, ...]
     node: Any
 
 
@@ -73,7 +73,7 @@ class Violation:
 
     name: str
     detail: str
-    steps: tuple[Step, ...]
+    steps: tuple[CheckedCall, ...]
     own: Any = None
     policy: Any = None
 
@@ -86,13 +86,13 @@ class Violation:
 class Broken(AssertionError):
     """A violation, raised where it is found; its steps begin at the node that was explored."""
 
-    def __init__(self, name: str, detail: str, steps: tuple[Step, ...]) -> None:
+    def __init__(self, name: str, detail: str, steps: tuple[CheckedCall, ...]) -> None:
         self.name = name
         self.detail = detail
         self.steps = steps
         super().__init__(f"{name}: {detail}" + "".join(f"\n  {call}" for call in calls_of(steps)))
 
 
-def calls_of(steps: tuple[Step, ...]) -> tuple[Call, ...]:
+def calls_of(steps: tuple[CheckedCall, ...]) -> tuple[Call, ...]:
     """The calls of some steps, `take_batch` left out."""
     return tuple(step.call for step in steps if step.call.name != "take_batch")

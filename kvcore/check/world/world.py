@@ -101,7 +101,7 @@ class World:
     delays: whether calls delay the caching of their blocks, or not, each in turn.
     num_output_placeholders: most positions to come that one call schedules; above 0, batches are
     planned before the output of the ones before them, which is handed in at any later moment.
-    kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
+    kinds_of_requests: extra keys and flags of new requests, each in turn. moves_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by
     itself; "engine" what an engine does at once: admit, resume, decode, fork, finish, preempt,
@@ -121,7 +121,7 @@ class World:
     num_output_placeholders: int = 0
     delays: tuple[bool, ...] = (False,)
     kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
-    calls_per_batch: int = 1
+    moves_per_batch: int = 1
     loads_fail: bool = False
     calls: frozenset[str] = BASIC_CALLS
     moves: Literal["calls", "engine"] | Moves = "calls"

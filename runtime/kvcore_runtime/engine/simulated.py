@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvcore.oracle.content_oracle import Pass
-from kvcore.oracle.device import Plan
+from kvcore.oracle.device import DeviceSize
 from kvcore.types.commands import Batch, Load
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.keys import HASH_SIZE
@@ -52,7 +52,7 @@ BROKEN = {
 class TorchDevice:
     """A `kvcore.oracle.device.Device` over tensors on the CPU."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DeviceSize) -> None:
         self._loads: dict[int, tuple[int, bytes]] = {}
         self._sizes = [group.block_size for group in plan.config.groups]
         self.shadow = Shadow(
@@ -107,7 +107,7 @@ class _CheckingTier(MemoryTier):
         raise TierFailed(key=key.hex(), place="the simulated store", reason="it comes later")
 
 
-def make_device(plan: Plan) -> TorchDevice:
+def make_device(plan: DeviceSize) -> TorchDevice:
     """The device of a run."""
     return TorchDevice(plan)
 

@@ -95,7 +95,7 @@ impl<'py> Stories<'py> {
             ("num_lookahead_tokens", slots.num_lookahead),
             ("num_encoder_tokens", slots.num_encoder),
             ("reserved_blocks", slots.num_reserved),
-            ("num_output_placeholders", slots.num_to_come),
+            ("num_output_placeholders", slots.num_output_placeholders),
         ] {
             if count > 0 {
                 options.set_item(name, count)?;

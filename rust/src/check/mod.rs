@@ -50,7 +50,7 @@ pub fn check_world(
         let num_bytes = report.num_bytes + keys.num_bytes() as u64;
         Report { num_bytes, ..report }
     };
-    if world.config.max_in_flight == 0 && world.num_to_come == 0 {
+    if world.config.max_in_flight == 0 && world.num_output_placeholders == 0 {
         return Ok(weighed(explore(&mut models, limits, watch)));
     }
     let arena = Arena::default();

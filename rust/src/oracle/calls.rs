@@ -61,7 +61,7 @@ pub struct Slots {
     /// Leave this many blocks free.
     pub num_reserved: u32,
     /// Of the tokens to schedule, those that are to come.
-    pub num_to_come: u32,
+    pub num_output_placeholders: u32,
 }
 
 impl Slots {
@@ -77,7 +77,7 @@ impl Slots {
             delay: false,
             num_encoder: 0,
             num_reserved: 0,
-            num_to_come: 0,
+            num_output_placeholders: 0,
         }
     }
 }

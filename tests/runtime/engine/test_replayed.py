@@ -12,7 +12,7 @@ from kvcore_runtime.cache.segments import Copying, run_program_order
 from kvcore_runtime.engine.simulated import TorchDevice, make_device
 
 from kvcore.oracle.content_oracle import Pass
-from kvcore.oracle.device import Plan
+from kvcore.oracle.device import DeviceSize
 from kvcore.replay.applied import OnDevice, Prefix
 from kvcore.replay.loop import replay
 from kvcore.replay.results import Options, Result
@@ -104,7 +104,7 @@ def test_a_block_that_holds_another_prefix_is_found(backend: Backend) -> None:
                 data[second] = data[first].clone()
             super().forward(passes)
 
-    def mixing(plan: Plan) -> TorchDevice:
+    def mixing(plan: DeviceSize) -> TorchDevice:
         return Mixing(plan)
 
     with pytest.raises(InvariantViolation, match="does not hold position 4"):

@@ -118,7 +118,7 @@ impl FlightModel {
         path: &Path,
     ) -> Result<Vec<Move>, Violation> {
         let mut found = self.core.possible(&path.state)?;
-        if self.core.world.num_to_come == 0 {
+        if self.core.world.num_output_placeholders == 0 {
             return Ok(found);
         }
         let outputs = followed(&node.outputs, &path.schedule);
@@ -137,7 +137,7 @@ impl FlightModel {
 
     /// What the engine awaits behind some calls, a batch that was taken among them.
     pub(crate) fn await_outputs(&self, node: &mut Node, schedule: &Schedule, taken: Option<Texts>) {
-        if self.core.world.num_to_come == 0 {
+        if self.core.world.num_output_placeholders == 0 {
             return;
         }
         node.outputs = followed(&node.outputs, schedule);
@@ -153,7 +153,7 @@ impl FlightModel {
         let failures = self.failures(node);
         let plain = |failing| Ending { failing, sampled: Vec::new() };
         let Some(batch) = node.waiting().next() else { return Ok(Vec::new()) };
-        if self.core.world.num_to_come == 0 {
+        if self.core.world.num_output_placeholders == 0 {
             return Ok(failures.into_iter().map(plain).collect());
         }
         let children = match self.core.symmetry.tokens {

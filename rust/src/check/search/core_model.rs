@@ -2,7 +2,7 @@
 //! The core as a model: every edge of a world in which a taken batch counts as executed.
 //!
 //! The calls are the core's own, there is no second model. An edge is one step of an engine: one
-//! move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every
+//! move, or as many as `moves_per_batch`, then `take_batch` until nothing is left to run. On every
 //! edge the invariants are checked at each call, and the contents: from blocks that hold just what
 //! a state counts on, the edge's commands and writes must give all that the next one counts on. So
 //! the ghost adds no states; what it holds at first is found once for all edges of a state. If
@@ -98,7 +98,7 @@ impl CoreModel {
         self.base_schedule.assume(start);
         self.assumed = self.base.assume(start, &self.base_schedule, &mut self.prefixes);
         let mut paths = vec![self.empty_path(start)];
-        for left in (0..self.world.calls_per_batch).rev() {
+        for left in (0..self.world.moves_per_batch).rev() {
             let mut longer = Vec::new();
             for path in &paths {
                 self.calls.clone_from(&path.calls);

@@ -20,14 +20,14 @@ pub(crate) struct Ending {
 }
 
 /// What a pass feeds from; known: the last of the tokens was the last to be sampled.
-pub(crate) struct Text {
+pub(crate) struct DeviceTokens {
     pub(crate) tokens: Numbers,
     pub(crate) known: bool,
 }
 
 /// The passes of batches on the device: where the texts of their requests end meanwhile.
 pub(crate) struct Device {
-    texts: Vec<(Row, Text)>,
+    texts: Vec<(Row, DeviceTokens)>,
 }
 
 impl Device {
@@ -42,25 +42,25 @@ impl Device {
     /// The same, of other requests too.
     pub(crate) fn feed(&mut self, texts: &Texts) {
         for (row, tokens) in texts {
-            self.put(*row, Text { tokens: tokens.clone(), known: true });
+            self.put(*row, DeviceTokens { tokens: tokens.clone(), known: true });
         }
     }
 
-    fn put(&mut self, row: Row, text: Text) {
+    fn put(&mut self, row: Row, text: DeviceTokens) {
         self.texts.retain(|each| each.0 != row);
         self.texts.push((row, text));
     }
 
     /// What a pass feeds from: the tokens that the engine gave, or what is on the device.
-    pub(crate) fn text_of(&self, tokens: &[u32], write: &Write) -> Text {
-        let given = |known| Text { tokens: Numbers::from_slice(tokens), known };
+    pub(crate) fn text_of(&self, tokens: &[u32], write: &Write) -> DeviceTokens {
+        let given = |known| DeviceTokens { tokens: Numbers::from_slice(tokens), known };
         if (write.start as usize) < tokens.len() {
             return given(true);
         }
         let found = self.texts.iter().find(|each| each.0 == write.row);
         found.map_or_else(
             || given(false),
-            |(_, text)| Text { tokens: text.tokens.clone(), known: text.known },
+            |(_, text)| DeviceTokens { tokens: text.tokens.clone(), known: text.known },
         )
     }
 
@@ -86,7 +86,7 @@ impl Device {
             text.tokens.extend_from_slice(added);
             ghost.set_numbers(write.row, prefixes.number(&text.tokens));
             if write.end as usize >= tokens.len() {
-                self.put(write.row, Text { tokens: text.tokens, known: !added.is_empty() });
+                self.put(write.row, DeviceTokens { tokens: text.tokens, known: !added.is_empty() });
             }
         }
         ghost.forward_numbered(&passes, schedule)
@@ -99,7 +99,7 @@ pub(crate) fn tokens_of(texts: &Texts, row: Row) -> &[u32] {
 }
 
 /// What a write is on the device; drafts that were not accepted are rubbish.
-fn pass_of(num_taken: u32, write: &Write, text: &Text, num_sampled: u32) -> Write {
+fn pass_of(num_taken: u32, write: &Write, text: &DeviceTokens, num_sampled: u32) -> Write {
     let (known, count) = (text.tokens.len() as u32, write.end - write.start);
     let (mut start, mut loaded, mut stop) = (write.start, write.loaded, write.end);
     if write.start >= num_taken {

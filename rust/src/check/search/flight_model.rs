@@ -102,7 +102,7 @@ impl FlightModel {
     ) -> Result<(), Stop> {
         let schedule = node.resumed();
         let mut paths = vec![Path::new(node.state.clone(), schedule)];
-        for left in (0..self.core.world.calls_per_batch).rev() {
+        for left in (0..self.core.world.moves_per_batch).rev() {
             let mut longer = Vec::new();
             for path in &paths {
                 self.core.calls.clone_from(&path.calls);
@@ -219,7 +219,7 @@ impl FlightModel {
             let fails = failing.filter(|failure| failure.name == write.name);
             write.failed = fails.map(|failure| failure.first).or(write.failed);
         }
-        let found = match self.core.world.num_to_come {
+        let found = match self.core.world.num_output_placeholders {
             0 => after.memory.forward_numbered(&writes, &after.schedule),
             _ => {
                 let ghost = (&mut after.memory, &after.schedule, &mut self.core.prefixes);
@@ -238,7 +238,7 @@ impl FlightModel {
         batch.executed = true;
         after.unreported.extend(failing);
         keep_reportable(&mut after);
-        if self.core.world.num_to_come > 0 {
+        if self.core.world.num_output_placeholders > 0 {
             self.note_output(&mut after, (number, &writes), &ending.sampled, (texts, device));
         }
         self.closed(after, None)
@@ -325,7 +325,7 @@ impl Walk for FlightModel {
             checker.checks.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
         }
         self.ghost.clone_from(&node.memory);
-        let mut device = (world.num_to_come > 0).then(|| Device::recall(node, None));
+        let mut device = (world.num_output_placeholders > 0).then(|| Device::recall(node, None));
         for batch in node.waiting() {
             self.ghost.execute(in_flight(&batch.commands), prefixes)?;
             for (row, nodes) in &batch.nodes {

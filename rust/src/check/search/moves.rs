@@ -143,21 +143,27 @@ pub(crate) fn ahead_calls(
         if stays || request.status() == Status::Swapped {
             continue;
         }
-        let slots = |num_to_come| {
-            let slots = Slots { num_to_come, ..Slots::new(name, num_to_come) };
+        let slots = |num_output_placeholders| {
+            let slots =
+                Slots { num_output_placeholders, ..Slots::new(name, num_output_placeholders) };
             Move::Call(Call::AllocateSlots(slots))
         };
         if num_tokens > computed {
-            let most = (world.num_to_come - 1).min(world.num_tokens.saturating_sub(num_tokens));
-            for num_to_come in 1..=most {
+            let most = (world.num_output_placeholders - 1)
+                .min(world.num_tokens.saturating_sub(num_tokens));
+            for num_output_placeholders in 1..=most {
                 let Call::AllocateSlots(known) = schedule_rest(world, state, request) else {
                     continue;
                 };
-                let num_new = known.num_new + num_to_come;
-                out.push(Move::Call(Call::AllocateSlots(Slots { num_new, num_to_come, ..known })));
+                let num_new = known.num_new + num_output_placeholders;
+                out.push(Move::Call(Call::AllocateSlots(Slots {
+                    num_new,
+                    num_output_placeholders,
+                    ..known
+                })));
             }
         } else if awaited(request) && request.holds_blocks() && !is_scheduled(state, request) {
-            let most = world.num_to_come.min(world.num_tokens.saturating_sub(computed));
+            let most = world.num_output_placeholders.min(world.num_tokens.saturating_sub(computed));
             let one = (most > 0).then_some(Move::Call(Call::Append { name, token: None }));
             out.extend(one.into_iter().chain((2..=most).map(slots)));
         }

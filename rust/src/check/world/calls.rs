@@ -157,7 +157,7 @@ pub fn slot_request(slots: &Slots) -> SlotRequest {
         delay_cache_blocks: slots.delay,
         num_encoder_tokens: i64::from(slots.num_encoder),
         reserved_blocks: i64::from(slots.num_reserved),
-        num_output_placeholders: i64::from(slots.num_to_come),
+        num_output_placeholders: i64::from(slots.num_output_placeholders),
         ..SlotRequest::default()
     }
 }

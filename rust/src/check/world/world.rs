@@ -93,13 +93,13 @@ pub struct World {
     /// Most pins at a time; no store begins while this many operations are in flight.
     pub num_pins: u32,
     /// Most positions to come that one call schedules; above 0, the engine runs ahead.
-    pub num_to_come: u32,
+    pub num_output_placeholders: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
     /// What new requests have besides their tokens, each in turn.
     pub kinds_of_requests: Vec<KindOfRequest>,
     /// Most moves between two `take_batch`.
-    pub calls_per_batch: u32,
+    pub moves_per_batch: u32,
     /// Every load of external tokens also fails, from each of its tokens on.
     pub loads_fail: bool,
     /// Names of the transitions to try.
@@ -124,10 +124,10 @@ impl World {
             num_external: 0,
             num_encoder: 0,
             num_pins: 1,
-            num_to_come: 0,
+            num_output_placeholders: 0,
             delays: vec![false],
             kinds_of_requests: vec![KindOfRequest::default()],
-            calls_per_batch: 1,
+            moves_per_batch: 1,
             loads_fail: false,
             calls: BASIC_CALLS.split(' ').map(str::to_owned).collect(),
             moves: Moves::Calls,

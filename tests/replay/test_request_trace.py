@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.replay import trace_file
+from kvcore.replay import request_trace
 from kvcore.replay.errors import (
     BadLine,
     EmptyTrace,
@@ -25,7 +25,7 @@ from kvcore.replay.errors import (
     UnreadableTrace,
     WrongKind,
 )
-from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.workload import TraceRequest
 from kvcore.types.errors import KvcoreError
 
@@ -187,7 +187,7 @@ def test_standard_input_is_read_by_its_sign(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 200
-    monkeypatch.setattr(trace_file, "LINE_BYTES_MAX", most)
+    monkeypatch.setattr(request_trace, "LINE_BYTES_MAX", most)
     content = line() + b"\n" + b"[" * 5 * most + b"\n" + line() + b"\n"
     with pytest.raises(LineTooLong, match="line 2: longer than 200 bytes"):
         list(TraceReader(io.BytesIO(content)))
@@ -200,7 +200,7 @@ def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_line_of_just_the_greatest_length_is_read(
     monkeypatch: pytest.MonkeyPatch, end: bytes
 ) -> None:
-    monkeypatch.setattr(trace_file, "LINE_BYTES_MAX", len(line()))
+    monkeypatch.setattr(request_trace, "LINE_BYTES_MAX", len(line()))
     content = line() + b"\n" + line() + end
     assert [each.line for each in TraceReader(io.BytesIO(content))] == [1, 2]
 
