@@ -97,7 +97,7 @@ def _add_search(group: Any) -> None:
     add("--backend", choices=BACKENDS, help="(the named world's, else python)")
     add("--depth", type=natural, metavar="N", help="stop at this distance from the start")
     add("--limit", type=natural, metavar="N", help="stop at this many states")
-    add("--time", type=positive, metavar="S", help="stop after this many seconds")
+    add("--time", type=positive, metavar="SECONDS", help="stop after this many seconds")
     add("--workers", type=natural, metavar="N", default=os.cpu_count() or 1, help="processes")
     add(
         "--properties",

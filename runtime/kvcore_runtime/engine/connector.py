@@ -68,7 +68,10 @@ class Channel:
 
 
 class Sender(Exchange):
-    """The side of the engine that computes prompts: sends each one's blocks when it is computed."""
+    """The side of the engine that computes prompts: sends each one's blocks when it is computed.
+
+    An engine has one exchange: one that sends loads nothing, so no block rests on a load here.
+    """
 
     needs_idle_cache = True
     takes_prompts = True

@@ -115,12 +115,12 @@ def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
 
 def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]) -> Config:
     return Config(
-        given.num_blocks,
+        given.blocks,
         groups=make_groups(visibilities or (FULL,), given.block_size),
         num_host_blocks=given.host_blocks,
         # What a window holds at most: itself and one step's tokens.
         max_num_batched_tokens=given.token_budget,
-        max_in_flight=given.in_flight,
+        max_in_flight=given.max_in_flight,
         publish=given.publish,
     )
 

@@ -12,7 +12,7 @@ TINY_PROMPTS = Path(__file__).with_name("tiny_prompts.jsonl")
 TINY: dict[str, Any] = {
     "prompts": TINY_PROMPTS,
     "model": "tiny",
-    "num_blocks": 40,
+    "blocks": 40,
     "host_blocks": 12,
     "token_budget": 96,
     "max_tokens": 24,
@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
 DEFAULTS: dict[str, Any] = {
     "prompts": None,
     "model": "smollm2",
-    "num_blocks": 64,
+    "blocks": 64,
     "host_blocks": 40,
     "token_budget": 256,
     "max_tokens": 40,
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_pool(group: argparse._ArgumentGroup) -> None:
-    _number(group, "--num-blocks", "device blocks, with block 0")
+    _number(group, "--blocks", "device blocks, with block 0")
     _number(group, "--block-size", "tokens per block", 16)
     _number(group, "--host-blocks", "blocks to swap to")
     directory = "keep blocks in files there, and load those of earlier runs"
@@ -80,7 +80,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     _number(group, "--token-budget", "tokens per step at most")
     _number(group, "--drafts", "tokens guessed by prompt look-up for each step", 0)
     in_flight = "batches computed on a thread of their own while the next is planned"
-    _number(group, "--in-flight", in_flight, 0)
+    _number(group, "--max-in-flight", in_flight, 0)
     publish = "when a block can be hit: once it is planned (default), or once it is computed"
     _choice(group, "--publish", ("scheduled", "completed"), publish)
     preempt = "how the youngest gives way; swap (default) recomputes if the host tier is full"

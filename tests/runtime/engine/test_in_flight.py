@@ -277,7 +277,7 @@ def test_the_command_overlaps_steps_and_says_what_it_brought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = ["--picture", str(tmp_path / "pool.png")]
-    options = ["--in-flight", "2", "--publish", "completed", "--guard"]
+    options = ["--max-in-flight", "2", "--publish", "completed", "--guard"]
     code, out = run_command(capsys, *options, *picture, "--json")
     assert code == 0
     result = json.loads(out)
@@ -296,5 +296,5 @@ def test_the_command_overlaps_steps_and_says_what_it_brought(
 
 
 def test_the_command_says_which_numbers_of_batches_work(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--tiny", "--in-flight", "99"]) == 2
+    assert command.main(["--tiny", "--max-in-flight", "99"]) == 2
     assert "max_in_flight=99: must be at most 62" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_answers_come_as_json_with_figures_and_proof(
 def test_the_table_holds_every_figure(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--drafts", "2", "--directory", str(tmp_path / "blocks"), "--in-flight", "1"]
+    options = ["--drafts", "2", "--directory", str(tmp_path / "blocks"), "--max-in-flight", "1"]
     assert command.main(call(prompts, *options)) == 0
     out, err = capsys.readouterr()
     assert err == "", "no bars where stderr is no terminal"
@@ -98,7 +98,7 @@ def test_refusals_come_first_and_explain_a_lack_of_pressure(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "pool.png"
-    argv = ["--tiny", "--backend", "python", "--num-blocks", "3", "--require-all"]
+    argv = ["--tiny", "--backend", "python", "--blocks", "3", "--require-all"]
     argv += ["--picture", str(picture)]
     assert command.main(argv) == 1
     err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kvcore")]
@@ -111,7 +111,7 @@ def test_refusals_come_first_and_explain_a_lack_of_pressure(
 
 
 @pytest.mark.parametrize(
-    "options", [["--window", "24"], ["--drafts", "3"], ["--num-blocks", "99"]], ids=" ".join
+    "options", [["--window", "24"], ["--drafts", "3"], ["--blocks", "99"]], ids=" ".join
 )
 def test_the_tiny_model_answers_with_an_option_too(
     capsys: pytest.CaptureFixture[str], options: list[str]
@@ -128,7 +128,7 @@ def test_the_tiny_model_answers_with_an_option_too(
 def test_what_was_not_exercised_is_an_error_where_all_is_required(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv = ["--tiny", "--backend", "python", "--num-blocks", "99"]
+    argv = ["--tiny", "--backend", "python", "--blocks", "99"]
     verified = "verified: 12 answers equal to a contiguous cache's, 304 tokens, 304 rows of logits"
     assert command.main([*argv, "--require-all"]) == 3
     captured = capsys.readouterr()
@@ -188,7 +188,7 @@ def test_a_wrong_answer_is_found(
 def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = call(prompts, "--num-blocks", "8")
+    argv = call(prompts, "--blocks", "8")
     code, result = run_json(argv, capsys)
     assert code == 1
     assert {each["prompt"] for each in result["answers"]} == {"sea", "song"}
@@ -202,7 +202,7 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
     ("options", "sentence"),
     [
         (["--prompts", "absent.jsonl"], "absent.jsonl: No such file or directory"),
-        (["--num-blocks", "0"], "config num_blocks=0: must be an integer of at least 1"),
+        (["--blocks", "0"], "config num_blocks=0: must be an integer of at least 1"),
         (["--block-size", "0"], "config block_size=0: must be from 1 to 2147483647"),
         (["--host-blocks", "-1"], "config num_host_blocks=-1: must be an integer of at least 0"),
         (["--token-budget", "0"], "token_budget is 0, expected 1 or more"),
@@ -262,7 +262,7 @@ def test_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         command.main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for name in ("num_blocks", "host_blocks", "token_budget", "max_tokens", "temperature"):
+    for name in ("blocks", "host_blocks", "token_budget", "max_tokens", "temperature"):
         assert f"; default: {DEFAULTS[name]}; with --tiny: {TINY[name]}" in text
     assert "from a contiguous cache; default: on" in text
 

@@ -65,7 +65,7 @@ def test_interrupted_it_reports_what_was_done(
         return completions
 
     monkeypatch.setattr(Engine, "step", interrupted)
-    argv = call(prompts, "--in-flight", in_flight)
+    argv = call(prompts, "--max-in-flight", in_flight)
     assert command.main(argv) == 130
     out, err = capsys.readouterr()
     num_answers = out.count("-- ")
