@@ -22,7 +22,7 @@ ShownHash: TypeAlias = BlockHashType | bytes
 
 
 @attrs.define(eq=False)
-class TokensBehindHits:
+class Tail:
     """Tokens of a request behind its hits, those that calls gave slots.
 
     first, end: position of the first one in the request, and of the one behind the last. before:
@@ -33,7 +33,7 @@ class TokensBehindHits:
 
     block_size: int
     first: int
-    before: tuple[TokensBehindHits, int] | None
+    before: tuple[Tail, int] | None
     tokens: list[int]
     shows_keys: bool
     end: int
@@ -85,7 +85,7 @@ class KVCacheBlock(views.BlockView):
     """
 
     __slots__ = ()
-    content: tuple[TokensBehindHits, int] | None
+    content: tuple[Tail, int] | None
 
     @property
     def token_ids(self) -> list[int] | tuple[int, ...]:

@@ -25,12 +25,7 @@ from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.legacy.blocks.views import PoolQueue
-from kvcore.legacy.v1_first.blocks import (
-    CachedBlocks,
-    FreeBlockQueue,
-    KVCacheBlock,
-    TokensBehindHits,
-)
+from kvcore.legacy.v1_first.blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Tail
 from kvcore.legacy.v1_first.errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
@@ -188,7 +183,7 @@ class KVCacheManager:
             first = len(hits) * self.block_size
             tokens = list(request.all_token_ids[first : first + num_tokens])
             before, end = hits[-1].content if hits else None, first + len(tokens)
-            text = TokensBehindHits(self.block_size, first, before, tokens, self._shows_keys, end)
+            text = Tail(self.block_size, first, before, tokens, self._shows_keys, end)
             text.hold(fresh)
             self._publish(fresh, keys[len(hits) :])
         self.req_to_blocks[name] = hits + fresh
