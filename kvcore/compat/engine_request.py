@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import attrs
+from typing import Any, NamedTuple, Protocol
 
 from kvcore.types.arguments import read_count, read_int
 from kvcore.types.errors import CountMismatch, InvalidExtraKey, WrongArgument
@@ -38,8 +36,7 @@ class EngineRequest(Protocol):
     def num_computed_tokens(self) -> int: ...
 
 
-@attrs.frozen
-class Seen:
+class Seen(NamedTuple):
     """A request's id and counts at the time of a call."""
 
     name: str

@@ -11,6 +11,7 @@ X-14.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 from typing import Any, Literal
 
 from kvcore.compat.allocation_span import (
@@ -62,6 +63,7 @@ class KVCacheManager:
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
         self.last_refusal: Refused | None = None
+        self._least_block_size = gcd(*(group.block_size for group in config.groups))
         no_blocks = ((),) * len(config.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
         self._steps = Steps(self.core, keep_commands=keep_commands)
@@ -113,6 +115,11 @@ class KVCacheManager:
         what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
         TokensChanged besides.
         """
+        given = num_new_computed_tokens or num_lookahead_tokens or num_external_computed_tokens
+        given = given or new_computed_blocks is not None or delay_cache_blocks or num_encoder_tokens
+        given = given or full_sequence_must_fit or reserved_blocks
+        if num_new_tokens == 1 and not given and self._append(request):
+            return self.empty_kv_cache_blocks
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
             num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
@@ -140,7 +147,10 @@ class KVCacheManager:
             blocks = self.create_kv_cache_blocks(new_blocks(self.core, span, got))
         self.last_refusal = None
         self._steps.schedule(request, seen, span.start)
-        self._registry.hold(seen, span.start if counts.num_new else seen.num_computed, span.end)
+        counted = span.start if counts.num_new else seen.num_computed
+        self._registry.hold(known, seen, counted, span.end)
+        if not (span.again or delay_cache_blocks):
+            self._registry.note_counts(known, seen.name)
         if span.again and not delay_cache_blocks:
             self._steps.publish_later(seen.name, span.end)
         return blocks
@@ -217,10 +227,15 @@ class KVCacheManager:
             return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
+        decoding = self._registry.decoding(request)
+        if decoding is not None and not decoding.fills_block(seen, count, self._least_block_size):
+            return
         self._steps.notice(seen)
         known = self._registry.bring(request, seen, count)
         counted = self.core.num_computed_tokens(seen.name)
         self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
+        if decoding is not None:
+            self._registry.note_counts(known, seen.name)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
         """Blocks as a result; the one empty object where no group has any."""
@@ -254,6 +269,32 @@ class KVCacheManager:
         For a runtime that applies them; rows are those of `core.get_row`. Raises CommandsNotKept.
         """
         return self._steps.take()
+
+    def _append(self, request: EngineRequest) -> bool:
+        """Schedule the next token of a request that decodes, in one call of the core.
+
+        False, and nothing is scheduled, if a block begins there or there is more to look at.
+        """
+        known = self._registry.decoding(request)
+        if known is None:
+            return False
+        name, start = request.request_id, known.num_computed
+        seen = Seen(name, request.num_tokens, request.num_computed_tokens)
+        hashes, size = known.num_hashes, self.config.hash_block_size
+        if seen.num_computed != start or start % self._least_block_size == 0:
+            return False
+        if hashes is not None and seen.num_tokens // size > hashes:
+            return False
+        token = known.next_token(seen.num_tokens)
+        self._steps.notice(seen)
+        if token is None or name in self._steps or start >= self.config.length_limit:
+            return False
+        if not self.core.append((name,), token or None).done:
+            return False
+        self.last_refusal = None
+        self._steps.schedule(request, seen, start)
+        known.append(token)
+        return True
 
     def _allocate(
         self,

@@ -37,7 +37,8 @@ class RegisteredRequest:
 
     last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
     behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
-    most tokens that it was scheduled to since it holds blocks.
+    most tokens that it was scheduled to since it holds blocks. num_tokens, num_computed: the core's
+    counts if it decodes without drafts, else -1.
     """
 
     request: EngineRequest
@@ -46,6 +47,33 @@ class RegisteredRequest:
     drafts: list[int] = attrs.field(factory=list)
     counted: int = 0
     end: int = 0
+    num_tokens: int = -1
+    num_computed: int = -1
+
+    def next_token(self, num_tokens: int) -> tuple[int, ...] | None:
+        """What follows the tokens that the core has, of the engine's num_tokens: one token, or none
+        if the next position is to come; None if that has to be looked at.
+        """
+        num_new, place = num_tokens - self.num_tokens, self.num_tokens
+        every = getattr(self.request, "all_token_ids", None)
+        if every is None or not 0 <= num_new <= 1 or place > self.num_computed:
+            return None
+        if every[place - 1] != self.last_token:
+            return None
+        return (every[place],) if num_new else ()
+
+    def fills_block(self, seen: Seen, count: int, size: int) -> bool:
+        """Whether the engine has tokens that fill a block up to count; size: all sizes' divisor."""
+        return count > self.num_computed or seen.num_tokens // size > self.num_tokens // size
+
+    def append(self, token: tuple[int, ...]) -> None:
+        """Note that the core has this token, or none, and schedules the next position."""
+        self.counted = self.num_computed
+        self.num_computed += 1
+        self.end = max(self.end, self.num_computed)
+        if token:
+            self.num_tokens += 1
+            self.last_token = int(token[0])
 
 
 class RequestRegistry:
@@ -83,7 +111,7 @@ class RequestRegistry:
             known = None
         if known is None:
             return self._add(request, seen)
-        known.request = request
+        known.request, known.num_computed = request, -1
         if name in self._resting:
             self._resting[name] = self._resting.pop(name)
         if name in self._steps:
@@ -91,11 +119,21 @@ class RequestRegistry:
         end = seen.num_tokens if end is None else min(end, seen.num_tokens)
         return self._extend(known, seen, end)
 
-    def hold(self, seen: Seen, counted: int, end: int) -> None:
+    def decoding(self, request: EngineRequest) -> RegisteredRequest | None:
+        """The request if it is known by this object, holds blocks and has no drafts."""
+        known = self._known.get(getattr(request, "request_id", ""))
+        return known if known and known.request is request and known.num_computed >= 0 else None
+
+    def hold(self, known: RegisteredRequest, seen: Seen, counted: int, end: int) -> None:
         """Note that a request holds blocks, and that it is scheduled up to end."""
         self._resting.pop(seen.name, None)
-        known = self._known[seen.name]
         known.counted, known.end = counted, max(known.end, end)
+
+    def note_counts(self, known: RegisteredRequest, name: str) -> None:
+        """Note what the core counts of a request that holds blocks, if it has no drafts."""
+        if not known.drafts and name not in self._resting:
+            known.num_tokens = self._core.num_tokens(name)
+            known.num_computed = self._core.num_computed_tokens(name)
 
     def was_lowered(self, seen: Seen) -> bool:
         """Whether the engine counts less of a known request than when it was scheduled last."""
@@ -124,6 +162,7 @@ class RequestRegistry:
             return
         known = self._known[name]
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
+        known.num_computed = -1
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:

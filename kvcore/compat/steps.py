@@ -10,7 +10,7 @@ does not grow with the batch.
 
 from __future__ import annotations
 
-import attrs
+from typing import NamedTuple
 
 from kvcore.compat.engine_request import EngineRequest, Seen, see
 from kvcore.compat.errors import CommandsNotKept, UnreadCommands
@@ -20,15 +20,15 @@ from kvcore.types.commands import Batch
 MAX_UNREAD_BATCHES = 64
 
 
-@attrs.frozen
-class Scheduled:
-    """A request of the open batch: what was seen of it when it was scheduled first.
+class Scheduled(NamedTuple):
+    """A request of the open batch: its counts when it was scheduled first.
 
     start: where the batch's computation begins, behind hits and external tokens.
     """
 
     request: EngineRequest
-    seen: Seen
+    num_tokens: int
+    num_computed: int
     start: int
 
 
@@ -57,11 +57,13 @@ class Steps:
     def schedule(self, request: EngineRequest, seen: Seen, start: int) -> None:
         """Note that the open batch computes this request's tokens from start on."""
         self._changed = True
-        self._scheduled.setdefault(seen.name, Scheduled(request, seen, start))
+        if seen.name not in self._scheduled:
+            made = Scheduled(request, seen.num_tokens, seen.num_computed, start)
+            self._scheduled[seen.name] = made
 
     def count_before(self, name: str) -> int:
         """The engine's count of a request of the open batch when it was scheduled first."""
-        return self._scheduled[name].seen.num_computed
+        return self._scheduled[name].num_computed
 
     def publish_later(self, name: str, num_tokens: int) -> None:
         """Publish a request's blocks up to a number of tokens when the open batch is closed."""
@@ -116,4 +118,4 @@ class Steps:
 
 
 def _is_over(scheduled: Scheduled, num_tokens: int, num_computed: int) -> bool:
-    return num_computed > scheduled.start or num_tokens > scheduled.seen.num_tokens
+    return num_computed > scheduled.start or num_tokens > scheduled.num_tokens

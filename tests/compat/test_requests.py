@@ -7,13 +7,16 @@ Nine usable blocks of two tokens unless a test says otherwise.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvcore.compat import KVCacheManager, TokensChanged, request_registry
+from kvcore.manager import KVCacheManager as Core
 from kvcore.types.errors import CountMismatch, InvalidToken, WrongArgument
+from kvcore.types.values import Appended
 from tests.compat.stories import admit, finish, make, plain
 from tests.compat.worker import EngineRequest
 from tests.conftest import Backend
@@ -34,13 +37,18 @@ def test_only_new_tokens_cross_over(
     manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crossed: list[list[int]] = []
-    add = manager.core.add_tokens
+    add, append = manager.core.add_tokens, manager.core.append
 
     def add_tokens(name: str, tokens: list[int], *, num_rejected: int) -> None:
         crossed.append(tokens)
         add(name, tokens, num_rejected=num_rejected)
 
+    def append_tokens(names: Sequence[str], tokens: Sequence[int]) -> Appended:
+        crossed.append(list(tokens))
+        return append(names, tokens)
+
     monkeypatch.setattr(manager.core, "add_tokens", add_tokens)
+    monkeypatch.setattr(manager.core, "append", append_tokens)
     request, _ = admit(manager, "r", [1, 2, 3])
     for token in (4, 5):
         manager.new_step_starts()
@@ -49,6 +57,32 @@ def test_only_new_tokens_cross_over(
         request.num_computed_tokens += 1
     assert crossed == [[4], [5]]
     assert manager.core.num_tokens("r") == 5
+
+
+def test_a_token_inside_a_block_is_one_call_of_the_core(
+    manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, _ = admit(manager, "r", [1, 2, 3])
+    manager.new_step_starts()
+    request.output.append(4)
+    calls: list[str] = []
+    for name in [each for each in dir(Core) if not each.startswith("_")]:
+        if callable(asked := getattr(manager.core, name)):
+
+            def counted(*given: Any, _name: str = name, _asked: Any = asked, **options: Any) -> Any:
+                calls.append(_name)
+                return _asked(*given, **options)
+
+            monkeypatch.setattr(manager.core, name, counted)
+    assert manager.allocate_slots(request, 1) is not None
+    request.num_computed_tokens += 1
+    assert calls == ["append"]
+    manager.new_step_starts()
+    calls.clear()
+    request.output.append(5)  # a block begins
+    assert manager.allocate_slots(request, 1) is not None
+    assert "append" not in calls
+    assert "allocate_slots" in calls
 
 
 @pytest.mark.parametrize("kind", [list, tuple, lambda tokens: array("i", tokens)])
