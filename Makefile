@@ -152,4 +152,4 @@ hooks: setup ## check each commit before it is made (git hook that calls make)
 
 clean: ## remove what was built; .venv stays
 	rm -rf target build dist kvcore/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find kvcore runtime tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kvcore runtime engines tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +
