@@ -37,7 +37,6 @@ class BlockManager:
         self.block_size = block_size
         self.manager = KVCacheManager(Config(num_blocks, block_size, null_block=False))
         self._hits: dict[str, Hit] = {}  # of sequences that were asked about and hold nothing yet
-        self._is_open = False  # whether the open batch has something to do
 
     def can_allocate(self, seq: Any) -> int:
         """How many blocks of a sequence are cached, or -1 if the others do not fit now."""
@@ -75,24 +74,23 @@ class BlockManager:
 
     def can_append(self, seq: Any) -> bool:
         """Whether there is a slot for the last token of a sequence."""
-        held = len(seq.block_table) * self.block_size
-        return bool(seq.num_tokens <= held or self.manager.num_free_blocks > 0)
+        if seq.num_tokens <= len(seq.block_table) * self.block_size:
+            return True
+        return self.manager.num_free_blocks > 0
 
     def may_append(self, seq: Any) -> None:
         """Give a sequence a block for its last token if its other blocks are full."""
-        if seq.num_cached_tokens != seq.num_tokens - 1:
+        num_tokens = seq.num_tokens
+        if seq.num_cached_tokens != num_tokens - 1:
             raise Unsupported(
                 f"sequence {seq.seq_id} is to decode with {seq.num_cached_tokens} of its "
-                f"{seq.num_tokens} tokens computed: an earlier step did not finish"
+                f"{num_tokens} tokens computed: an earlier step did not finish"
             )
-        if seq.num_tokens > len(seq.block_table) * self.block_size:
+        if num_tokens > len(seq.block_table) * self.block_size:
             seq.block_table.extend(self._grow(seq, self.block_size))
 
     def hash_blocks(self, seq: Any) -> None:
         """Publish the blocks that the step which just ran has filled."""
-        if self._is_open:
-            self.manager.take_batch()
-            self._is_open = False
         num_computed = seq.num_cached_tokens + seq.num_scheduled_tokens
         if seq.is_prefill:
             self.manager.cache_blocks(str(seq.seq_id), num_computed)
@@ -112,7 +110,7 @@ class BlockManager:
         )
         if not got:
             raise Unsupported(f"sequence {seq.seq_id} gets blocks that it was refused: {got}")
-        self._is_open = True
+        self.manager.take_batch()  # it has nothing that nano-vllm would have to do
         return got.blocks[0]
 
 
