@@ -134,10 +134,13 @@ def main() -> int:
         seeds = range(20 if quick else SEEDS)
         found = compare(scheduler, seeds)
         print(
-            f"{len(seeds)} random schedules: the same tokens in {len(seeds)} less "
-            f"{found.other_tokens}; every step the same in {found.num_same}, and in all but "
-            f"{found.other_steps} if nano-vllm keeps all blocks of a content"
+            f"{len(seeds)} random schedules: the same tokens in "
+            f"{len(seeds) - len(found.other_tokens)}, the same steps and block ids in "
+            f"{found.num_same}; if nano-vllm keeps all blocks of a content, in "
+            f"{len(seeds) - len(found.other_steps)}"
         )
+        if found.failed:
+            print(f"other tokens: seeds {found.other_tokens}; other steps: {found.other_steps}")
         print("CPU time of a step in us: in the manager, net, and in the whole scheduler")
         print("block size, sequences   theirs   kvcore  ratio    theirs   kvcore  ratio")
         for size, seqs, blocks in SIZES:
