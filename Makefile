@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers engines-vllm gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers engines-vllm engines-nano gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -120,6 +120,9 @@ bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick t
 engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own manager: the same steps
 	$(BIN)/python -m benches.vllm $(ARGS)
 
+engines-nano: setup ## run nano-vllm's scheduler over kvcore and over its own manager, and compare
+	$(BIN)/python -m benches.nano_vllm $(ARGS)
+
 gpu-check: setup ## test and measure on a CUDA device; says so where there is none
 	$(BIN)/pytest -m gpu $(ARGS)
 	$(BIN)/python -m benches.gpu
@@ -152,4 +155,4 @@ hooks: setup ## check each commit before it is made (git hook that calls make)
 
 clean: ## remove what was built; .venv stays
 	rm -rf target build dist kvcore/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find kvcore runtime tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kvcore runtime engines tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +

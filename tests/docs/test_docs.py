@@ -22,8 +22,9 @@ ENGINES = ROOT / "docs" / "engines.md"
 CHECKING = ROOT / "docs" / "checking.md"
 GENERATIONS = ROOT / "docs" / "generations.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-WITH_PROGRAMS = (ROOT / "README.md", TUTORIAL, ENGINES, CHECKING, GENERATIONS)
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+ADAPTER = ROOT / "docs" / "engines" / "write-an-adapter.md"
+WITH_PROGRAMS = (ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("engines/*.md")])
 HEADING = re.compile(r"^#+ +(.*)$")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -60,7 +61,9 @@ def test_programs_of_a_page_run(
     page: Path, source: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvcore.manager.default_backend", lambda: backend)
-    exec(compile(source, page.name, "exec"), {"__name__": "__page__"})
+    monkeypatch.syspath_prepend(str(ROOT / "engines" / "nano_vllm"))
+    program = compile(source, page.name, "exec", dont_inherit=True)
+    exec(program, {"__name__": "__page__"})
 
 
 @pytest.mark.parametrize("source", [README_FIRST, TUTORIAL_WHOLE], ids=["README", "tutorial"])
@@ -127,7 +130,8 @@ def test_files_and_commands_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    for path in re.findall(r"`((?:kvcore|rust|runtime|tests|tools|docs|examples)/[\w./-]*)`", text):
+    tops = "kvcore|rust|runtime|engines|benches|tests|tools|docs|examples"
+    for path in re.findall(rf"`((?:{tops})/[\w./-]*)`", text):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):

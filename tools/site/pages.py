@@ -17,7 +17,6 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
 CALLS = (
     *("requests", "prefix_lookup", "allocate", "publish", "window", "free", "truncate", "rewind"),
     *("unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
@@ -96,9 +95,11 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name files outside docs/ instead of linking to them."""
-    return OUTSIDE.sub(lambda match: f"{match[1]} (`{match[2]}`)", markdown)
+    out = "../" * (page.file.src_uri.count("/") + 1)
+    outside = rf"\[([^\]]+)\]\({re.escape(out)}([^)#]+)[^)]*\)"
+    return re.sub(outside, r"\1 (`\2`)", markdown)
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -111,7 +112,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 def _inside(readme: str) -> str:
     """README's links, as they are from within docs/."""
     here = re.sub(r"(\]\(|\[|src=\"|srcset=\")docs/", r"\1", readme)
-    return re.sub(r"\[([^\]]+)\]\((?!https?:|#|[\w.]+\.(?:md|svg))([^)]+)\)", r"\1 (`\2`)", here)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#|[\w./-]+\.(?:md|svg))([^)]+)\)", r"\1 (`\2`)", here)
 
 
 def _manager() -> str:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nano-vllm over kvcore: its `BlockManager`, and the calls that put it in the engine's place.
+
+nano-vllm asks about one sequence at a time, in six calls, and publishes blocks after the step that
+writes them. kvcore is told a block at a time: a sequence has slots for whole blocks, and in its
+last block the positions behind the known tokens are to come. When a decode step has filled that
+block, one call hands in its tokens and publishes it. The steps between cost no call.
+
+Written for commit bb823b3 of nano-vllm; `install` refuses a `BlockManager` with other calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from kvcore import Config, Hit, KVCacheManager, Request, Verdict
+
+COMMIT = "bb823b3"
+
+
+class Unsupported(NotImplementedError):
+    """The adapter was not written for this nano-vllm, or for calls in this order."""
+
+
+class BlockManager:
+    """nano-vllm's six calls over a `KVCacheManager`, which is `manager`.
+
+    Block ids, hits and refusals are those of nano-vllm's own class, except that a content with two
+    blocks stays findable until both are gone.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.manager = KVCacheManager(Config(num_blocks, block_size, null_block=False))
+        self._hits: dict[str, Hit] = {}  # of sequences that were asked about and hold nothing yet
+
+    def can_allocate(self, seq: Any) -> int:
+        """How many blocks of a sequence are cached, or -1 if the others do not fit now."""
+        name = str(seq.seq_id)
+        if name not in self._hits:
+            self.manager.add_request(Request(name, seq.token_ids))
+        hit = self._hits[name] = self.manager.get_computed_blocks(name)
+        num_slots = seq.num_blocks * self.block_size - hit.num_tokens
+        verdict = self.manager.can_allocate(
+            name, num_slots, hit, num_output_placeholders=self.block_size
+        )
+        return hit.num_tokens // self.block_size if verdict is Verdict.OK else -1
+
+    def allocate(self, seq: Any, num_cached_blocks: int) -> None:
+        """Give a sequence its cached blocks and new ones for the rest."""
+        hit = self._hits.get(str(seq.seq_id))
+        if hit is None or hit.num_tokens != num_cached_blocks * self.block_size:
+            raise Unsupported(
+                f"sequence {seq.seq_id} gets {num_cached_blocks} cached blocks, which is not what "
+                f"can_allocate found last"
+            )
+        new = self._grow(seq, seq.num_blocks * self.block_size - hit.num_tokens, hit)
+        del self._hits[str(seq.seq_id)]
+        seq.block_table.extend(hit.blocks.blocks[0] + new)
+        seq.num_cached_tokens = hit.num_tokens
+
+    def deallocate(self, seq: Any) -> None:
+        """Give back a sequence's blocks and forget it: it finished, or it is preempted."""
+        name = str(seq.seq_id)
+        if self._hits.pop(name, None) is not None or seq.block_table:
+            self.manager.free(name)
+            self.manager.remove_request(name)
+        seq.num_cached_tokens = 0
+        seq.block_table.clear()
+
+    def can_append(self, seq: Any) -> bool:
+        """Whether there is a slot for the last token of a sequence."""
+        if seq.num_tokens <= len(seq.block_table) * self.block_size:
+            return True
+        return self.manager.num_free_blocks > 0
+
+    def may_append(self, seq: Any) -> None:
+        """Give a sequence a block for its last token if its other blocks are full."""
+        num_tokens = seq.num_tokens
+        if seq.num_cached_tokens != num_tokens - 1:
+            raise Unsupported(
+                f"sequence {seq.seq_id} is to decode with {seq.num_cached_tokens} of its "
+                f"{num_tokens} tokens computed: an earlier step did not finish"
+            )
+        if num_tokens > len(seq.block_table) * self.block_size:
+            seq.block_table.extend(self._grow(seq, self.block_size))
+
+    def hash_blocks(self, seq: Any) -> None:
+        """Publish the blocks that the step which just ran has filled."""
+        num_computed = seq.num_cached_tokens + seq.num_scheduled_tokens
+        if seq.is_prefill:
+            self.manager.cache_blocks(str(seq.seq_id), num_computed)
+        elif num_computed % self.block_size == 0:
+            name = str(seq.seq_id)
+            num_known = self.manager.num_tokens(name)
+            self.manager.add_tokens(name, seq.token_ids[num_known:num_computed])
+
+    def _grow(self, seq: Any, num_slots: int, hit: Hit | None = None) -> tuple[int, ...]:
+        """Schedule whole blocks; what lies behind the sequence's known tokens is to come."""
+        got = self.manager.allocate_slots(
+            str(seq.seq_id),
+            num_slots,
+            hit,
+            delay_cache_blocks=True,
+            num_output_placeholders=self.block_size,
+        )
+        if not got:
+            raise Unsupported(f"sequence {seq.seq_id} gets blocks that it was refused: {got}")
+        self.manager.take_batch()  # it has nothing that nano-vllm would have to do
+        return got.blocks[0]
+
+
+CALLS = ("can_allocate", "allocate", "deallocate", "can_append", "may_append", "hash_blocks")
+_replaced: list[type] = []
+
+
+def install() -> None:
+    """Let each nano-vllm engine that is made from now on use kvcore. Raises Unsupported."""
+    scheduler: Any = import_module("nanovllm.engine.scheduler")
+    if _replaced:
+        raise Unsupported("kvcore's BlockManager is installed in nano-vllm already")
+    theirs = scheduler.BlockManager
+    for name in ("__init__", *CALLS):
+        known = [*signature(getattr(BlockManager, name)).parameters]
+        found = [*signature(getattr(theirs, name)).parameters] if hasattr(theirs, name) else None
+        if found != known:
+            has = "no such call" if found is None else f"{name}({', '.join(found)})"
+            raise Unsupported(
+                f"kvcore-nano-vllm is for commit {COMMIT} of nano-vllm, whose BlockManager has "
+                f"{name}({', '.join(known)}); this one has {has}"
+            )
+    _replaced.append(theirs)
+    scheduler.BlockManager = BlockManager
+
+
+def uninstall() -> None:
+    """Undo `install`; engines made in between keep kvcore. Raises Unsupported."""
+    scheduler: Any = import_module("nanovllm.engine.scheduler")
+    if not _replaced or scheduler.BlockManager is not BlockManager:
+        raise Unsupported("kvcore's BlockManager is not installed in nano-vllm")
+    scheduler.BlockManager = _replaced.pop()
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """`install` for the length of a `with` block."""
+    install()
+    try:
+        yield
+    finally:
+        uninstall()
