@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tests of the adapter for transformers run: outside the project, where it is installed.
+"""Where the adapter for transformers runs: outside the project, where transformers is installed.
 
-Run: python -m tests.engines.transformers_environment [OPTION OF PYTEST ...]. Installs transformers
-first (benches/peers/install.py), then runs the tests marked `transformers`.
+Run: python -m tests.engines.transformers_environment [demo | OPTION OF PYTEST ...]. Installs
+transformers first (benches/peers/install.py), then runs the demo, or the tests marked so.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ ABSENT = "transformers 5.23.0 is not in this environment: make engines-transform
 
 
 def run_tests(*options: str) -> int:
-    """Run them in the peer's environment; returns pytest's status."""
+    """Run the adapter's tests; returns pytest's status."""
+    return run_there("-m", "pytest", "-m", "transformers", *options, "tests/engines")
+
+
+def run_there(*arguments: str) -> int:
+    """Run Python in the environment of transformers; returns its status."""
     paths = [ROOT, ROOT / "runtime", ROOT / "engines" / "transformers"]
-    command = [str(install.python_of(FAMILY)), "-m", "pytest", "-m", "transformers", *options]
     return subprocess.run(
-        [*command, "tests/engines"],
+        [str(install.python_of(FAMILY)), *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         check=False,
@@ -33,4 +37,6 @@ def run_tests(*options: str) -> int:
 
 if __name__ == "__main__":
     install.install([FAMILY])
+    if sys.argv[1:] == ["demo"]:
+        sys.exit(run_there("engines/transformers/demo.py"))
     sys.exit(run_tests(*sys.argv[1:]))
