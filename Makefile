@@ -16,11 +16,11 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers engines-vllm engines-nano gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers engines-vllm engines-nano engines-transformers demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
-		while IFS='|' read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
+		while IFS='|' read -r name text; do printf '  make %-20s %s\n' "$$name" "$$text"; done
 
 python-found:
 	@test -n "$(PYTHON)" || { echo "kvcore needs Python 3.11 or newer: none was found on PATH."; exit 1; }
@@ -122,6 +122,12 @@ engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own
 
 engines-nano: setup ## run nano-vllm's scheduler over kvcore and over its own manager, and compare
 	$(BIN)/python -m benches.nano_vllm $(ARGS)
+
+engines-transformers: setup ## install transformers 5.23.0 outside the project and test kvcore under it
+	$(BIN)/python -m tests.engines.transformers_environment $(ARGS)
+
+demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
+	$(BIN)/python -m tests.engines.transformers_environment demo
 
 gpu-check: setup ## test and measure on a CUDA device; says so where there is none
 	$(BIN)/pytest -m gpu $(ARGS)

@@ -36,6 +36,7 @@ PACKAGES = {
     "vllm033": Package("vllm==0.33.0", "vllm.txt"),
     "vllm085": Package("vllm==0.8.5", "vllm.txt"),
     "sglang": Package("sglang==0.5.23"),
+    "transformers": Package("transformers==5.23.0", "transformers.txt"),
 }
 
 

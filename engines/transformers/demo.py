@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2 answers chats under three system prompts: transformers' own cache beside kvcore's.
+
+Run: make demo-transformers. Both have the same pool of 76 blocks of 16 tokens and get the same
+chats in the same order, two at a time; the table says what each found in its cache and computed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+from kvcore_runtime.model.tokenizer import BpeTokenizer
+from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
+from kvcore_transformers import installed
+from tqdm import tqdm
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+NUM_BLOCKS, PAGE, AT_A_TIME, NEW_TOKENS = 76, 16, 2, 8
+DESKS = {
+    "the lost-property office of a railway": "cap violin trunk scarf camera bicycle hat glove book",
+    "the seed bank of a botanical garden": "bean poppy lupin clover maize flax barley rye oat",
+    "the chart room of a harbour": "north east south west reef sandbank wreck buoy mole",
+}
+QUESTIONS = (
+    "What do you do first?",
+    "Which one comes last?",
+    "Who may ask you?",
+    "What is the third rule?",
+    "How long do you wait?",
+    "What do you never do?",
+)
+
+
+def main() -> int:
+    """Serve the chats twice, and print the table; 1 if the tokens differ."""
+    warnings.filterwarnings("ignore")  # of transformers, about its own future
+    torch.set_num_threads(2)
+    model, tokenizer = load()
+    chats = [tokenizer.encode_chat(chat) for chat in draw_chats()]
+    print(
+        f"{len(chats)} chats, {sum(map(len, chats))} tokens; {NUM_BLOCKS} blocks of {PAGE} tokens"
+    )
+    native = serve("transformers", model, chats)
+    with installed():
+        ours = serve("kvcore", model, chats)
+    same = sum(a == b for a, b in zip(native["tokens"], ours["tokens"], strict=True))
+    print(f"{'':32}{'transformers':>14}{'kvcore':>10}")
+    for name in ("tokens found", "tokens computed", "CPU seconds", "tokens per CPU second"):
+        print(f"{name:32}{native[name]:>14}{ours[name]:>10}")
+    print(f"the same tokens: {same} of {len(chats)}")
+    return int(same < len(chats))
+
+
+def draw_chats() -> list[list[dict[str, str]]]:
+    """Chats in their order of arrival: the desks take turns."""
+    systems = [
+        f"You work at {desk}. You answer in one short sentence."
+        + "".join(
+            f" Rule {number}: whatever concerns the {thing} goes to shelf {number + 3}, is noted in"
+            f" book {number % 3 + 1}, and is kept for {7 * number} days before it is given away."
+            for number, thing in enumerate(things.split(), 1)
+        )
+        for desk, things in DESKS.items()
+    ]
+    return [
+        [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        for question in QUESTIONS
+        for system in systems
+    ]
+
+
+def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
+    """Answer all chats; returns a column of the table, and the tokens."""
+    generation = GenerationConfig(
+        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    batching = ContinuousBatchingConfig(
+        page_size=PAGE,
+        num_blocks=NUM_BLOCKS,
+        max_batch_tokens=256,
+        max_requests_per_batch=AT_A_TIME,
+    )
+    counts = {"found": 0, "computed": 0}
+    answers: dict[str, list[int]] = {}
+    started = time.process_time()
+    with (
+        model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=batching
+        ) as manager,
+        tqdm(total=len(chats), desc=name, file=sys.stderr) as bar,
+    ):
+        count(manager.batch_processor.cache, counts)
+        for number, chat in enumerate(chats):
+            manager.add_request(chat, request_id=f"{number:03}", eos_token_id=-1)
+        while len(answers) < len(chats):
+            result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise SystemExit(f"the generation loop over {name} ended")
+            if result is not None and result.is_finished():
+                answers[result.request_id] = result.generated_tokens
+                bar.update()
+    seconds = time.process_time() - started
+    num_tokens = sum(map(len, answers.values()))
+    return {
+        "tokens": [answers[request_id] for request_id in sorted(answers)],
+        "tokens found": counts["found"],
+        "tokens computed": counts["computed"],
+        "CPU seconds": f"{seconds:.1f}",
+        "tokens per CPU second": f"{num_tokens / seconds:.1f}",
+    }
+
+
+def count(cache: Any, counts: dict[str, int]) -> None:
+    """Count what a cache finds, and the tokens of the forward passes."""
+    search, indices = cache.search_prefix_match, cache.extend_read_and_write_indices
+
+    def counted_search(request_id: str, prompt: list[int]) -> int:
+        found = int(search(request_id, prompt))
+        counts["found"] += found
+        return found
+
+    def counted_indices(request_id: str, past: int, query: int, *rest: Any) -> None:
+        counts["computed"] += query
+        indices(request_id, past, query, *rest)
+
+    cache.search_prefix_match, cache.extend_read_and_write_indices = counted_search, counted_indices
+
+
+def load() -> tuple[Any, BpeTokenizer]:
+    """SmolLM2 as a model of transformers, from the weights that kvcore's runtime reads."""
+    file = open_gguf(find_smollm2())
+    read = load_llama(file)
+    shape, weights = read.config, read.weights
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        rms_norm_eps=shape.rms_norm_eps,
+        max_position_embeddings=shape.max_model_len,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    heads, width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    named = {
+        "model.embed_tokens.weight": weights.embedding,
+        "model.norm.weight": weights.norm,
+        "lm_head.weight": weights.head,
+    }
+    for number, layer in enumerate(weights.layers):
+        query, key, value = layer.qkv.split([heads, width, width])
+        gate, up = layer.gate_up.chunk(2)
+        parts = {
+            "self_attn.q_proj": query,
+            "self_attn.k_proj": key,
+            "self_attn.v_proj": value,
+            "self_attn.o_proj": layer.output,
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": layer.down,
+            "input_layernorm": layer.attention_norm,
+            "post_attention_layernorm": layer.mlp_norm,
+        }
+        named |= {f"model.layers.{number}.{name}.weight": part for name, part in parts.items()}
+    model.load_state_dict(named)
+    return model, BpeTokenizer(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

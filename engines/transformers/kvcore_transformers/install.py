@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put kvcore's cache and schedulers in place of transformers' own, and back.
+
+transformers has no hook for that, so names are replaced: which ones, `replacements` lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvcore_transformers.pinned import NotServed, check_release
+from kvcore_transformers.statistics import Statistics
+
+_before: list[tuple[Any, str, Any, Any]] = []
+"""What was replaced: where, its name, transformers' value, ours."""
+
+
+def install() -> Statistics:
+    """Let caches that are made from now on be kvcore's; returns what they will do, in numbers.
+
+    Raises NotServed for another transformers, or if it is installed.
+    """
+    if _before:
+        raise NotServed("kvcore_transformers is installed: call uninstall() first")
+    check_release()
+    from kvcore_transformers.cache import KvcoreCache
+
+    KvcoreCache.of_installation = Statistics()
+    for holder, name, ours in replacements():
+        _before.append((holder, name, _get(holder, name), ours))
+        _put(holder, name, ours)
+    return KvcoreCache.of_installation
+
+
+def uninstall() -> None:
+    """Put everything back. Raises NotServed if nothing is installed, or if others came on top."""
+    if not _before:
+        raise NotServed("kvcore_transformers is not installed: there is nothing to undo")
+    for holder, name, _, ours in _before:
+        if _get(holder, name) is not ours:
+            raise NotServed(f"{name} was replaced after install(): undo that first")
+    while _before:
+        holder, name, theirs, _ = _before.pop()
+        _put(holder, name, theirs)
+
+
+@contextmanager
+def installed() -> Iterator[Statistics]:
+    """Install for the length of a `with` block."""
+    statistics = install()
+    try:
+        yield statistics
+    finally:
+        uninstall()
+
+
+def weights_changed(manager: Any) -> None:
+    """Tell a running `ContinuousBatchingManager` that the model's weights are others now.
+
+    Nothing cached is hit from now on, until no request holds blocks and the cache is reset. Changes
+    that torch counts are noticed at each `generate_batch`; those made through `.data` are not.
+    """
+    if manager.batch_processor is not None:
+        manager.batch_processor.cache.is_outdated = True
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """Where, which name, and what stands there while kvcore is installed."""
+    from transformers.generation.continuous_batching import cache, continuous_api, scheduler
+
+    from kvcore_transformers.cache import Full, KvcoreCache, Sliding
+    from kvcore_transformers.schedulers import Fifo, PrefillFirst
+
+    native = continuous_api.ContinuousMixin.init_continuous_batching
+
+    def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make or find the manager, refuse what is not served, and notice other weights."""
+        check_layers(self.config.get_text_config())
+        manager = native(self, *args, **kwargs)
+        reason = not_served(manager, KvcoreCache)
+        if reason is not None:
+            if manager._original_attn_impl is not None:  # what making the manager switched
+                self.set_attn_implementation(manager._original_attn_impl)
+                manager._original_attn_impl = None
+            raise NotServed(reason)
+        weights = [(each.data_ptr(), each._version) for each in self.parameters()]
+        if getattr(manager, "kvcore_weights", weights) != weights:
+            weights_changed(manager)
+        manager.kvcore_weights = weights
+        return manager
+
+    return [
+        (continuous_api, "PagedAttentionCache", KvcoreCache),
+        (cache.ATTN_TYPE_TO_ALLOCATOR, "full_attention", Full),
+        (cache.ATTN_TYPE_TO_ALLOCATOR, "sliding_attention", Sliding),
+        (scheduler.SCHEDULER_MAPPING, "fifo", Fifo),
+        (scheduler.SCHEDULER_MAPPING, "prefill_first", PrefillFirst),
+        (continuous_api, "FIFOScheduler", Fifo),
+        (continuous_api.ContinuousMixin, "init_continuous_batching", init_continuous_batching),
+    ]
+
+
+def not_served(manager: Any, ours: type) -> str | None:
+    """Why a manager's settings cannot be followed, None if they can."""
+    settings = manager.continuous_batching_config
+    processor = manager.batch_processor
+    if processor is not None and not isinstance(processor.cache, ours):
+        return (
+            "the model keeps a persistent manager that was made without kvcore: call"
+            " model.destroy_cached_continuous_batching_manager() first"
+        )
+    if settings.use_async_batching:
+        return "use_async_batching is not served: set it to False in ContinuousBatchingConfig"
+    if settings.cpu_offload_space != 0:
+        space = settings.cpu_offload_space
+        return f"cpu_offload_space={space} is not served: set it to 0 in ContinuousBatchingConfig"
+    if manager.distributed_helper.tp_size > 1:
+        return f"tensor parallelism over {manager.distributed_helper.tp_size} devices is not served"
+    return None
+
+
+def check_layers(config: Any) -> None:
+    """Refuse a model with layers that have no group here. Raises NotServed."""
+    for number, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in ("full_attention", "sliding_attention"):
+            served = "only full_attention and sliding_attention are served"
+            raise NotServed(f"layer {number} is {kind}: {served}")
+
+
+def _get(holder: Any, name: str) -> Any:
+    """What stands in a dictionary, or as an attribute."""
+    return holder[name] if isinstance(holder, dict) else vars(holder)[name]
+
+
+def _put(holder: Any, name: str, value: Any) -> None:
+    """Set an item of a dictionary, or an attribute."""
+    if isinstance(holder, dict):
+        holder[name] = value
+    else:
+        setattr(holder, name, value)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapter replaces and calls in transformers 5.23.0, as that release has it.
+
+None of it is public, so a difference stops the installation: an answer of kvcore to a question that
+means something else now would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+VERSION = "5.23.0"
+PACKAGE = "transformers.generation.continuous_batching"
+
+
+class NotServed(RuntimeError):
+    """What kvcore_transformers does not do, and why."""
+
+
+PARAMETERS: dict[str, dict[str, str]] = {
+    "cache.PagedAttentionCache": {
+        "__init__": (
+            "self config continuous_batching_config "
+            "device distributed_helper dtype model_supports_logits_to_keep"
+        ),
+        "_infer_max_decode_fast_path_length": "self",
+        "_infer_read_cache_limit": "self",
+        "can_store_request_tokens": "self state request_len dry_run",
+        "compute_free_capacity": "self relative",
+        "count_new_complete_blocks": "self state request_len",
+        "count_storable_requests": "self list_blocks_needed",
+        "evict_cached_blocks": "self",
+        "extend_read_and_write_indices": (
+            "self request_id past_length query_length read_index write_index"
+        ),
+        "fill_block_table": "self request_id past_length query_length block_table",
+        "free_all_requests": "self clear_ledgers",
+        "free_blocks": "self request_id no_cache",
+        "get_block_table_key": "self flash_attn_with_kvcache_fn",
+        "get_cache_for_block_table": "self layer_idx",
+        "mark_complete_blocks": "self state complete_blocks",
+        "perform_cache_copy": "self copy_src_and_dst",
+        "prepare_fork_request": "self src_state dst_req_ids copy_src_and_dst",
+        "reset": "self",
+        "search_prefix_match": "self request_id prompt_ids",
+        "update": "self key_states value_states layer_idx kwargs",
+    },
+    "cache_allocators.CacheAllocator": {
+        "_after_cache_tensor_init": "self non_trash_bytes bytes_per_sector cache_tensor pool",
+        "_before_cache_tensor_init": (
+            "self index layer_indices tokens_per_page bytes_per_page allow_block_sharing"
+        ),
+        "acquire_prefix_blocks": "self request_id prefix_len block_ids",
+        "allocate_cache_to_request": "self request_id past_length query_length",
+        "copy_blocks": "self source_block_ids dest_block_ids",
+        "count_non_shareable_blocks": "self source_request_id past_length",
+        "count_shareable_blocks": "self source_request_id past_length",
+        "fill_block_table": "self request_id past_length query_length block_table",
+        "fork_blocks": "self source_request_id dest_request_id past_length",
+        "free_all_requests": "self",
+        "free_blocks": "self request_id no_cache",
+        "get_cache_for_block_table": "self layer_idx",
+        "get_read_indices": "self request_id past_length query_length",
+        "get_seqlen_k": "self past_length query_length",
+        "get_write_indices": "self request_id past_length query_length",
+        "mark_complete_blocks": "self request_id token_ids new_new_blocks",
+        "match_prefix_blocks": "self prompt_ids",
+        "needs_new_blocks": "self request_id past_length query_length",
+        "needs_new_sectors": "self request_id past_length query_length",
+        "register_cache_tensor": "self bytes_per_sector non_trash_bytes cache_tensor pool",
+        "update": "self key_states value_states layer_idx read_index write_index",
+    },
+    "cache_allocators.FullAttentionCacheAllocator": {
+        "__init__": (
+            "self index config num_key_value_heads "
+            "cache_dtype page_size layer_indices allow_block_sharing"
+        ),
+        "_compute_blocks_needed": "self allocated_blocks past_length query_length",
+        "allocate_cache_to_request": "self request_id past_length query_length",
+        "fill_block_table": "self request_id past_length query_length block_table",
+        "get_cache_for_block_table": "self layer_idx",
+        "get_read_indices": "self request_id past_length query_length",
+        "get_seqlen_k": "self past_length query_length",
+        "get_write_indices": "self request_id past_length query_length",
+        "needs_new_blocks": "self request_id past_length query_length",
+        "register_cache_tensor": "self bytes_per_sector non_trash_bytes cache_tensor pool",
+        "update": "self key_states value_states layer_idx read_index write_index",
+    },
+    "cache_allocators.SlidingAttentionCacheAllocator": {
+        "__init__": (
+            "self index config num_key_value_heads "
+            "cache_dtype page_size layer_indices allow_block_sharing"
+        ),
+        "_compute_blocks_needed": "self allocated_blocks past_length query_length",
+        "_token_indices_to_physical_indices": "self request_id start_index length",
+        "fill_block_table": "self request_id past_length query_length block_table",
+        "get_cache_for_block_table": "self layer_idx",
+        "get_read_indices": "self request_id past_length query_length",
+        "get_seqlen_k": "self past_length query_length",
+        "get_write_indices": "self request_id past_length query_length",
+        "update": "self key_states value_states layer_idx read_index write_index",
+    },
+    "cache_allocators.CachePool": {
+        "__init__": "self num_sectors num_allocators num_reserved_sectors",
+        "allocate_sector": "self index",
+        "count_free_blocks": "self index",
+        "free_blocks": "self index block_ids",
+        "get_free_blocks": "self index num_blocks",
+        "reset": "self",
+        "set_blocks_per_sector": "self index blocks_per_sector",
+        "try_to_free_sectors": "self",
+    },
+    "scheduler.Scheduler": {
+        "__init__": "self cache safety_margin max_requests_per_batch",
+        "_schedule_request": (
+            "self state request_tokens token_budget request_ids_to_remove_from_waiting"
+        ),
+        "add_waiting_request": "self state",
+        "clear_cancelled_requests": "self",
+    },
+    "continuous_api.ContinuousMixin": {
+        "init_continuous_batching": (
+            "self generation_config continuous_batching_config workload_hints"
+        ),
+    },
+    "requests.RequestState": {
+        "create_equivalent_initial_request": "self",
+        "current_len": "self",
+    },
+}
+"""Parameters of each method, by class. The adapter stands for all of the first five classes that
+others call; of the other classes it replaces or calls these methods.
+"""
+WHOLE = tuple(PARAMETERS)[:5]
+
+
+def check_release() -> None:
+    """Refuse a transformers that is not the pinned one. Raises NotServed."""
+    import transformers
+
+    if transformers.__version__ != VERSION:
+        found = transformers.__version__
+        raise NotServed(f"kvcore_transformers serves transformers {VERSION}; this is {found}")
+    found = differences()
+    if found:
+        raise NotServed(f"this transformers {VERSION} is not as released: {'; '.join(found)}")
+
+
+def differences() -> list[str]:
+    """What is other than pinned, a sentence per method."""
+    found = []
+    for path, pinned in PARAMETERS.items():
+        module, name = path.split(".")
+        kind = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+        actual = {
+            method: " ".join(inspect.signature(function).parameters)
+            for method, function in vars(kind).items()
+            if inspect.isfunction(function) and (path in WHOLE or method in pinned)
+        }
+        for method in sorted(pinned.keys() | actual.keys()):
+            old, new = pinned.get(method), actual.get(method)
+            if old != new:
+                was = "is new" if old is None else f"took ({old})"
+                now = "is gone" if new is None else f"takes ({new})"
+                found.append(f"{name}.{method} {was}, {now}")
+    return found

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' schedulers with two decisions mended that end or block a generation."""
+
+from __future__ import annotations
+
+from transformers.generation.continuous_batching.requests import RequestState
+from transformers.generation.continuous_batching.scheduler import (
+    FIFOScheduler,
+    PrefillFirstScheduler,
+    Scheduler,
+)
+
+
+class _Mended(Scheduler):
+    """What both schedulers do otherwise."""
+
+    def clear_cancelled_requests(self) -> list[RequestState]:
+        """Cancel as asked, and admit new requests again.
+
+        After an offload transformers admits none until a request finishes; if the last active one
+        is cancelled instead, all others wait for ever.
+        """
+        cancelled = super().clear_cancelled_requests()
+        if cancelled:
+            self.block_new_requests = False
+        return cancelled
+
+    def _schedule_request(
+        self, state: RequestState, request_tokens: list[int], token_budget: int, removed: set[str]
+    ) -> None:
+        """Schedule a request; its children become requests of their own if one token is left.
+
+        A parent leaves its last token to be computed after the fork. If that is the only one left,
+        transformers schedules no token, and the forward pass of the step fails.
+        """
+        if state.num_children and len(request_tokens) == 1:
+            num_children, state.num_children = state.num_children, 0
+            for number in range(num_children):
+                child = state.create_equivalent_initial_request()
+                child.request_id = f"{state.request_id}__child#{number}"
+                self.add_waiting_request(child)
+        super()._schedule_request(state, request_tokens, token_budget, removed)
+
+
+class Fifo(_Mended, FIFOScheduler):
+    """First in, first out."""
+
+
+class PrefillFirst(_Mended, PrefillFirstScheduler):
+    """Prompts that were begun come first."""
