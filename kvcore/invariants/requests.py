@@ -7,6 +7,7 @@ Every group is checked at its own block size and by its own retention rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State, Table
@@ -85,18 +86,20 @@ def no_alias(state: State) -> Iterator[str]:
     """
     for tier in ("tables", "host_tables"):
         owner: dict[int, tuple[int, int, RequestState]] = {}
-        for request in state.requests.values():
+        for request in sorted(state.requests.values(), key=attrgetter("row")):
             for group_id, table in enumerate(getattr(request, tier)):
                 for position, block in enumerate(table):
                     if block == NO_HOST_BLOCK or (
                         tier == "tables" and block < state.device.first_block
                     ):
                         continue
-                    first = owner.setdefault(block, (group_id, position, request))
-                    if first[:2] != (group_id, position):
-                        yield f"block {block} is held at positions {first[1]} and {position}"
-                    elif not _same_prefix(state, first[2], request, group_id, position):
-                        yield f"block {block} is shared by {_name(first[2])} and {_name(request)}"
+                    _, at, most = found = owner.setdefault(block, (group_id, position, request))
+                    if found[:2] != (group_id, position):
+                        yield f"block {block} is held at positions {at} and {position}"
+                    elif not _same_prefix(state, most, request, group_id, position):
+                        yield f"block {block} is shared by {_name(most)} and {_name(request)}"
+                    elif request.num_accepted > most.num_accepted:
+                        owner[block] = (group_id, position, request)
 
 
 def cached_count(state: State) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from pyrsistent import pvector
 
 from kvcore import Group, KvcoreError, Request, _twin
 from kvcore.check.search.moves import moves
@@ -209,6 +210,26 @@ def test_requests_share_a_block_by_equal_hashes_of_their_own_alone() -> None:
     other = state.requests["other"]
     other = replace(other, block_hashes=other.block_hashes.set(0, b"x" * 32))
     aliased = encode(replace(state, requests=state.requests.set("other", other)))
+    assert "NO-ALIAS" in judged(aliased)
+    assert judged_by_twin(aliased) == judged(aliased)
+
+
+def test_requests_that_share_a_block_are_compared_with_who_counts_most_of_it() -> None:
+    need_twin()
+    manager = make("python")
+    manager.add_request(Request("one", range(4)))
+    admit(manager, "one")
+    manager.take_batch()
+    for child in ("two", "three"):
+        manager.fork("one", child)
+    state = manager.state()
+    assert judged(encode(state)) == ()
+    requests = dict(state.requests)
+    tokens = pvector([9, *requests["three"].tokens[1:]])
+    # The first row counts none of the block, so it differs from nobody.
+    requests["one"] = replace(requests["one"], num_computed=0)
+    requests["three"] = replace(requests["three"], tokens=tokens)
+    aliased = encode(replace(state, requests=state.requests.update(requests)))
     assert "NO-ALIAS" in judged(aliased)
     assert judged_by_twin(aliased) == judged(aliased)
 

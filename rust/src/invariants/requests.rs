@@ -156,16 +156,19 @@ pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
                         continue;
                     }
                     let holder = &mut scratch.holders[block.index()];
-                    let &mut (index, at, first) = holder.get_or_insert((group_id, position, row));
+                    let &mut (index, at, most) = holder.get_or_insert((group_id, position, row));
                     if (index, at) != (group_id, position) {
                         let block = block.0;
                         return Err(format!(
                             "block {block} is held at positions {at} and {position}"
                         ));
                     }
-                    if !same_prefix(state, &state[first], request, group_id, position) {
-                        let names = [state[first].name(), request.name()].join(" and ");
+                    if !same_prefix(state, &state[most], request, group_id, position) {
+                        let names = [state[most].name(), request.name()].join(" and ");
                         return Err(format!("block {} is shared by {names}", block.0));
+                    }
+                    if request.num_accepted() > state[most].num_accepted() {
+                        *holder = Some((group_id, position, row));
                     }
                 }
             }
