@@ -16,7 +16,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 
 STATES_MAX = 10_000
-"""So many states of a world are searched."""
+"""A hunt explores at most this many states."""
 HITS = "only hits are lost"
 MIRROR = "the worker's tables are wrong, which this ghost reads from the state"
 ORDER = "batches that run one after the other hide it"

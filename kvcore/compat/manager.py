@@ -63,7 +63,7 @@ class KVCacheManager:
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
         self.last_refusal: Refused | None = None
-        self._least_block_size = gcd(*(group.block_size for group in config.groups))
+        self._block_divisor = gcd(*(group.block_size for group in config.groups))
         no_blocks = ((),) * len(config.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
         self._steps = Steps(self.core, keep_commands=keep_commands)
@@ -115,10 +115,10 @@ class KVCacheManager:
         what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
         TokensChanged besides.
         """
-        given = num_new_computed_tokens or num_lookahead_tokens or num_external_computed_tokens
-        given = given or new_computed_blocks is not None or delay_cache_blocks or num_encoder_tokens
-        given = given or full_sequence_must_fit or reserved_blocks
-        if num_new_tokens == 1 and not given and self._append(request):
+        others = [num_new_computed_tokens, num_lookahead_tokens, num_external_computed_tokens]
+        others += [num_encoder_tokens, reserved_blocks, delay_cache_blocks, full_sequence_must_fit]
+        is_plain = new_computed_blocks is None and others == [0] * len(others)
+        if num_new_tokens == 1 and is_plain and self._append(request):
             return self.empty_kv_cache_blocks
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
@@ -228,7 +228,7 @@ class KVCacheManager:
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
         decoding = self._registry.decoding(request)
-        if decoding is not None and not decoding.fills_block(seen, count, self._least_block_size):
+        if decoding is not None and not decoding.fills_block(seen, count, self._block_divisor):
             return
         self._steps.notice(seen)
         known = self._registry.bring(request, seen, count)
@@ -281,7 +281,7 @@ class KVCacheManager:
         name, start = request.request_id, known.num_computed
         seen = Seen(name, request.num_tokens, request.num_computed_tokens)
         hashes, size = known.num_hashes, self.config.hash_block_size
-        if seen.num_computed != start or start % self._least_block_size == 0:
+        if seen.num_computed != start or start % self._block_divisor == 0:
             return False
         if hashes is not None and seen.num_tokens // size > hashes:
             return False

@@ -58,7 +58,7 @@ class RegisteredRequest:
         every = getattr(self.request, "all_token_ids", None)
         if every is None or not 0 <= num_new <= 1 or place > self.num_computed:
             return None
-        if every[place - 1] != self.last_token:
+        if len(every) < num_tokens or every[place - 1] != self.last_token:
             return None
         return (every[place],) if num_new else ()
 

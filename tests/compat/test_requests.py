@@ -15,7 +15,7 @@ import pytest
 
 from kvcore.compat import KVCacheManager, TokensChanged, request_registry
 from kvcore.manager import KVCacheManager as Core
-from kvcore.types.errors import CountMismatch, InvalidToken, WrongArgument
+from kvcore.types.errors import CountMismatch, InvalidCount, InvalidToken, WrongArgument
 from kvcore.types.values import Appended
 from tests.compat.stories import admit, finish, make, plain
 from tests.compat.worker import EngineRequest
@@ -83,6 +83,36 @@ def test_a_token_inside_a_block_is_one_call_of_the_core(
     assert manager.allocate_slots(request, 1) is not None
     assert "append" not in calls
     assert "allocate_slots" in calls
+
+
+def test_a_decode_step_with_bad_input_is_refused(manager: KVCacheManager) -> None:
+    request, _ = admit(manager, "r", [1, 2, 3])
+    manager.new_step_starts()
+    request.output.append(4)  # inside a block
+    before = manager.core.encode()
+    wrong: Any = None
+    for options in (
+        {"num_new_computed_tokens": wrong},
+        {"num_lookahead_tokens": wrong},
+        {"num_external_computed_tokens": wrong},
+    ):
+        with pytest.raises(InvalidCount):
+            manager.allocate_slots(request, 1, **options)
+    assert manager.core.encode() == before
+
+
+def test_a_decoding_request_with_too_few_tokens_is_refused(manager: KVCacheManager) -> None:
+    tokens = [1, 2, 3]
+    request = SimpleNamespace(
+        request_id="r", num_tokens=3, num_computed_tokens=0, all_token_ids=tokens
+    )
+    assert manager.allocate_slots(request, 3) is not None
+    request.num_computed_tokens = 3
+    manager.new_step_starts()
+    request.num_tokens = 4  # and no fourth token
+    with pytest.raises(CountMismatch):
+        manager.allocate_slots(request, 1)
+    assert manager.core.num_computed_tokens("r") == 3
 
 
 @pytest.mark.parametrize("kind", [list, tuple, lambda tokens: array("i", tokens)])
