@@ -40,12 +40,12 @@ from kvcore.types.values import Hit, Refused, Status
 class Scheduled(Protocol):
     """A sequence of tokens that is computed in steps.
 
-    row: at the manager. pending: the newest token was sampled, and the manager has not got it yet.
-    sampled_by: the batch that sampled the pending token, None if the manager need not check it.
-    num_to_come: tokens that batches sample that were planned and whose output was not read yet.
+    row: at the manager. has_new_token: the newest token was sampled, and the manager does not have
+    it yet. sampled_by: the batch that sampled the new token, None if the manager need not check
+    it. num_to_come: tokens that batches sample that were planned and whose output was not read yet.
     """
 
-    pending: bool
+    has_new_token: bool
     row: int
     sampled_by: int | None
     num_to_come: int
@@ -56,7 +56,7 @@ class Scheduled(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens, the pending one too."""
+        """Prompt and generated tokens, the new one too."""
 
     @property
     def newest(self) -> int:
@@ -64,13 +64,13 @@ class Scheduled(Protocol):
 
     @property
     def can_decode(self) -> bool:
-        """Whether a position of its pending token, or of one to come, can be planned."""
+        """Whether a position of its new token, or of one to come, can be planned."""
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""
 
     def give(self) -> None:
-        """Note that the manager knows the pending token now."""
+        """Note that the manager knows the new token now."""
 
     def drop_output(self) -> None:
         """Note that no token is to come any more: what batches sampled is sampled again."""
@@ -208,12 +208,12 @@ class Scheduler(Generic[S]):
     def _ready(self) -> list[S]:
         """Those that decode in this step, oldest first."""
         ahead = self._runs_ahead
-        return [each for each in self.running if each.can_decode and (ahead or each.pending)]
+        return [each for each in self.running if each.can_decode and (ahead or each.has_new_token)]
 
     def _decode(self) -> None:
         """One position for every sequence that decodes, oldest first."""
         for sequence in self.running:
-            if sequence.pending and not sequence.can_decode:
+            if sequence.has_new_token and not sequence.can_decode:
                 self.give_pending(sequence)
         ready = self._ready()[: self._budget]
         while ready:
@@ -226,15 +226,15 @@ class Scheduler(Generic[S]):
         """One position for those at the front whose tokens the same batch sampled, or that all are
         to come; takes those that got it out of the list.
         """
-        pending, batch = ready[0].pending, ready[0].sampled_by
+        new, batch = ready[0].has_new_token, ready[0].sampled_by
         alike = list(
-            takewhile(lambda each: (each.pending, each.sampled_by) == (pending, batch), ready)
+            takewhile(lambda each: (each.has_new_token, each.sampled_by) == (new, batch), ready)
         )
         rows = array("i", [each.row for each in alike])
-        tokens = array("I", [each.newest for each in alike]) if pending else None
-        appended = self._manager.append(rows, tokens, batch=batch if pending else None)
+        tokens = array("I", [each.newest for each in alike]) if new else None
+        appended = self._manager.append(rows, tokens, batch=batch if new else None)
         for sequence in alike[: appended.done]:
-            if pending:
+            if new:
                 sequence.give()
             end = sequence.num_tokens + sequence.num_to_come
             self._computes(sequence, end - 1, end)
@@ -244,7 +244,7 @@ class Scheduler(Generic[S]):
     def _continue_prompts(self) -> None:
         """The next chunk of every prompt that is not wholly computed yet, oldest first."""
         for sequence in list(self.running):
-            waits = sequence.pending or sequence.num_to_come > 0
+            waits = sequence.has_new_token or sequence.num_to_come > 0
             if waits or sequence in self._chunks or sequence not in self.running:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
@@ -333,7 +333,7 @@ class Scheduler(Generic[S]):
         self.running.remove(victim)
         self.has_moved = True
         name = victim.sequence_id
-        if victim.pending and victim.num_to_come:
+        if victim.has_new_token and victim.num_to_come:
             self.give_pending(victim)
         if self._swaps and not isinstance(self._manager.swap_out([name]), Refused):
             self.preemptions.by_swap += 1
@@ -343,7 +343,7 @@ class Scheduler(Generic[S]):
             self._place(self.swapped if is_swapped else self.waiting, victim)
             return
         self._manager.free(name)
-        if victim.pending:
+        if victim.has_new_token:
             self.give_pending(victim)
         victim.drop_output()
         self.preemptions.by_recompute += 1

@@ -95,8 +95,9 @@ def make_config(options: Options) -> Config:
 class Sequence:
     """A request that the manager knows.
 
-    known: the tokens that the manager has. num_sampled: outputs so far; the newest is pending until
-    the manager has it. is_new: it never ran. is_decoding: its chunks are of one output each.
+    known: the tokens that the manager has. num_sampled: outputs so far. has_new_token: the manager
+    does not have the newest yet. is_new: it never ran. is_decoding: its chunks are of one output
+    each.
     """
 
     request: TraceRequest
@@ -105,7 +106,7 @@ class Sequence:
     known: array[int]
     row: int
     num_sampled: int = 0
-    pending: bool = False
+    has_new_token: bool = False
     is_new: bool = True
     is_decoding: bool = False
     sampled_by: int | None = None
@@ -113,8 +114,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Those that the manager has, and the pending one."""
-        return len(self.known) + self.pending
+        """Those that the manager has, and the new one."""
+        return len(self.known) + self.has_new_token
 
     @property
     def newest(self) -> int:
@@ -124,16 +125,16 @@ class Sequence:
     @property
     def can_decode(self) -> bool:
         """Whether its newest output has no position yet."""
-        return self.pending
+        return self.has_new_token
 
     def tokens(self, start: int, end: int) -> array[int]:
         """Token ids at positions [start, end)."""
         return self.known[start:end]
 
     def give(self) -> None:
-        """Note that the manager has the pending token."""
+        """Note that the manager has the new token."""
         self.known.append(self.newest)
-        self.pending = False
+        self.has_new_token = False
 
     def drop_output(self) -> None:
         """Nothing: each output is there when the next step is planned."""
@@ -290,7 +291,7 @@ class Loop:
         """Give a computed sequence its next output; the last one ends it."""
         wanted = sequence.request.output_len
         sequence.num_sampled += 1
-        sequence.is_decoding = sequence.pending = True
+        sequence.is_decoding = sequence.has_new_token = True
         if sequence.num_sampled < wanted:
             return
         self.record.output_tokens += wanted

@@ -329,7 +329,7 @@ class Engine:
         for sequence, (draw, sampled) in zip(takers, read, strict=True):
             if sequence is None:
                 continue
-            if sequence.pending:
+            if sequence.has_new_token:
                 self.scheduler.give_pending(sequence)
             taken = take_tokens(sequence, draw, sampled, kept, self._decode)
             sequence.sampled_by = flight.number

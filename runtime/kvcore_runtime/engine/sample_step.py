@@ -105,7 +105,7 @@ def take_tokens(
         completion = _finished(sequence, decode)
         if completion is not None:
             break
-    sequence.pending = True
+    sequence.has_new_token = True
     return Taken(num_tokens, min(num_right, num_tokens), completion)
 
 

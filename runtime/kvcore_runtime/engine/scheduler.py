@@ -87,7 +87,7 @@ class Scheduler(batching.Scheduler[Sequence]):
             sequence.drop_output()
             status = self._manager.status(name)
             behind = self._manager.num_computed_tokens(name) < self._manager.num_tokens(name)
-            if sequence.pending and behind and status is not Status.SWAPPED:
+            if sequence.has_new_token and behind and status is not Status.SWAPPED:
                 self.give_pending(sequence)
             self._place(self._queue(status), sequence)
 

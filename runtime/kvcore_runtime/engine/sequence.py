@@ -42,11 +42,11 @@ class Sequence:
     """One sample of a request on its way.
 
     arrival: requests are numbered as they come; the lower, the older. row: at the manager.
-    pending: the newest token was sampled but not yet given to the manager; sampled_by: by this
-    batch. num_to_come: tokens that batches on their way sample. num_drops: how often such tokens
-    were dropped; those of a batch that was planned before are not taken. is_gone: it is finished or
-    aborted: what a batch in flight still computes of it is of no use. num_reused: prompt tokens
-    that were cached when it was first admitted.
+    has_new_token: the newest token was sampled but not yet given to the manager; sampled_by: by
+    this batch. num_to_come: tokens that batches on their way sample. num_drops: how often such
+    tokens were dropped; those of a batch that was planned before are not taken. is_gone: it is
+    finished or aborted: what a batch in flight still computes of it is of no use. num_reused:
+    prompt tokens that were cached when it was first admitted.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Sequence:
         self.row = row
         self.sampling = derive_sampling(request, sample)
         self.generated: list[int] = []
-        self.pending = False
+        self.has_new_token = False
         self.sampled_by: int | None = None
         self.num_to_come = 0
         self.num_drops = 0
@@ -69,7 +69,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens, the pending one too."""
+        """Prompt and generated tokens, the new one too."""
         return len(self.request.prompt) + len(self.generated)
 
     @property
@@ -79,16 +79,17 @@ class Sequence:
 
     @property
     def can_decode(self) -> bool:
-        """Whether its next position can be planned: that of the pending token, or of one to come.
+        """Whether its next position can be planned: that of the new token, or of one to come.
 
         The last token of an answer gets none.
         """
         num_planned = len(self.generated) + self.num_to_come
-        return (self.pending or self.num_to_come > 0) and num_planned < self.sampling.max_tokens
+        can_go_on = self.has_new_token or self.num_to_come > 0
+        return can_go_on and num_planned < self.sampling.max_tokens
 
     def give(self) -> None:
-        """Note that the manager knows the pending token now."""
-        self.pending, self.sampled_by = False, None
+        """Note that the manager knows the new token now."""
+        self.has_new_token, self.sampled_by = False, None
 
     def drop_output(self) -> None:
         """Note that no token is to come any more: what batches sampled is sampled again."""

@@ -61,7 +61,7 @@ class World:
         self.take_batch()
         if computed == num_tokens:
             sequence.generated.append(7)
-            sequence.pending = True
+            sequence.has_new_token = True
         self.scheduler.add_running(sequence)
         return sequence
 

@@ -77,7 +77,7 @@ def test_a_sequence_is_forgotten_whatever_it_waits_for(backend: Backend) -> None
 
 
 def test_after_a_cancel_everybody_is_where_the_manager_says(backend: Backend) -> None:
-    """A pending token is given to the manager where it is computed anew, and stays else."""
+    """A new token is given to the manager where it is computed anew, and stays else."""
     world = World(backend, num_blocks=9, num_host_blocks=3)
     scheduler, manager = world.scheduler, world.manager
     decoding = world.running("decoding", 3, computed=3)
@@ -96,7 +96,7 @@ def test_after_a_cancel_everybody_is_where_the_manager_says(backend: Backend) ->
     assert scheduler.swapped == [swapped]
     assert names(scheduler.waiting) == ["lost", "lost load"]
     assert scheduler.loading == [loading]
-    assert [each.pending for each in (decoding, behind, swapped, lost)] == [
+    assert [each.has_new_token for each in (decoding, behind, swapped, lost)] == [
         True,
         False,
         True,
@@ -190,7 +190,7 @@ def test_drafts_fill_what_budget_and_answer_leave(backend: Backend) -> None:
         assert world.manager.allocate_slots("short", 3)
         world.take_batch()
         short.generated.append(7)
-        short.pending = True
+        short.has_new_token = True
         world.scheduler.add_running(short)
         world.scheduler.schedule()
         assert drafter.rooms == room

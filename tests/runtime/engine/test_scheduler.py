@@ -31,7 +31,7 @@ def test_the_youngest_is_swapped_for_an_older_one(backend: Backend) -> None:
     assert world.scheduler.preemptions == Preemptions(by_swap=1)
     assert world.manager.status("young") is Status.SWAPPED
     assert world.scheduler.swapped == [young]
-    assert young.pending, "its newest token waits with it"
+    assert young.has_new_token, "its newest token waits with it"
 
 
 @pytest.mark.parametrize(("num_host_blocks", "preemption"), [(0, "swap"), (1, "recompute")])
@@ -45,7 +45,7 @@ def test_without_room_or_wish_to_swap_it_is_recomputed(
     assert world.scheduler.preemptions == Preemptions(by_recompute=1)
     assert world.manager.status("young") is Status.WAITING
     assert world.manager.num_tokens("young") == 4, "its newest token is to be computed too"
-    assert not young.pending
+    assert not young.has_new_token
     assert world.scheduler.waiting == [young]
 
 
@@ -76,7 +76,7 @@ def test_who_was_swapped_comes_back_only_where_all_can_grow(backend: Backend) ->
     assert world.step() == [("old", 8, 9), ("middle", 3, 4)]
     assert world.scheduler.swapped == [young]
     world.leave(middle)
-    old.pending = False  # it computes nothing for a while
+    old.has_new_token = False  # it computes nothing for a while
     # Two blocks are free and would take "young" in, with nothing left for either to grow.
     world.scheduler.add(world.sequence("new", 1))
     assert world.step() == []
@@ -153,7 +153,7 @@ def test_a_swapped_sequence_takes_the_output_that_was_on_its_way(backend: Backen
     manager.complete(flight)
     manager.take_batch()
     young.generated.append(9)
-    young.pending, young.sampled_by = True, flight
+    young.has_new_token, young.sampled_by = True, flight
     scheduler.give_pending(young)
     assert (manager.num_tokens("young"), manager.num_computed_tokens("young")) == (4, 3)
     manager.check()
@@ -171,7 +171,7 @@ def test_all_that_decode_run_ahead_in_every_step(backend: Backend) -> None:
         number = world.take_batch()
         for each in in_flight:  # the tokens of the step before come now
             each.generated.append(7)
-            each.pending, each.sampled_by = True, before
+            each.has_new_token, each.sampled_by = True, before
             each.num_to_come -= 1
         in_flight, before = [each.sequence for each in chunks], number
         steps.append(
