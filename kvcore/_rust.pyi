@@ -88,6 +88,10 @@ class Manager:
         """
         Give back a request's blocks, tail first; its tokens stay.
         """
+    def get_block_key(self, /, block: int) -> bytes | None:
+        """
+        The key that a device block is found by, None if it has none. Changes nothing.
+        """
     def get_block_keys(self, /, request_id: str) -> tuple[tuple[bytes, ...], ...]:
         """
         The keys of a request's full blocks, one tuple per group. Changes nothing.
@@ -95,6 +99,10 @@ class Manager:
     def get_blocks(self, /, request_id: str) -> KVCacheBlocks:
         """
         The device blocks of a request. Changes nothing.
+        """
+    def get_cached_block(self, /, key: bytes) -> int | None:
+        """
+        The device block that a key finds, None if there is none. Changes nothing.
         """
     def get_computed_blocks(self, /, request_id: str) -> Hit:
         """

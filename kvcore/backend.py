@@ -17,12 +17,16 @@ from kvcore.codec import decode as decoding
 from kvcore.codec import encode as encoding
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
-from kvcore.transitions import QUERIES, TRANSITIONS
+from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, InvariantViolation
 from kvcore.types.values import Outcome
 
 T = TypeVar("T")
+READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key"}
+"""Arguments that a manager reads before either language sees them."""
+HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
+"""Methods that are the twin's own, with the same arguments by the same names."""
 
 
 class PythonBackend:

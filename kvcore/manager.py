@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import PythonBackend, decode_valid, default_backend, make_backend
+from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
-from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
@@ -33,10 +32,6 @@ from kvcore.types.values import (
     Verdict,
 )
 
-READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done"}
-"""Arguments that the manager reads before either language sees them."""
-HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
-"""Methods that are the twin's own, with the same arguments by the same names."""
 OWN = {"config", "backend", "_core", *HANDED_ON}
 """Attributes of a manager; all others are a subclass's."""
 
@@ -59,12 +54,8 @@ class KVCacheManager:
         self.config = config
         self.backend = backend or default_backend()
         self._core = make_backend(config, self.backend)
-        if self.backend == "rust":
-            self._hand_on()
-
-    def _hand_on(self) -> None:
-        """Spare calls a Python frame, a third of each; what a subclass overrides stays its own."""
-        for name in HANDED_ON:
+        # Spares calls a Python frame, a third of each; what a subclass overrides stays its own.
+        for name in HANDED_ON if self.backend == "rust" else ():
             if getattr(type(self), name) is getattr(KVCacheManager, name):
                 self.__dict__[name] = getattr(self._core, name)
 
@@ -318,6 +309,15 @@ class KVCacheManager:
     def has_key(self, block: int) -> bool:
         """Whether a device block can be found; the null block counts as found. Changes nothing."""
         return self._core.has_key(block)
+
+    def get_block_key(self, block: int) -> bytes | None:
+        """The key that a device block is found by, None if it has none. Changes nothing."""
+        return self._core.get_block_key(block)
+
+    def get_cached_block(self, key: bytes) -> int | None:
+        """The device block that a key finds, or None. Raises InvalidKey. Changes nothing."""
+        check_kind("key", key, bytes)
+        return self._core.get_cached_block(key)
 
     def num_owners(self, block: int) -> int:
         """Tables, pins and operations that hold a device block. Changes nothing."""

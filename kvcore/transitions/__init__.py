@@ -55,8 +55,8 @@ QUERIES: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         *(queries.get_computed_blocks, allocate.can_allocate, queries.get_blocks),
-        *(queries.get_block_keys, queries.get_num_common_prefix_blocks, queries.has_key),
-        queries.num_owners,
+        *(queries.get_block_key, queries.get_block_keys, queries.get_cached_block),
+        *(queries.get_num_common_prefix_blocks, queries.has_key, queries.num_owners),
     )
 } | {
     "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),

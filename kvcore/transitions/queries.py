@@ -9,7 +9,8 @@ from __future__ import annotations
 from kvcore.state.state import RequestState, State
 from kvcore.transitions.prefix_lookup import longest_hit
 from kvcore.types.arguments import read_int
-from kvcore.types.errors import UnknownBlock, UnknownRequest
+from kvcore.types.errors import InvalidKey, UnknownBlock, UnknownRequest
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Hit, KVCacheBlocks
 
 
@@ -76,6 +77,22 @@ def has_key(state: State, block: int) -> bool:
     """Whether a device block is findable; the null block counts as found. Raises UnknownBlock."""
     number = find_block(state, block)
     return number is None or state.device.keys[number] is not None
+
+
+def get_block_key(state: State, block: int) -> bytes | None:
+    """The key that a device block is found by, of 36 bytes; None if it has none, as the null block.
+
+    Raises UnknownBlock.
+    """
+    number = find_block(state, block)
+    return None if number is None else state.device.keys[number]
+
+
+def get_cached_block(state: State, key: bytes) -> int | None:
+    """The device block that a key finds, the first of several. Raises InvalidKey."""
+    if len(key) != KEY_SIZE:
+        raise InvalidKey(size=len(key), expected=KEY_SIZE)
+    return state.device.index.firsts.get(key)
 
 
 def num_owners(state: State, block: int) -> int:

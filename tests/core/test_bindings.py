@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request, _twin
-from kvcore.backend import PythonBackend
-from kvcore.manager import HANDED_ON
+from kvcore.backend import HANDED_ON, PythonBackend
 from kvcore.transitions import QUERIES, TRANSITIONS
 from kvcore.transitions.slot_request import DEFAULTS
 from kvcore.types.commands import COLUMNS, Batch

@@ -110,6 +110,9 @@ def blocks_and_tiers(manager: KVCacheManager) -> None:
     keys: tuple[tuple[bytes, ...], ...] = manager.get_block_keys("c")
     assert blocks.blocks == (tuple(ids),)
     assert [manager.has_key(block) for block in ids] == [True, True, False]
+    key: bytes | None = manager.get_block_key(ids[0])
+    cached: int | None = None if key is None else manager.get_cached_block(key)
+    assert (key, cached) == (keys[0][0], ids[0])
     manager.pin(ids[:1])
     owners: int = manager.num_owners(ids[0])
     assert owners == 2

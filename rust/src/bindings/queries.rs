@@ -9,6 +9,7 @@ use pyo3::types::PyBytes;
 use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, HitArg, IdArg};
 use crate::bindings::errors::{Given, raise};
 use crate::bindings::manager::Manager;
+use crate::bindings::tiers::read_key;
 use crate::bindings::values;
 use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus, PyVerdict};
 use crate::codec::decode::decode;
@@ -16,8 +17,8 @@ use crate::codec::encode::encode;
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::can_allocate;
 use crate::transitions::queries::{
-    get_block_keys, get_blocks, get_computed_blocks, get_num_common_prefix_blocks, has_key,
-    num_owners,
+    get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
+    get_num_common_prefix_blocks, has_key, num_owners,
 };
 
 #[pymethods]
@@ -106,6 +107,26 @@ impl Manager {
         let mut given = Given::default();
         let number = given.block(block.0)?;
         Self::ask(slf, &given, |state| has_key(state, number))
+    }
+
+    /// The key that a device block is found by, None if it has none. Changes nothing.
+    #[pyo3(signature = (block))]
+    fn get_block_key<'py>(
+        slf: &Bound<'py, Self>,
+        block: BlockArg<'_, 'py>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let mut given = Given::default();
+        let number = given.block(block.0)?;
+        let key = Self::ask(slf, &given, |state| get_block_key(state, number))?;
+        Ok(key.map(|key| PyBytes::new(slf.py(), &key.0)))
+    }
+
+    /// The device block that a key finds, None if there is none. Changes nothing.
+    #[pyo3(signature = (key))]
+    fn get_cached_block(slf: &Bound<'_, Self>, key: &[u8]) -> PyResult<Option<u32>> {
+        let key = read_key(slf.py(), key)?;
+        let found = Self::ask(slf, &Given::default(), |state| Ok(get_cached_block(state, &key)))?;
+        Ok(found.map(|block| block.0))
     }
 
     /// Tables, pins and operations that hold a device block. Changes nothing.

@@ -3,6 +3,7 @@
 //!
 //! Source: S000-43, 48, 54, 56. Twin: kvcore/transitions/queries.py.
 
+use crate::pool::transitions::lookup;
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::errors::Error;
@@ -64,6 +65,18 @@ pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<V
 pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
     let found = find_block(state, block)?;
     Ok(found.is_none_or(|block| state.device.key(block).is_some()))
+}
+
+/// The key that a device block is found by; None if it has none, as the null block. Fails with
+/// UnknownBlock.
+pub fn get_block_key(state: &State, block: i64) -> Result<Option<Key>, Error> {
+    Ok(find_block(state, block)?.and_then(|block| state.device.key(block).copied()))
+}
+
+/// The device block that a key finds, the first of several.
+#[must_use]
+pub fn get_cached_block(state: &State, key: &Key) -> Option<BlockId> {
+    lookup(&state.device, key)
 }
 
 /// Tables, pins and operations that hold a device block; the null block has none. Fails with

@@ -8,7 +8,7 @@ import pytest
 from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, Status
 from kvcore.state.state import make_state
 from kvcore.transitions.queries import get_num_common_prefix_blocks, usage
-from kvcore.types.errors import UnknownBlock
+from kvcore.types.errors import InvalidKey, UnknownBlock, WrongArgument
 from tests.conftest import Backend
 from tests.helpers.stories import add, blocks, drop, make, serve, step, unchanged
 
@@ -138,6 +138,30 @@ def test_owners_are_tables_pins_and_operations(backend: Backend) -> None:
     for block in (-1, manager.config.num_blocks, "1"):
         with unchanged(manager), pytest.raises(UnknownBlock):
             manager.num_owners(block)  # type: ignore[arg-type] # also what is no number
+
+
+def test_a_block_and_its_key_find_each_other(backend: Backend) -> None:
+    manager = make(backend)
+    serve(manager, "a", range(4))
+    add(manager, "b", range(4))
+    assert manager.allocate_slots("b", 4)  # without a look-up: the same keys again
+    manager.take_batch()
+    ((first, second),) = manager.get_block_keys("a")
+    assert [manager.get_block_key(block) for block in range(5)] == [
+        *(None, first, second),  # the null block has none, though it counts as found
+        *(first, second),
+    ]
+    assert [manager.get_cached_block(key) for key in (first, second)] == [1, 2]
+    manager.evict_blocks([1])
+    assert (manager.get_block_key(1), manager.get_cached_block(first)) == (None, 3)
+    assert manager.get_cached_block(second[:-1] + b"\1") is None, "of another group"
+    for block in (-1, manager.config.num_blocks, "1"):
+        with unchanged(manager), pytest.raises(UnknownBlock):
+            manager.get_block_key(block)  # type: ignore[arg-type] # also what is no number
+    with unchanged(manager), pytest.raises(InvalidKey, match="36 bytes, not 32"):
+        manager.get_cached_block(first[:32])
+    with unchanged(manager), pytest.raises(WrongArgument, match="key must be a bytes"):
+        manager.get_cached_block(bytearray(first))  # type: ignore[arg-type]
 
 
 def test_an_empty_manager_has_everything_free(backend: Backend) -> None:
