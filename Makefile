@@ -80,7 +80,7 @@ explore: setup ## explore small worlds exhaustively, both backends edge by edge;
 	@echo "make fuzz takes about 75 minutes on 2 cores (docs/checking.md)"
 	$(MAKE) fuzz
 
-fuzz: setup ## a million damaged inputs for every decoder, in both languages (75 minutes on 2 cores)
+fuzz: setup ## a million damaged inputs for every decoder, 50,000 replays, both languages (75 min, 2 cores)
 	BOLERO_RANDOM_ITERATIONS=1000000 cargo test --locked --profile fuzz --lib -- --nocapture fuzz::doors
 	$(BIN)/python -m tests.bytes.run
 	$(BIN)/python -m tests.bytes.agree

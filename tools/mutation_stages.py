@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -26,7 +27,6 @@ from tools.mutation_table import UNNAMED
 ROOT = Path(__file__).parents[1]
 GIB = 1 << 30
 UNBUILT = "does not compile"
-MEMORY_MAX = 12 * GIB
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 CARGO = ("cargo", "test", "--locked")
 STYLE = ("tests/test_tidy.py", "tests/test_wheel.py", "tests/docs/test_docs.py")
@@ -44,13 +44,15 @@ UNITS = (*POOLS, *ROOMS)
 class Stage:
     """Tests by name: a command, to which the names of tests can be added instead of its paths.
 
-    cpu_s_max: per process. builds_twin: the compiled twin is built into the copy first.
+    cpu_s_max, memory_max: per process; a defect may allocate without end. builds_twin: the compiled
+    twin is built into the copy first.
     """
 
     name: str
     command: tuple[str, ...]
     paths: tuple[str, ...]
     cpu_s_max: int
+    memory_max: int = 12 * GIB
     in_slice: bool = True
     builds_twin: bool = False
 
@@ -62,10 +64,11 @@ PARITY = (
     "tests/core",
     "tests/check/test_agreement.py",
 )
+SHORT: dict[str, Any] = {"command": PYTEST, "cpu_s_max": 60, "memory_max": 2 * GIB}
 STAGES = {
     "python": [
-        Stage(name="traces", command=PYTEST, paths=("tests/traces",), cpu_s_max=60),
-        Stage(name="short unit tests", command=PYTEST, paths=UNITS, cpu_s_max=60),
+        Stage(name="traces", paths=("tests/traces",), **SHORT),
+        Stage(name="short unit tests", paths=UNITS, **SHORT),
         Stage(
             name="unit and conformance tests",
             command=(*PYTEST, *NOT_THESE),
@@ -147,11 +150,11 @@ class Scratch:
     def run(self, stage: Stage, *tests: str) -> str | None:
         """The first test that fails; None if all pass. tests: names, instead of the whole stage."""
         if stage.builds_twin:
-            if self._call(EXTENSION, stage.cpu_s_max)[0]:
+            if self._call(EXTENSION, stage)[0]:
                 return UNBUILT
             built = ROOT / "target" / "debug" / "libkvcore.so"
             shutil.copyfile(built, self.folder / "kvcore" / "_rust.abi3.so")
-        code, output = self._call((*stage.command, *(tests or stage.paths)), stage.cpu_s_max)
+        code, output = self._call((*stage.command, *(tests or stage.paths)), stage)
         failed = FAILED.search(output)
         if code == 0:
             return None
@@ -161,12 +164,12 @@ class Scratch:
             return UNBUILT
         return "hangs" if "SIGXCPU" in output or code in (-24, -9) else "crashes"
 
-    def _call(self, command: tuple[str, ...], cpu_s_max: int) -> tuple[int, str]:
-        """Exit code and output of a command in the copy, under limits."""
+    def _call(self, command: tuple[str, ...], stage: Stage) -> tuple[int, str]:
+        """Exit code and output of a command in the copy, under the limits of a stage."""
 
         def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s_max, cpu_s_max + 5))
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
+            resource.setrlimit(resource.RLIMIT_CPU, (stage.cpu_s_max, stage.cpu_s_max + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (stage.memory_max, stage.memory_max))
 
         environment = dict(
             os.environ,
