@@ -81,9 +81,11 @@ def make_engine(
 ) -> Any:
     """A scheduler of this class."""
     config = make_config(async_scheduling=is_async, **changed)
+    cache_config = cache_config or make_cache()
+    config.cache_config.num_gpu_blocks = cache_config.num_blocks
     return kind(
         vllm_config=config,
-        kv_cache_config=cache_config or make_cache(),
+        kv_cache_config=cache_config,
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
         log_stats=True,

@@ -14,9 +14,10 @@ from typing import Any
 from kvcore_vllm.pinned import NotServed, check_release
 
 VARIABLE = "KVCORE_VLLM"
+SHADOW = "KVCORE_SHADOW"
 
-_own: list[Any] = []
-"""vLLM's manager while kvcore's stands in its place."""
+_swapped: list[tuple[Any, Any]] = []
+"""vLLM's manager and what stands in its place, while something does."""
 
 
 def load() -> None:
@@ -24,40 +25,49 @@ def load() -> None:
 
     Raises NotServed, also for another value than 0 and 1.
     """
-    value = os.environ.get(VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise NotServed(f"{VARIABLE}={value!r} is neither 0 nor 1")
-    if value == "1" and not _own:
+    if is_set(VARIABLE) and not _swapped:
         install()
+
+
+def is_set(variable: str) -> bool:
+    """Whether an environment variable is 1. Raises NotServed for another value than 0 and 1."""
+    value = os.environ.get(variable, "0")
+    if value not in ("0", "1"):
+        raise NotServed(f"{variable}={value!r} is neither 0 nor 1")
+    return value == "1"
 
 
 def install() -> None:
     """Let schedulers that are made from now on have kvcore's manager.
 
-    Raises NotServed for another vLLM, or if it is installed.
+    If KVCORE_SHADOW is 1, they have vLLM's, and kvcore's behind it (shadow.py). Raises NotServed
+    for another vLLM, or if it is installed.
     """
-    if _own:
+    if _swapped:
         raise NotServed("kvcore_vllm is installed: call uninstall() first")
     check_release()
     from vllm.v1.core.sched import scheduler
 
     from kvcore_vllm.manager import KVCacheManager
+    from kvcore_vllm.shadow import shadowed
 
-    _own.append(scheduler.KVCacheManager)
-    scheduler.KVCacheManager = KVCacheManager
+    own = scheduler.KVCacheManager
+    ours = shadowed(own) if is_set(SHADOW) else KVCacheManager
+    _swapped.append((own, ours))
+    scheduler.KVCacheManager = ours
 
 
 def uninstall() -> None:
     """Put vLLM's manager back. Raises NotServed if kvcore's does not stand there."""
-    if not _own:
+    if not _swapped:
         raise NotServed("kvcore_vllm is not installed: there is nothing to undo")
     from vllm.v1.core.sched import scheduler
 
-    from kvcore_vllm.manager import KVCacheManager
-
-    if scheduler.KVCacheManager is not KVCacheManager:
+    own, ours = _swapped[0]
+    if scheduler.KVCacheManager is not ours:
         raise NotServed("KVCacheManager was replaced after install(): undo that first")
-    scheduler.KVCacheManager = _own.pop()
+    scheduler.KVCacheManager = own
+    _swapped.clear()
 
 
 @contextmanager
@@ -73,7 +83,7 @@ def installed() -> Iterator[None]:
 @contextmanager
 def swapped() -> Iterator[None]:
     """The same, for one scheduler that is made; also while it is installed."""
-    if _own:
+    if _swapped:
         yield
         return
     with installed():

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvcore behind vLLM's own manager: the same calls, the answers compared, no say in anything.
+
+vLLM's manager stays in charge, and each call costs what both cost. The first call whose answers
+differ is told with both answers and what both hold; from then on kvcore is not asked any more.
+KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from vllm.logger import init_logger
+
+from kvcore.types.commands import Batch, Evict
+from kvcore_vllm.blocks import read_ids
+from kvcore_vllm.manager import KVCacheManager
+from kvcore_vllm.pinned import NotServed
+
+logger = init_logger("vllm.kvcore")
+EVERY = "KVCORE_SHADOW_EVERY"
+COMPARED = ("cache_blocks", "free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
+"""Calls that both managers get as they come, with answers that compare."""
+MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "take_events")
+"""Calls that both get, with answers that name blocks, which may lie elsewhere."""
+
+
+class Shadow:
+    """Both managers by vLLM's names. Raises NotServed for what kvcore does not serve.
+
+    difference: what is said of the first one, None as long as there is none. same_ids: whether the
+    answers named the same blocks so far; where blocks lie is no difference. nanoseconds: in each
+    manager, and of comparing. hit_tokens: of all look-ups. num_evictions: of each manager.
+    """
+
+    def __init__(self, own: Any, kvcore: KVCacheManager) -> None:
+        self.own, self.kvcore = own, kvcore
+        self.block_pool = ShadowPool(self)
+        self.difference: str | None = None
+        self.same_ids = True
+        self.num_calls = self.num_steps = 0
+        self.nanoseconds = {"vLLM": 0, "kvcore": 0, "comparing": 0}
+        self.hit_tokens = {"vLLM": 0, "kvcore": 0}
+        self.num_evictions = {"vLLM": 0, "kvcore": 0}
+        self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
+        self._every = read_every()
+        self._hits: dict[str, Any] = {}
+        self._started = perf_counter_ns()
+        count_evictions(self)
+        for name in COMPARED:
+            setattr(self, name, partial(self._ask_both, name, operator.eq))
+        for name in MADE:
+            setattr(self, name, partial(self._ask_both, name, None))
+        atexit.register(self.report)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is asked of one manager alone is asked of vLLM's."""
+        return getattr(self.own, name)
+
+    def get_computed_blocks(self, request: Any, *args: Any, **options: Any) -> Any:
+        """vLLM's hit; kvcore's is kept for `allocate_slots`."""
+        return self._look_up("get_computed_blocks", request, *args, **options)
+
+    def get_computed_blocks_for_connector(self, request: Any, *args: Any, **options: Any) -> Any:
+        """The same."""
+        return self._look_up("get_computed_blocks_for_connector", request, *args, **options)
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        """vLLM's slots, or None."""
+        counts = (request, num_new_tokens, num_new_computed_tokens)
+
+        def theirs() -> Any:
+            hit = self._hits.pop(request.request_id, None) if new_computed_blocks else None
+            if hit is not None:
+                hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
+            return self.kvcore.allocate_slots(*counts, hit, *args, **options)
+
+        mine = partial(self.own.allocate_slots, *counts, new_computed_blocks, *args, **options)
+        return self.ask("allocate_slots", request.request_id, self._same_blocks, mine, theirs)
+
+    def pop_blocks_for_free(self, request: Any) -> Any:
+        """vLLM's blocks; `block_pool.free_blocks` gives back both managers'."""
+        calls = (partial(each.pop_blocks_for_free, request) for each in (self.own, self.kvcore))
+        return self.ask("pop_blocks_for_free", request.request_id, self._note_places, *calls)
+
+    def ask(
+        self,
+        name: str,
+        request_id: str,
+        same: Callable[[Any, Any], bool] | None,
+        mine: Callable[[], Any],
+        theirs: Callable[[], Any],
+    ) -> Any:
+        """vLLM's answer, with kvcore's compared to it if there is a way to."""
+        started = perf_counter_ns()
+        answer = mine()
+        asked = perf_counter_ns()
+        self.nanoseconds["vLLM"] += asked - started
+        if self.difference is not None:
+            return answer
+        self.num_calls += 1
+        try:
+            other = theirs()
+            answered = perf_counter_ns()
+            self.nanoseconds["kvcore"] += answered - asked
+            if same and self.num_steps % self._every == 0 and not same(answer, other):
+                self.part(name, request_id, answer, other)
+            self.nanoseconds["comparing"] += perf_counter_ns() - answered
+        except Exception as error:  # whatever it is, vLLM's answer stands
+            self.part(name, request_id, answer, error)
+        return answer
+
+    def part(self, name: str, request_id: str, mine: Any, theirs: Any) -> None:
+        """Say what differs, and ask kvcore no more."""
+        sides = []
+        for manager in (self.own, self.kvcore):
+            held = [len(each) for each in manager.get_block_ids(request_id)] if request_id else []
+            pool = manager.block_pool
+            free = pool.get_num_free_blocks()
+            sides.append(f"{free} of {pool.num_gpu_blocks} blocks free, {held} held by the request")
+        whose = f"{name} of request {request_id!r}" if request_id else name
+        self.difference = (
+            f"kvcore parts from vLLM's manager in call {self.num_calls}, step {self.num_steps}: "
+            f"{whose} gave {shown(mine)} with vLLM's manager ({sides[0]}) and {shown(theirs)} with "
+            f"kvcore ({sides[1]}; {self.kvcore.num_withdrawn} keys withdrawn since their step was "
+            "not computed)"
+        )
+        logger.error("%s", self.difference)
+
+    def report(self) -> str:
+        """Log what was seen, and return it."""
+        whole = max(1, perf_counter_ns() - self._started)
+        own, kvcore, comparing = (each / 1e9 for each in self.nanoseconds.values())
+        text = (
+            f"kvcore in the shadow of vLLM's manager: {self.num_calls} calls in {self.num_steps} "
+            f"steps, {'parted' if self.difference else 'no difference'}, blocks at "
+            f"{'the same' if self.same_ids else 'other'} places; vLLM and kvcore: "
+            f"{' and '.join(map(str, self.hit_tokens.values()))} hit tokens, "
+            f"{' and '.join(map(str, self.num_evictions.values()))} evictions, "
+            f"{own:.3f} and {kvcore:.3f} s in the manager; comparing took {comparing:.3f} s, "
+            f"{100e9 * comparing / whole:.1f} % of the time"
+        )
+        logger.info("%s", text)
+        return text
+
+    def _ask_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
+        if name == "new_step_starts":
+            self.num_steps += 1
+        request_id = getattr(args[0], "request_id", "") if args else ""
+        calls = (partial(getattr(m, name), *args, **options) for m in (self.own, self.kvcore))
+        return self.ask(name, request_id, same, *calls)
+
+    def _look_up(self, name: str, request: Any, *args: Any, **options: Any) -> Any:
+        def same(mine: Any, theirs: Any) -> bool:
+            self.hit_tokens["vLLM"] += mine[1]
+            self.hit_tokens["kvcore"] += theirs[1]
+            return mine[1:] == theirs[1:] and self._same_blocks(mine[0], theirs[0])
+
+        def theirs() -> Any:
+            found = getattr(self.kvcore, name)(request, *args, **options)
+            self._hits[request.request_id] = found[0]
+            return found
+
+        mine = partial(getattr(self.own, name), request, *args, **options)
+        return self.ask(name, request.request_id, same, mine, theirs)
+
+    def _same_blocks(self, mine: Any, theirs: Any) -> bool:
+        """Whether both are None, or have as many blocks in each group."""
+        if mine is None or theirs is None:
+            return mine is theirs
+        own, kvcore = read_ids(mine), read_ids(theirs)
+        if self.same_ids:
+            self.same_ids = list(map(list, own)) == list(map(list, kvcore))
+        return list(map(len, own)) == list(map(len, kvcore))
+
+    def _note_places(self, mine: list[Any], theirs: list[Any]) -> bool:
+        ids = ([each.block_id for each in blocks] for blocks in (mine, theirs))
+        self.place |= dict(zip(*ids, strict=False))
+        return len(mine) == len(theirs)
+
+
+class ShadowPool:
+    """vLLM's pool; what connectors hold and give back, kvcore's pool does too."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        self._shadow = shadow
+        self._own = shadow.own.block_pool
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is vLLM's."""
+        return getattr(self._own, name)
+
+    def touch(self, blocks: Iterable[Any]) -> None:
+        """Hold blocks, so that they stay."""
+        self._of_both("touch", blocks)
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        """Give back held blocks."""
+        self._of_both("free_blocks", ordered_blocks)
+
+    def _of_both(self, name: str, blocks: Iterable[Any]) -> None:
+        listed, shadow = list(blocks), self._shadow
+        pool = shadow.kvcore.block_pool
+
+        def theirs() -> None:
+            ids = [each.block_id for each in listed]
+            if not shadow.same_ids and not shadow.place.keys() >= set(ids):
+                raise LookupError("the blocks that a connector names lie elsewhere in kvcore")
+            getattr(pool, name)([pool.block(shadow.place.get(each, each)) for each in ids])
+
+        shadow.ask(name, "", None, partial(getattr(self._own, name), listed), theirs)
+
+
+def shadowed(own: type[Any]) -> Callable[..., Shadow]:
+    """What makes vLLM's manager with kvcore's behind it, with the arguments of vLLM's."""
+
+    def make(*args: Any, **options: Any) -> Shadow:
+        return Shadow(own(*args, **options), KVCacheManager(*args, **options))
+
+    return make
+
+
+def read_every() -> int:
+    """How many steps there are for each that is compared. Raises NotServed."""
+    value = os.environ.get(EVERY, "1")
+    if not value.isdecimal() or int(value) < 1:
+        raise NotServed(f"{EVERY}={value!r} is not a number of steps, 1 or more")
+    return int(value)
+
+
+def shown(answer: Any) -> str:
+    """An answer as the counts of its blocks, or as it is."""
+    if isinstance(answer, tuple):
+        return f"({', '.join(map(shown, answer))})"
+    try:
+        return f"{[len(ids) for ids in read_ids(answer)]} blocks"
+    except AttributeError:
+        return repr(answer)[:200]
+
+
+def count_evictions(shadow: Shadow) -> None:
+    """Let both managers count the cached blocks that they drop."""
+    pool, core, numbers = shadow.own.block_pool, shadow.kvcore.compat.core, shadow.num_evictions
+    drop, take = pool._maybe_evict_cached_block, core.take_batch
+
+    def dropped(block: Any) -> bool:
+        done: bool = drop(block)
+        numbers["vLLM"] += done
+        return done
+
+    def taken() -> Batch:
+        batch = take()
+        numbers["kvcore"] += batch.column("kind").tolist().count(Evict.kind)
+        return batch
+
+    pool._maybe_evict_cached_block = dropped
+    core.take_batch = taken

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvcore in the shadow of vLLM's manager: no say in anything, and the first difference is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm_environment import ABSENT
+
+pytest.importorskip("vllm", reason=ABSENT)
+
+import kvcore_vllm
+from kvcore_vllm import NotServed
+from kvcore_vllm.manager import KVCacheManager
+from kvcore_vllm.shadow import Shadow
+from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
+
+from tests.engines.vllm_engine import make_engine, run
+
+pytestmark = pytest.mark.vllm
+PREFIX = list(range(16))
+PROMPTS = {f"r{number}": [*PREFIX, number, 5, 6] for number in range(6)}
+
+
+@pytest.fixture(autouse=True)
+def shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCORE_SHADOW", "1")
+
+
+def make_shadow(**options: Any) -> tuple[Any, Shadow]:
+    """A scheduler, and the two managers in it."""
+    scheduler = make_engine(kvcore_vllm.Scheduler, **options)
+    manager = scheduler.kv_cache_manager
+    assert isinstance(manager, Shadow)
+    assert type(manager.own) is Own
+    assert type(manager.kvcore) is KVCacheManager
+    return scheduler, manager
+
+
+def test_both_managers_hit_evict_and_place_the_same() -> None:
+    scheduler, manager = make_shadow(max_num_seqs=2)
+    for turn in range(8):
+        prompts = {f"{name}-{turn}": [*tokens, turn] for name, tokens in PROMPTS.items()}
+        assert run(scheduler, prompts) == dict.fromkeys(prompts, 3)
+    assert manager.difference is None
+    assert manager.same_ids
+    for counted in (manager.hit_tokens, manager.num_evictions):
+        assert counted["vLLM"] == counted["kvcore"] > 0
+    assert manager.own.usage == manager.kvcore.usage == 0.0
+    report = manager.report()
+    assert f"{manager.num_calls} calls in {manager.num_steps} steps, no difference" in report
+    assert f"{manager.hit_tokens['vLLM']} and {manager.hit_tokens['kvcore']} hit tokens" in report
+
+
+def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, manager = make_shadow(max_num_seqs=1)
+    ours, asked = manager.kvcore, []
+
+    def finds_nothing(request: Any, *_: Any) -> Any:
+        asked.append(request.request_id)
+        return ours.empty_kv_cache_blocks, 0, 0
+
+    monkeypatch.setattr(ours, "get_computed_blocks", finds_nothing)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    assert asked == ["r0", "r1"], "kvcore is not asked after the first difference"
+    assert manager.difference is not None
+    assert "get_computed_blocks of request 'r1' gave ([4] blocks, 16, 0) with vLLM's manager" in (
+        manager.difference
+    )
+    assert "and ([0] blocks, 0, 0) with kvcore" in manager.difference
+    assert "parted" in manager.report()
+
+
+def test_an_error_of_kvcore_reaches_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, manager = make_shadow()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(manager.kvcore, "allocate_slots", fails)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    assert manager.difference is not None
+    assert "RuntimeError('a defect') with kvcore" in manager.difference
+
+
+def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    for every in (1, 1000):
+        monkeypatch.setenv("KVCORE_SHADOW_EVERY", str(every))
+        scheduler, manager = make_shadow()
+        run(scheduler, PROMPTS)
+        monkeypatch.setattr(manager.kvcore, "reset_prefix_cache", lambda: False)
+        assert manager.reset_prefix_cache()
+        seen[every] = manager.difference
+    assert seen[1] is not None
+    assert "reset_prefix_cache gave True with vLLM's manager" in seen[1]
+    assert seen[1000] is None
+
+
+def test_blocks_that_a_connector_holds_are_held_in_both() -> None:
+    scheduler, manager = make_shadow()
+    run(scheduler, {"r": PREFIX})
+    pool, ours = manager.block_pool, manager.kvcore.block_pool
+    held = [pool.blocks[number] for number in (1, 2)]
+    free = pool.get_num_free_blocks()
+    pool.touch(held)
+    assert pool.get_num_free_blocks() == ours.get_num_free_blocks() == free - 2
+    pool.free_blocks(held)
+    assert pool.get_num_free_blocks() == ours.get_num_free_blocks() == free
+    assert manager.difference is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("KVCORE_SHADOW_EVERY", "0", "KVCORE_SHADOW_EVERY='0' is not a number of steps, 1 or more"),
+        ("KVCORE_SHADOW", "on", "KVCORE_SHADOW='on' is neither 0 nor 1"),
+    ],
+)
+def test_a_wrong_variable_stops_the_engine_when_it_starts(
+    variable: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(NotServed, match=f"^{text}$"):
+        make_shadow()
