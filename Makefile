@@ -77,10 +77,10 @@ explore: setup ## explore small worlds exhaustively, both backends edge by edge;
 	$(BIN)/pytest -m slow $(ARGS)
 	KVCORE_EXAMPLES=40 $(BIN)/pytest $(WITH_EXAMPLES)
 	$(BIN)/python -m tools.explore
-	@echo "make fuzz takes about 75 minutes on 2 cores (docs/checking.md)"
+	@echo "make fuzz takes about an hour on 2 cores (docs/checking.md)"
 	$(MAKE) fuzz
 
-fuzz: setup ## a million damaged inputs for every decoder, 50,000 replays, both languages (75 min, 2 cores)
+fuzz: setup ## a million damaged inputs for every decoder, 50,000 replays, both languages (an hour of 2 cores)
 	BOLERO_RANDOM_ITERATIONS=1000000 cargo test --locked --profile fuzz --lib -- --nocapture fuzz::doors
 	$(BIN)/python -m tests.bytes.run
 	$(BIN)/python -m tests.bytes.agree
