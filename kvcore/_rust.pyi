@@ -33,7 +33,7 @@ class Manager:
         """
     def add_drafts(self, /, request_id: str, tokens: Any) -> None:
         """
-        Put guessed tokens behind those of a request, in place of the guesses before.
+        Put drafts behind the tokens of a request, in place of those before.
         """
     def add_request(self, request: Request, /) -> int:
         """

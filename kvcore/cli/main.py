@@ -17,7 +17,7 @@ from typing import Any
 
 import kvcore
 from kvcore.cli.arguments import COMPLETING, parse
-from kvcore.cli.pipes import holding_interrupts, quiet
+from kvcore.cli.pipes import ends_cleanly, holding_interrupts
 
 GROUP = "kvcore.commands"
 ELSEWHERE = {"generate": "kvcore-runtime"}
@@ -28,7 +28,7 @@ USAGE_ERROR = 2
 Command = Callable[[list[str]], int]
 
 
-@quiet
+@ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; 2 if the call was wrong.
 

@@ -26,7 +26,7 @@ CANNOT_WRITE = 2
 P = ParamSpec("P")
 
 
-def quiet(command: Callable[P, int]) -> Callable[P, int]:
+def ends_cleanly(command: Callable[P, int]) -> Callable[P, int]:
     """The command, which ends as said above."""
 
     @wraps(command)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcore.cli.arguments import parse
-from kvcore.cli.pipes import quiet
+from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay.command_options import Arguments, make_parser, read_arguments
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 
 
-@quiet
+@ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay one trace; returns the exit code.
 

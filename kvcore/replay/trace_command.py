@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import attrs
 
 from kvcore.cli.arguments import count, natural, parse, positive
-from kvcore.cli.pipes import quiet
+from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay import trace_facts
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
 from kvcore.replay.request_trace import TraceReader
@@ -25,7 +25,7 @@ from kvcore.replay.whole_file import check_writable, write_whole
 from kvcore.types.errors import KvcoreError
 
 
-@quiet
+@ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or show one trace; returns the exit code.
 

@@ -17,7 +17,7 @@ from decimal import Decimal, InvalidOperation
 import attrs
 
 from kvcore.cli.arguments import count, parse
-from kvcore.cli.pipes import quiet
+from kvcore.cli.pipes import ends_cleanly
 from kvcore.sizing.errors import MissingField, WeightsDoNotFit
 from kvcore.sizing.models import Model, read_model
 from kvcore.sizing.report import SizeReport, size_model, to_json, to_text
@@ -31,7 +31,7 @@ DEFAULT_BATCHED_TOKENS = 8192
 DEFAULT_UTILIZATION = Decimal("0.9")
 
 
-@quiet
+@ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one question; returns the exit code.
 

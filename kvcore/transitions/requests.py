@@ -113,7 +113,7 @@ def add_block_hashes(
 
 
 def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, None]:
-    """Put guessed tokens behind those of a request, in place of the guesses before; none is fine.
+    """Put drafts behind the tokens of a request, in place of those before; none is fine.
 
     They can be scheduled, and are published only when they were accepted. Raises UnknownRequest,
     SwappedOut, LoadUnfinished, InvalidToken, UnsupportedBuffer, DraftsPending, PlaceholdersPending.

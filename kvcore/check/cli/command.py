@@ -43,7 +43,7 @@ from kvcore.check.stories.story import render
 from kvcore.check.world.model import Violation
 from kvcore.check.world.world import World
 from kvcore.cli.arguments import parse
-from kvcore.cli.pipes import quiet
+from kvcore.cli.pipes import ends_cleanly
 from kvcore.types.errors import KvcoreError
 
 FINE, VIOLATED, USAGE_ERROR, SHOWS_TOO_LITTLE, STOPPED = 0, 1, 2, 3, 130
@@ -51,7 +51,7 @@ LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
 EXPLODES, MANY_STATES, TOO_MANY, LEVELS_AHEAD = 1.5, 1_000, 2_000_000, 5
 
 
-@quiet
+@ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Explore one world; returns the exit code.
 

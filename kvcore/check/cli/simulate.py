@@ -27,7 +27,7 @@ from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, Run, a
 from kvcore.check.simulate.setting import Fixed
 from kvcore.check.simulate.shrink import shrink
 from kvcore.cli.arguments import count, natural, parse, positive
-from kvcore.cli.pipes import quiet
+from kvcore.cli.pipes import ends_cleanly
 from kvcore.oracle.device import find_device
 from kvcore.types.errors import KvcoreError
 
@@ -60,7 +60,7 @@ class Tally:
             self.failed = run
 
 
-@quiet
+@ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make runs; returns the exit code.
 
@@ -139,7 +139,7 @@ class Progress:
 
 
 def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> str | None:
-    """The trace of a failing run made small; as it was where it cannot be made small."""
+    """The trace of a failing run made small; as it was if it cannot be."""
     if tally.failed is None or tally.failed.failure is None:
         return None
     failure = tally.failed.failure
@@ -199,8 +199,8 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
         lines += [f"again: {_command(options, seed)}"]
     done = "interrupted: " if tally.interrupted else ""
     lines.append(
-        f"{done}{tally.num_runs} runs, {tally.num_steps} steps, {tally.num_requests} requests, "
-        f"{tally.num_calls} calls in {tally.num_seconds:.1f} s"
+        f"{done}{tally.num_runs} run{'s' * (tally.num_runs != 1)}, {tally.num_steps} steps, "
+        f"{tally.num_requests} requests, {tally.num_calls} calls in {tally.num_seconds:.1f} s"
     )
     goals = ", ".join(f"{name} {count}" for name, count in sorted(tally.goals.items()))
     lines += [goals] if goals else []

@@ -36,7 +36,7 @@ from kvcore.types.values import Hit, Outcome
 
 
 class CheckedManager:
-    """A `KVCacheManager` whose calls raise InvariantViolation where they break a property.
+    """A `KVCacheManager` whose calls raise InvariantViolation if they break a property.
 
     properties: names of those that count, or some of one's own; all that hold for every run unless
     given. num_tokens: how far requests are to grow, for the properties of runs. world: the one that

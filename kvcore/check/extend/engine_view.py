@@ -109,7 +109,7 @@ class WrongRead(InvariantViolation):
 
 
 def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]]:
-    """Make a call of the engine; the view after it. The value is None where it was refused.
+    """Make a call of the engine; the view after it. The value is None if it was refused.
 
     Raises InvariantViolation (NOCRASH, MANAGER, KV-READ).
     """

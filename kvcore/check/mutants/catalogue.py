@@ -85,7 +85,7 @@ SENTENCES: dict[int, str] = {
     70: "A swapped request can never come back.",
     71: "The cold tail's blocks evict the prefix that a look-up would have found.",
     72: "A request is preempted in mid-step, and the keys of what it was to write stay.",
-    73: "A window moves on behind guessed tokens, or while a step in flight still reads behind it.",
+    73: "A window moves on behind drafts, or while a step in flight still reads behind it.",
     74: "A block is handed out for a load, and goes to the store under the key of what it held.",
     75: "A block that one tier has yet to bring in is passed on to another tier, or found there.",
     76: "A preempted request comes back while a transfer of its first life is still listed for it.",

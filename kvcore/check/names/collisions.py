@@ -25,7 +25,7 @@ TRIES = 5_000
 
 
 def other_request(violation: Violation, world: World) -> Request | None:
-    """A request that collides with one of a violation's; None where the violation is another one,
+    """A request that collides with one of a violation's; None if the violation is another one,
     or has both.
     """
     if violation.name not in COLLISIONS or not violation.steps:

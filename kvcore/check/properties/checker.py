@@ -162,7 +162,7 @@ class Checker:
             hear(self._of_batches, start, commands, segments(commands))
 
     def step(self, path: tuple[CheckedCall, ...], state: State, call: Call) -> CheckedCall | None:
-        """A step behind a path; None where it breaks a property that does not count."""
+        """A step behind a path; None if it breaks a property that does not count."""
         try:
             return self.perform(state, call)
         except Exception as error:

@@ -63,7 +63,7 @@ def step(world: World, state: State) -> State:
 
 
 def _tried(state: State, name: str) -> State:
-    """The state with a request one call further, or as it was where that is refused."""
+    """The state with a request one call further, or as it was if that is refused."""
     request = state.requests[name]
     if request.status is Status.SWAPPED:
         call = Call("swap_in", ([name],))

@@ -132,7 +132,7 @@ class CoreModel:
         return found or []
 
     def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
-        """The path with the calls of a move; None where a step breaks what is not judged."""
+        """The path with the calls of a move; None if a step breaks what is not judged."""
         script = move.script()
         call = self.checker.run_guarded(path, lambda: next(script, None))
         while call is not None:
@@ -224,7 +224,7 @@ class CoreModel:
         return counted
 
     def _what_counts(self, state: State, schedule: Schedule) -> Counted:
-        """What a state counts on; found out once where it depends on nothing else."""
+        """What a state counts on; found out once if it depends on nothing else."""
         ghost = self._ghost
         if self._encodes or schedule.loading:
             return ghost.counted(state, schedule.encoders)

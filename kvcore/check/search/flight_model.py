@@ -143,7 +143,7 @@ class FlightModel(CoreModel):
         return attrs.evolve(node, contents=numbered)
 
     def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
-        """The edge that `make` gives; none where it breaks a property that does not count."""
+        """The edge that `make` gives; none if it breaks a property that does not count."""
         closing = list(steps)
         after = self.checker.run_guarded(closing, lambda: make(closing))
         if after is not None:

@@ -25,7 +25,7 @@ WELL = (Misuse, Refused)
 
 
 def make(play: Play, move: Move) -> Any:
-    """Make a move on a run; the value of its last call, None where it made none."""
+    """Make a move on a run; the value of its last call, None if it made none."""
     return MOVES[move.verb](play, *move.args)
 
 
@@ -347,7 +347,7 @@ def _hit(play: Play, name: str) -> Hit | None:
 
 
 def _block(play: Play, name: str, group_id: int, position: int) -> int | None:
-    """A block of a request; None where it has no such block."""
+    """A block of a request; None if it has no such block."""
     if play.status(name) is not Status.RUNNING:
         return None
     table = play.manager.get_blocks(name).blocks[group_id % len(play.config.groups)]

@@ -71,7 +71,7 @@ class PrefixPool:
         self.prefixes: dict[tuple[tuple[int, ...], int], Prefix] = {}
 
     def add_or_get_prefix(self, token_ids: Sequence[int], lora_int_id: int = 0) -> Prefix | None:
-        """The prefix of these tokens, cut to whole blocks; None where no block is full.
+        """The prefix of these tokens, cut to whole blocks; None if no block is full.
 
         lora_int_id: of the adapter under which they are computed, 0 without one; what was computed
         under another is none of its own.

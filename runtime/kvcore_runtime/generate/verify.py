@@ -93,7 +93,7 @@ def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
     """How often each thing happened that a small pool must bring about; at least once each.
 
     refused: whether a prompt never fitted; then the pool is not said to be too large. Raises
-    NotExercised and names what did not happen, and why where that is known.
+    NotExercised and names what did not happen, and why if that is known.
     """
     metrics, preemptions = engine.metrics, engine.scheduler.preemptions
     happened = {

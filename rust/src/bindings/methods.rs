@@ -92,7 +92,7 @@ impl Manager {
         Self::change_one(slf, request_id, |state, name| add_block_hashes(state, name, hashes))
     }
 
-    /// Put guessed tokens behind those of a request, in place of the guesses before.
+    /// Put drafts behind the tokens of a request, in place of those before.
     #[pyo3(signature = (request_id, tokens))]
     fn add_drafts(
         slf: &Bound<'_, Self>,

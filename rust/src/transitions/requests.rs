@@ -98,7 +98,7 @@ pub fn add_block_hashes(
     extend_hashes(state, row, hashes)
 }
 
-/// Put guessed tokens behind those of a request, in place of the guesses before; none is fine.
+/// Put drafts behind the tokens of a request, in place of those before; none is fine.
 ///
 /// They can be scheduled, and are published only when they were accepted. Fails with
 /// UnknownRequest, SwappedOut, LoadUnfinished, DraftsPending, PlaceholdersPending.

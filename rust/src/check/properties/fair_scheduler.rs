@@ -63,7 +63,7 @@ fn step(world: &World, state: &mut State) -> Finding {
     reject_drafts(state)
 }
 
-/// Bring a request one call further; nothing changes where that is refused.
+/// Bring a request one call further; nothing changes if that is refused.
 fn try_one(state: &mut State, row: Row) -> Finding {
     let before = state.clone();
     let name = Arc::clone(&state[row].request_id);

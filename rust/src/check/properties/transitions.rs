@@ -278,7 +278,7 @@ pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
     Ok(())
 }
 
-/// The blocks that a call was made with as a hit, where it was done: group, position and block.
+/// The blocks that a call was made with as a hit, if it was done: group, position and block.
 ///
 /// Where external tokens follow, a window may be past a hit block: the null block stands for it.
 fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
@@ -295,7 +295,7 @@ fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> 
     })
 }
 
-/// The hit that a call was made with and the row of its request, where the call was done.
+/// The hit that a call was made with and the row of its request, if the call was done.
 fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
     let (name, hit) = called_with(made.call)?;
     if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
