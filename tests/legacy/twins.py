@@ -25,6 +25,7 @@ class Twins:
     def __init__(self, pair: list[Any], backings: list[Backing]) -> None:
         self.pair = pair
         self.backings = backings
+        self.known = [backing.state() for backing in backings]
         self.seen: set[str] = set()
         self.must: str | None = None
 
@@ -34,9 +35,9 @@ class Twins:
 
     def each(self, call: Callable[[Any], Any]) -> Any:
         """The same for any call on one of them; blocks are compared by their ids."""
-        before = self.backings[0].state()
+        before = self.known[0]
         answers = [_answer(call, facade) for facade in self.pair]
-        after = [backing.state() for backing in self.backings]
+        after = self.known = [backing.state() for backing in self.backings]
         told = [_told(answer) for answer in answers]
         assert told[0] == told[1], told
         assert after[0] == after[1]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -14,11 +15,17 @@ NUM_WALKS = 24
 NUM_STEPS = 150
 
 
-@pytest.mark.parametrize("seed", range(NUM_WALKS))
-def test_walks_lose_no_block(seed: int) -> None:
+@cache
+def walked(seed: int) -> Walk:
+    """A walk in Python, for several tests."""
     walk = Walk("python", seed)
     walk.run(NUM_STEPS)
-    manager = walk.manager
+    return walk
+
+
+@pytest.mark.parametrize("seed", range(NUM_WALKS))
+def test_walks_lose_no_block(seed: int) -> None:
+    manager = walked(seed).manager
     assert manager.get_num_free_gpu_blocks() == manager.num_total_gpu_blocks
     assert manager.get_num_free_cpu_blocks() == manager.num_total_cpu_blocks
 
@@ -26,7 +33,7 @@ def test_walks_lose_no_block(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(NUM_WALKS))
 def test_both_backends_walk_alike(seed: int) -> None:
     need_twin()
-    ours, theirs = (Walk(backend, seed).run(NUM_STEPS) for backend in ("python", "rust"))
+    ours, theirs = walked(seed).record, Walk("rust", seed).run(NUM_STEPS)
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert mine == other, f"seed {seed}, call {number}"
 
@@ -35,7 +42,7 @@ def test_the_walks_come_by_everything() -> None:
     """Each call, and each error that a caller can provoke, happens at least so often."""
     seen: Counter[str] = Counter()
     for seed in range(NUM_WALKS):
-        for entry in Walk("python", seed).run(NUM_STEPS):
+        for entry in walked(seed).record:
             if isinstance(entry, tuple):
                 name, said, _ = entry
                 seen[name] += 1

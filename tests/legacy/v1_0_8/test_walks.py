@@ -56,12 +56,13 @@ class Pair:
         self.requests: list[EngineRequest] = []
         self.hits: list[list[list[KVCacheBlock]]] = []
         self.num_made = 0
+        self.known = [all_of(manager) for manager in self.managers]
         self.seen: set[str] = set()
 
     def ask(self, call: Callable[[KVCacheManager, int], Any]) -> list[Any] | None:
         """What both answer; None where both raise the same."""
         answers: list[Any] = []
-        before = [all_of(manager) for manager in self.managers]
+        before = self.known
         for number, manager in enumerate(self.managers):
             try:
                 answers.append(call(manager, number))
@@ -75,7 +76,8 @@ class Pair:
             self.seen.add(type(first).__name__)
             return None
         assert ids(first) == ids(second)
-        assert all_of(self.managers[0]) == all_of(self.managers[1])
+        self.known = [all_of(manager) for manager in self.managers]
+        assert self.known[0] == self.known[1]
         return answers
 
     def step(self) -> None:
@@ -136,12 +138,11 @@ class Pair:
         if dice.random() < 0.3:
             old = old[::-1]
         count = dice.choice([0, 1, 4000])
-        before = all_of(self.managers[0])
+        before = self.known[0]
         self.ask(lambda manager, number: manager.allocate_slots(request, count, old[number]))
-        if all_of(self.managers[0]) != before:
+        if self.known[0] != before:
             self.seen.add("old hits were still good")
-            for manager in self.managers:
-                manager.free(request)
+            self.ask(lambda manager, _: manager.free(request))
             request.num_computed_tokens = 0
 
     def ask_around(self, request: EngineRequest) -> None:

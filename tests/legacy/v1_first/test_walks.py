@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -131,17 +132,24 @@ def numbers(blocks: list[KVCacheBlock]) -> list[int]:
     return [block.block_id for block in blocks]
 
 
-@pytest.mark.parametrize("seed", range(NUM_WALKS))
-def test_walks_lose_no_block(seed: int) -> None:
+@cache
+def walked(seed: int) -> Walk:
+    """A walk in Python, for several tests."""
     walk = Walk("python", seed)
     walk.run(NUM_STEPS)
+    return walk
+
+
+@pytest.mark.parametrize("seed", range(NUM_WALKS))
+def test_walks_lose_no_block(seed: int) -> None:
+    walk = walked(seed)
     assert walk.manager.free_block_queue.num_free_blocks == walk.manager.num_gpu_blocks
 
 
 @pytest.mark.parametrize("seed", range(NUM_WALKS))
 def test_both_backends_walk_alike(seed: int) -> None:
     need_twin()
-    ours, theirs = (Walk(backend, seed).run(NUM_STEPS) for backend in ("python", "rust"))
+    ours, theirs = walked(seed).record, Walk("rust", seed).run(NUM_STEPS)
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert mine == other, f"seed {seed}, call {number}"
 
@@ -149,7 +157,7 @@ def test_both_backends_walk_alike(seed: int) -> None:
 def test_the_walks_come_by_everything() -> None:
     seen: Counter[str] = Counter()
     for seed in range(NUM_WALKS):
-        for entry in Walk("python", seed).run(NUM_STEPS):
+        for entry in walked(seed).record:
             if isinstance(entry, tuple):
                 name, said, _ = entry
                 kind = "blocks" if isinstance(said, list) and said else str(said).split("(")[0]
