@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from kvcore import (
     MediaItem,
     PromptEmbeds,
     Request,
-    State,
+    _twin,
 )
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import MAGIC, encode
@@ -36,7 +37,7 @@ from kvcore.types.extra_inputs import (
     PROMPT_EMBEDS,
 )
 from kvcore.types.wire import Writer
-from tests.conftest import Backend
+from tests.conftest import Backend, need_twin
 from tests.helpers.stories import add, drop, make, serve, step
 
 
@@ -100,6 +101,11 @@ def loading(backend: Backend) -> KVCacheManager:
     return manager
 
 
+PART_OF_A_NUMBER = re.compile(
+    r": (batch \d+ is damaged: it is cut off|commands are not whole).* at"
+)
+"""What either language says of columns that end inside a number, in words of its own."""
+
 WORLDS: list[Callable[[Backend], KVCacheManager]] = [busy, moving, loading]
 
 
@@ -112,15 +118,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
             yield data[:place] + bytes([value]) + data[place + 1 :]
 
 
-def read(data: bytes) -> State | tuple[type, str]:
-    """The state of bytes, or the type and message of the error."""
-    try:
-        return decode(data)
-    except DamagedState as error:
-        return type(error), str(error)
-
-
-def restore(manager: KVCacheManager, data: bytes) -> str:
+def restore(manager: KVCacheManager | _twin.Backend, data: bytes) -> str:
     """Restore, and say how it ended."""
     try:
         manager.restore(data)
@@ -144,28 +142,42 @@ def test_bytes_of_a_state_give_that_state_in_both_languages(
     assert step(other) == step(manager)
 
 
+@cache
+def said_of_damage(world: Callable[[Backend], KVCacheManager]) -> tuple[bytes, list[str]]:
+    """The bytes of a state, and what decoding gives of each damage to them.
+
+    That is an error, or "restored" for a state that has the same bytes again.
+    """
+    data, said = world("python").encode(), []
+    for each in damaged(data):
+        try:
+            state = decode(each)
+        except DamagedState as error:
+            said.append(str(error))
+        else:
+            assert encode(state) == each
+            said.append("restored")
+    return data, said
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_damaged_bytes_are_an_error_or_a_state(
     world: Callable[[Backend], KVCacheManager],
 ) -> None:
-    data = world("python").encode()
-    states = 0
-    for each in damaged(data):
-        result = read(each)
-        if isinstance(result, State):
-            states += 1
-            assert encode(result) == each
-    assert states > len(data)  # a changed token, hash or count is still a state
+    data, said = said_of_damage(world)
+    assert said.count("restored") > len(data)  # a changed token, hash or count is still a state
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("backend", ["rust"], indirect=True)
 def test_damaged_bytes_are_the_same_damage_in_both_languages(
-    world: Callable[[Backend], KVCacheManager], backend: Backend
+    world: Callable[[Backend], KVCacheManager],
 ) -> None:
-    twin, spec = make(backend), make("python")
-    for each in list(damaged(world("python").encode()))[::2]:  # 10,000 in all worlds
-        assert restore(twin, each) == restore(spec, each)
+    need_twin()
+    twin = make("rust")._core  # without what the manager decodes in Python before
+    data, said = said_of_damage(world)
+    for each, of_python in zip(damaged(data), said, strict=True):
+        assert PART_OF_A_NUMBER.sub("", restore(twin, each)) == PART_OF_A_NUMBER.sub("", of_python)
+        assert of_python != "restored" or twin.encode() == each
 
 
 def test_what_was_restored_can_go_on(backend: Backend) -> None:
