@@ -26,6 +26,8 @@ from tests.helpers.machine import Machine
 from tests.helpers.worlds import allocations, by_status, configs
 
 RUNS = st.integers(0, 25)
+CALLS_UNTIL_REFUSED = 8
+"""Most calls fit: so many are made before a run without a refusal is put aside."""
 
 
 @st.composite
@@ -225,13 +227,15 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
     assert len(state.rows) <= config.max_rows(1)
 
 
-# Most calls fit: many draws are put aside before one is refused.
 @settings(suppress_health_check=list(HealthCheck))
 @given(runs(), st.data())
 def test_a_refusal_says_how_many_blocks_are_missing(run: Lockstep, data: st.DataObject) -> None:
-    name, count, hit, options = data.draw(allocations(run, []))
-    before = run.state
-    value = run.call("allocate_slots", name, count, hit, **options)
+    for _ in range(CALLS_UNTIL_REFUSED):
+        name, count, hit, options = data.draw(allocations(run, []))
+        before = run.state
+        value = run.call("allocate_slots", name, count, hit, **options)
+        if isinstance(value, Refused):
+            break
     assume(isinstance(value, Refused))
     missing = value.needed - value.available
     kept_free = before.config.watermark_blocks + options.get("reserved_blocks", 0)

@@ -35,8 +35,8 @@ class LargePools(Machine):
 
 
 TestSmallPools = SmallPools.TestCase
-TestSmallPools.settings = settings(max_examples=examples(40), stateful_step_count=40)
+TestSmallPools.settings = settings(max_examples=examples(25), stateful_step_count=40)
 TestMiddlePools = MiddlePools.TestCase
-TestMiddlePools.settings = settings(max_examples=examples(12), stateful_step_count=50)
+TestMiddlePools.settings = settings(max_examples=examples(8), stateful_step_count=50)
 TestLargePools = LargePools.TestCase
-TestLargePools.settings = settings(max_examples=examples(8), stateful_step_count=40)
+TestLargePools.settings = settings(max_examples=examples(5), stateful_step_count=40)
