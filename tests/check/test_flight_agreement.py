@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.search import check
 from kvcore.check.world.world import World
 from tests.check.worlds import world
@@ -19,6 +20,7 @@ WORLDS = {
         6006,
     ),
     "truncate": (world(2, 1, 3, "truncate", max_in_flight=1), 3665, 12398),
+    "running ahead": (PROFILES["ahead-leave"].world, 1214, 3672),
 }
 TWIN_WORLDS = {
     "two requests": (world(2, 2, 2, max_in_flight=1, without=NO_FORK), 32400, 116465),
@@ -50,6 +52,7 @@ def test_both_languages_know_the_same_nodes(name: str, max_states: MaxStates) ->
     assert reports[0].depths == reports[1].depths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWIN_WORLDS)
 def test_the_twin_explores_two_requests_to_the_end(name: str) -> None:
     need_twin()

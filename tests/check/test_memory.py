@@ -31,7 +31,7 @@ AIM = 300
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_search_keeps_few_bytes_of_each_state(workers: int) -> None:
-    report = check(PROFILES["chunks"].world, workers=workers)
+    report = check(PROFILES["uncached"].world, workers=workers)
     assert report.verdict == "complete"
     least = report.num_states * (SIZE + 2 * 4)
     assert least < report.memory_bytes < report.num_states * AIM

@@ -44,7 +44,7 @@ PROFILES: dict[str, Profile] = {
         backend="rust",
         not_shown=NEVER_REFUSED,
     ),
-    "4x2x6": Profile("prompts of 5, 6 tokens", world(4, 2, 6, 5), 22972, 261907),
+    "4x2x6": Profile("prompts of 5, 6 tokens", world(4, 2, 6, 5), *(22972, 261907), slow=True),
     "4x3x4": Profile("3 requests, prompts of 3", world(4, 3, 4, 3), 133103, 1377807),
     "4x3x4-two": Profile(
         "3 requests, prompts of 3, two moves in a batch",
