@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kvcore.check.mutants import FILES, MUTANTS, Mutant, Patcher, worlds
 from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
 from kvcore.check.mutants.hunt import hunt, observe
 from kvcore.check.mutants.observed import ObservedModel
+from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.search import check
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.hash_index import HashIndexTransaction
@@ -24,8 +26,18 @@ from kvcore.types.errors import TraceError
 from tests.conftest import need_twin
 
 TRACES = Path(__file__).parents[1] / "traces"
-FIRSTS = list({name: (each, name) for each in reversed(MUTANTS) for name in each.broken}.values())
-"""The first bug of each property; `make mutants` hunts all."""
+
+
+def size(mutant: Mutant) -> float:
+    """The edges of a bug's named world."""
+    return PROFILES[mutant.profile].num_edges if mutant.profile else math.inf
+
+
+FIRSTS = [
+    (min((each for each in MUTANTS if name in each.broken), key=size), name)
+    for name in sorted({name for each in MUTANTS for name in each.broken})
+]
+"""For each property the bug of the smallest world; `make mutants` hunts all."""
 ROWS_MIN = 87
 """Least number of rows of the catalogue that have a seeded bug."""
 
