@@ -21,6 +21,7 @@ from tests.conftest import Backend
 
 NUM_STEPS_MAX = 400
 NUM_REQUESTS = 12
+NUM_SEEDS = {"python": 10, "rust": 25}
 GOALS = {
     *("hit", "preemption", "preemption in mid-step", "acceptance", "rejection"),
     *("failed load", "whole load", "abort"),
@@ -69,7 +70,7 @@ def test_every_answer_of_an_engine_is_right(
     backend: Backend, world: str, kind: type[Engine]
 ) -> None:
     happened: set[str] = set()
-    for seed in range(25):
+    for seed in range(NUM_SEEDS[backend]):
         engine = play(backend, world, seed, kind)
         happened |= engine.happened
         for request in engine.done:

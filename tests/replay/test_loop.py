@@ -129,11 +129,11 @@ TIGHT = Options(num_blocks=260, block_size=32, max_running=8, token_budget=1024)
 @pytest.mark.parametrize("preempt", ["recompute", "swap"])
 @pytest.mark.parametrize("policy", ["lru", "uncached_first"])
 def test_a_tight_pool_preempts_and_still_finishes(
-    preempt: Any, policy: Any, backend: BackendName
+    preempt: Any, policy: Any, backend_of_engine: BackendName
 ) -> None:
     options = attrs.evolve(TIGHT, preempt=preempt, policy=policy)
     requests = [each for each in made() if each.prompt_len < 4000]
-    result = replay(requests, options, backend=backend)
+    result = replay(requests, options, backend=backend_of_engine)
     assert result.finished == len(requests)
     assert result.preemptions > 0
     assert result.swaps == (result.preemptions if preempt == "swap" else 0)
