@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,19 @@ COMMANDS = [
 ]
 
 
+@cache
+def requests() -> bytes:
+    """A trace of requests, for the commands that read one."""
+    made = subprocess.run([sys.executable, "-m", "kvcore", *MADE], capture_output=True, cwd=ROOT)
+    return made.stdout
+
+
 def start(*words: str, out: str) -> str:
     """What a command writes to standard error if its output goes to a file; it fails with 2."""
-    requests = subprocess.run(
-        [sys.executable, "-m", "kvcore", *MADE], capture_output=True, cwd=ROOT
-    )
     with Path(out).open("w") as file:
         done = subprocess.run(
             [sys.executable, "-m", "kvcore", *words],
-            input=requests.stdout,
+            input=requests(),
             stdout=file,
             stderr=subprocess.PIPE,
             cwd=ROOT,
