@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many examples Hypothesis tries: KVCORE_EXAMPLES times as many in `make explore`."""
+"""How much `make test` tries: `make explore` tries KVCORE_EXAMPLES times as many examples."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 TIMES = int(os.environ.get("KVCORE_EXAMPLES", "1"))
 
@@ -11,3 +15,9 @@ TIMES = int(os.environ.get("KVCORE_EXAMPLES", "1"))
 def examples(number: int) -> int:
     """The examples to try, of which `make test` tries this number."""
     return number * TIMES
+
+
+def every_second(values: Iterable[Any]) -> list[Any]:
+    """Rows of a test: every second one, from the first on, and the others in `make explore`."""
+    slow = [pytest.mark.slow]
+    return [pytest.param(each, marks=slow * (number % 2)) for number, each in enumerate(values)]
