@@ -91,6 +91,7 @@ RUN_AHEAD: dict[str, Profile] = {
         "a draft to come behind a window",
         world(4, 1, 4, 1, "cancel", groups=(WINDOW,), **DRAFTS),
         *(43505, 139127),
+        slow=True,
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,

@@ -35,7 +35,7 @@ TWO_FLYING: dict[str, Any] = {**FLYING_SLOTS, "max_in_flight": 2}
 class Profile:
     """A named world: what it has, how many states and edges, and what it must show.
 
-    slow: for `make explore` alone. backend: which one explores it unless another is requested.
+    slow: whole in `make explore` alone. backend: which one explores it unless another is requested.
     shows: what it must show besides all that worlds of its options show (coverage.py), as "call
     free: HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options
     show and this one cannot, with the reason.
