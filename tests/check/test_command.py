@@ -22,12 +22,9 @@ from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.coverage import missed, needless
 from kvcore.check.search.report import Report
-from kvcore.check.search.search import check
 from kvcore.cli.pipes import READER_GONE
 from tests.conftest import Backend, need_twin
 
-FIRST_STATES = 800
-"""How many states of a slow world the twin explores in a moment."""
 SMALL = ("--blocks", "2", "--requests", "2", "--tokens", "2", "--workers", "1")
 SLOW = [name for name, each in PROFILES.items() if each.slow or each.num_edges > 1_000_000]
 """The worlds that the twin does not explore in some seconds."""
@@ -309,13 +306,6 @@ def test_a_named_world_is_complete_and_right(capsys: pytest.CaptureFixture[str],
         check_named(capsys, name, "rust")
     elif PROFILES[name].backend != "rust":
         check_named(capsys, name, "python")
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_the_first_states_of_a_slow_named_world_are_right(name: str) -> None:
-    need_twin()
-    report = check(PROFILES[name].world, backend="rust", max_states=FIRST_STATES)
-    assert (report.verdict, report.violation) == ("bounded by states", None)
 
 
 @pytest.mark.slow

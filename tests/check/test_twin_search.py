@@ -16,10 +16,13 @@ from kvcore import Config, Group, Request, _twin
 from kvcore.check import Symmetry, World, check, pytest_text, render
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.report import Report
+from tests.check.test_command import SLOW
 from tests.check.worlds import world
 from tests.conftest import need_twin
 
 SLOT = Group(1)
+FIRST_STATES = 800
+"""How many states of a slow named world the twin explores in a moment."""
 FEW_STATES = 10_000
 """Of more than these, a state takes at most 100 bytes."""
 
@@ -131,6 +134,13 @@ def test_a_world_of_an_engine_is_right_on_every_edge(
     assert (found.verdict, found.num_states, found.num_edges) == ("complete", *counts)
     if found.num_states > FEW_STATES:
         assert found.memory_bytes / found.num_states <= 100
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_the_first_states_of_a_slow_named_world_are_right(name: str) -> None:
+    need_twin()
+    report = check(PROFILES[name].world, backend="rust", max_states=FIRST_STATES)
+    assert (report.verdict, report.violation) == ("bounded by states", None)
 
 
 def test_what_the_twin_finds_is_told_as_steps_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
