@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a batch is free of hazards, judged by what its commands read and write.
+"""Whether a batch is free of hazards, checked by what its commands read and write.
 
 No transition calls anything here. A check gets the state in which the batch was empty, its commands
 in order and the segment of each; it yields what is wrong. The sets are the first opinion

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both languages judge alike: of each state, and of each damaged one, they name the same breaks.
+"""Both languages check alike: of each state, and of each damaged one, they name the same breaks.
 
 The twin's properties are a second hand of the same sentences (`rust/src/check/`). States of small
 worlds hold all of them, in both. Then one bit of a state's bytes is changed: where that is a state
@@ -112,7 +112,7 @@ def time_calls(state: State) -> Iterator[Call]:
         yield Call("complete_operation", (number, number % 3 > 0))
 
 
-def judged(data: bytes) -> tuple[str, ...]:
+def breaks(data: bytes) -> tuple[str, ...]:
     """The names of what does not hold in a state, or of the error that it is none."""
     try:
         state = decode(data)
@@ -121,7 +121,7 @@ def judged(data: bytes) -> tuple[str, ...]:
     return tuple(name for name, holds in pool_and_state.PROPERTIES.items() if any(holds(state)))
 
 
-def judged_by_twin(data: bytes) -> tuple[str, ...]:
+def breaks_by_twin(data: bytes) -> tuple[str, ...]:
     """The same in the twin."""
     try:
         return tuple(_twin.check_state(data))
@@ -142,11 +142,11 @@ def agree(states: dict[bytes, None], seed: int) -> Counter[str]:
     choose = random.Random(seed)
     kept = choose.sample(list(states), min(NUM_STATES, len(states)))
     for data in kept:
-        assert judged_by_twin(data) == judged(data) == ()
+        assert breaks_by_twin(data) == breaks(data) == ()
     for _ in range(NUM_DAMAGED):
         data = damaged(choose.choice(kept), choose)
-        names = judged(data)
-        assert judged_by_twin(data) == names, data.hex()
+        names = breaks(data)
+        assert breaks_by_twin(data) == names, data.hex()
         said.update(names)
     return said
 
@@ -178,8 +178,8 @@ def test_both_languages_name_the_same_breaks_in_flight(name: str, said: Counter[
 def test_both_languages_name_what_whole_fields_break(name: str, said: Counter[str]) -> None:
     for data in list(reached(name))[:100]:
         for state in torn(decode(data)):
-            names = judged(encode(state))
-            assert judged_by_twin(encode(state)) == names
+            names = breaks(encode(state))
+            assert breaks_by_twin(encode(state)) == names
             said.update(names)
 
 
@@ -206,12 +206,12 @@ def test_requests_share_a_block_by_equal_hashes_of_their_own_alone() -> None:
         admit(manager, name)
     state = manager.state()
     assert state.requests["one"].tables[0][0] == state.requests["other"].tables[0][0]
-    assert judged_by_twin(encode(state)) == judged(encode(state)) == ()
+    assert breaks_by_twin(encode(state)) == breaks(encode(state)) == ()
     other = state.requests["other"]
     other = replace(other, block_hashes=other.block_hashes.set(0, b"x" * 32))
     aliased = encode(replace(state, requests=state.requests.set("other", other)))
-    assert "NO-ALIAS" in judged(aliased)
-    assert judged_by_twin(aliased) == judged(aliased)
+    assert "NO-ALIAS" in breaks(aliased)
+    assert breaks_by_twin(aliased) == breaks(aliased)
 
 
 def test_requests_that_share_a_block_are_compared_with_who_counts_most_of_it() -> None:
@@ -223,15 +223,15 @@ def test_requests_that_share_a_block_are_compared_with_who_counts_most_of_it() -
     for child in ("two", "three"):
         manager.fork("one", child)
     state = manager.state()
-    assert judged(encode(state)) == ()
+    assert breaks(encode(state)) == ()
     requests = dict(state.requests)
     tokens = pvector([9, *requests["three"].tokens[1:]])
     # The first row counts none of the block, so it differs from nobody.
     requests["one"] = replace(requests["one"], num_computed=0)
     requests["three"] = replace(requests["three"], tokens=tokens)
     aliased = encode(replace(state, requests=state.requests.update(requests)))
-    assert "NO-ALIAS" in judged(aliased)
-    assert judged_by_twin(aliased) == judged(aliased)
+    assert "NO-ALIAS" in breaks(aliased)
+    assert breaks_by_twin(aliased) == breaks(aliased)
 
 
 def test_nearly_every_property_was_broken_somewhere(said: Counter[str]) -> None:

@@ -113,11 +113,11 @@ def test_a_report_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None
     )
     assert "LEAK" in found["left_out"]
     _, out, _ = run(capsys, *SMALL, *few)
-    assert "complete: no property that was judged is broken" in out
-    assert "judged alone: KV-READ, NOCRASH" in out
+    assert "complete: no property that was checked is broken" in out
+    assert "checked alone: KV-READ, NOCRASH" in out
     assert "states that differ by the names of tokens are counted apart" in out
     _, out, _ = run(capsys, *SMALL)
-    assert "judged" not in out
+    assert "checked" not in out
     assert "symmetry" not in out
 
 
@@ -173,13 +173,13 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
             (*SMALL, "--properties", "NONE"),
             "there is no property NONE; `kvcore check --properties list` names them all",
         ),
-        ((*SMALL, "--properties", "REFINE"), "REFINE is not judged here: it compares both"),
-        ((*SMALL, "--properties", "MANAGER"), "MANAGER is not judged here: a world has kvcore's"),
-        ((*SMALL, "--properties", "SCHEDULER"), "SCHEDULER is not judged here: the moves are"),
-        ((*SMALL, "--properties", "POLICY"), "POLICY judges a policy of your own"),
+        ((*SMALL, "--properties", "REFINE"), "REFINE is not checked here: it compares both"),
+        ((*SMALL, "--properties", "MANAGER"), "MANAGER is not checked here: a world has kvcore's"),
+        ((*SMALL, "--properties", "SCHEDULER"), "SCHEDULER is not checked here: the moves are"),
+        ((*SMALL, "--properties", "POLICY"), "POLICY checks a policy of your own"),
         (
             (*SMALL, "--max-in-flight", "1", "--properties", "OWNER-MIRROR"),
-            "OWNER-MIRROR is not judged here: with batches in flight",
+            "OWNER-MIRROR is not checked here: with batches in flight",
         ),
         ((*SMALL, "--watermark", "2"), "one request needs 1 block"),
     ],
@@ -238,7 +238,9 @@ def test_nothing_is_said_where_the_reader_has_gone() -> None:
     assert done.stdout.strip() in ("0", str(READER_GONE))
 
 
-def test_a_report_names_no_property_that_was_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_names_only_properties_that_were_checked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for words, backend, without in (
         ((), "python", {"REFINE", "POLICY", "SCHEDULER", "MANAGER"}),
         ((), "both", {"POLICY", "SCHEDULER", "MANAGER"}),
@@ -247,10 +249,10 @@ def test_a_report_names_no_property_that_was_not_judged(capsys: pytest.CaptureFi
         if backend != "python":
             need_twin()
         _, text, _ = run(capsys, *SMALL, *words, "--backend", backend, "--depth", "2", "--json")
-        judged = {each["name"] for each in json.loads(text)["properties"]}
-        assert not judged & without
-        assert {"KV-READ", "NOCRASH", "DEADLOCK-FREE"} <= judged
-        assert ("REFINE" in judged) == (backend == "both")
+        checked = {each["name"] for each in json.loads(text)["properties"]}
+        assert not checked & without
+        assert {"KV-READ", "NOCRASH", "DEADLOCK-FREE"} <= checked
+        assert ("REFINE" in checked) == (backend == "both")
 
 
 def test_a_value_that_cannot_be_read_is_told_in_one_sentence(

@@ -45,7 +45,7 @@ COUNTS = {
 
 FACT = re.compile(r"S00[0-4]-\d\d|X-\d\d")
 OF_THE_CHECKER = {"POLICY", "SCHEDULER", "MANAGER", "DETERMINISM", "REFINE", "EVT-COPY", "CROSS"}
-"""What no fact lifts: users bring it, other tests judge it, or no fact speaks of it."""
+"""What no fact lifts: users bring it, other tests check it, or no fact speaks of it."""
 
 
 def explore(
@@ -119,10 +119,10 @@ def test_each_move_and_each_refusal_is_reached(name: str, max_states: MaxStates)
 
 
 @pytest.mark.parametrize("name", FACADES)
-def test_every_property_is_judged_or_lifted_with_a_reason(name: str) -> None:
+def test_every_property_is_checked_or_lifted_with_a_reason(name: str) -> None:
     facade = FACADES[name]
-    assert not set(facade.judged) & set(facade.reasons)
-    assert set(facade.judged) | set(facade.reasons) >= set(PROPERTIES)
+    assert not set(facade.checked) & set(facade.reasons)
+    assert set(facade.checked) | set(facade.reasons) >= set(PROPERTIES)
     assert set(facade.reasons) <= set(PROPERTIES)
     no_fact = {name for name, reason in facade.reasons.items() if not FACT.search(reason)}
     assert no_fact == OF_THE_CHECKER

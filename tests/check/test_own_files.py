@@ -123,7 +123,7 @@ def check_that_it_fails(text: str, name: str) -> None:
     assert caught.value.name == name
 
 
-def test_a_property_is_imported_and_judges_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_property_is_imported_and_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = violation_of(check(SMALL, properties=[ROOM]))
     text = pytest_text(found, SMALL)
     assert "from tests.check.test_own_files import room" in text
@@ -194,5 +194,5 @@ def test_what_cannot_be_imported_is_refused_in_a_sentence() -> None:
     found = violation_of(check_policy(Told(7), SMALL, properties=["POLICY"]))
     with pytest.raises(NotWritable, match="make this Told again: give it a name in tests"):
         pytest_text(found, SMALL)
-    with pytest.raises(NotWritable, match="nothing says what judges OTHER"):
+    with pytest.raises(NotWritable, match="nothing says what checks OTHER"):
         pytest_text(Violation("OTHER", "wrong", ()), SMALL)

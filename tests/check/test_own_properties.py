@@ -16,7 +16,7 @@ from kvcore.check.stories.story import render
 from tests.check.test_own import SMALL, found
 
 
-def test_a_property_of_ones_own_is_judged_and_told() -> None:
+def test_a_property_of_ones_own_is_checked_and_told() -> None:
     def holds(state: State) -> Iterator[str]:
         if state.device.num_free == 0:
             yield "every block is held"
@@ -62,9 +62,9 @@ def test_a_property_that_gives_no_words_is_told_as_such(given: Any, said: str) -
     assert said in detail
 
 
-def test_a_property_that_judges_nothing_is_refused() -> None:
+def test_a_property_that_checks_nothing_is_refused() -> None:
     empty = Property(name="MINE", sentence="mine", scope="state", severity="quality")
-    with pytest.raises(ValueError, match="the property MINE judges nothing"):
+    with pytest.raises(ValueError, match="the property MINE checks nothing"):
         check(SMALL, properties=[empty])
     full = attrs.evolve(empty, holds=lambda _: iter(()))
     with pytest.raises(ValueError, match="two properties are named MINE"):

@@ -27,7 +27,7 @@ CALLS = (
 
 
 def play(num_calls: int) -> tuple[Parity, State, Call, Outcome[State, Any]]:
-    """What is to judge the last of some calls, the state it starts from, and its outcome."""
+    """What is to check the last of some calls, the state it starts from, and its outcome."""
     need_twin()
     parity, state = Parity(CONFIG), make_state(CONFIG)
     for call in CALLS[: num_calls - 1]:

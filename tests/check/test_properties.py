@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of properties, and judges of batches and calls on wrong ones made by hand."""
+"""The registry of properties, and checks of batches and calls on wrong ones made by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def prompt(name: str, *tokens: int) -> tuple[Call, Call, Call]:
     return added, Call("allocate_slots", (name, len(tokens))), Call("take_batch")
 
 
-def test_each_judge_has_a_sentence_and_a_severity() -> None:
+def test_each_check_has_a_sentence_and_a_severity() -> None:
     named = {*pool_and_state.PROPERTIES, *OUTCOME_PROPERTIES, *PREFIX_PROPERTIES, *SENTENCES}
     assert named | set(TRANSITION_CHECKS) | set(BATCH_CHECKS) <= set(PROPERTIES)
     assert set(FACTS) == set(PROPERTIES)
@@ -73,7 +73,7 @@ def test_each_specified_name_is_a_property_or_says_what_stands_for_it() -> None:
             assert " " in ours, name
 
 
-def test_a_world_is_judged_by_what_it_can_express() -> None:
+def test_a_world_is_checked_by_what_it_can_express() -> None:
     everything = select(None, frozenset({"append"}))
     assert {"EVICT-ORDER", "KV-READ"} < set(everything)
     assert "DETERMINISM" not in everything
@@ -183,7 +183,7 @@ def test_a_property_that_raises_is_a_finding_of_its_own() -> None:
         list(broken({"MINE": mine}, "state", run(), None))
 
 
-def test_properties_of_a_scope_are_judged_together() -> None:
+def test_properties_of_a_scope_are_checked_together() -> None:
     state = run(*prompt("a", 0, 1))
     prefixes = Prefixes(state.config)
     prefixes.learn(state)

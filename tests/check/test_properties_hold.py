@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is judged only on request holds, too: the same call gives the same outcome, and a fair
+"""What is checked only on request holds, too: the same call gives the same outcome, and a fair
 scheduler brings everyone to an end from every state.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvcore import Group
-from kvcore.check.search.scope import judged_in
+from kvcore.check.search.scope import checked_in
 from kvcore.check.search.search import check
 from kvcore.check.world.world import World
 from tests.check.worlds import world
@@ -38,7 +38,7 @@ WORLDS = {
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_property_holds_everywhere(name: str) -> None:
     where: World = WORLDS[name]
-    usual, _ = judged_in(where, None, parity=False)
+    usual, _ = checked_in(where, None, parity=False)
     asked = {*usual, "DETERMINISM", "NO-THRASH"}
     report = check(where, properties=sorted(asked))
     assert report.violation is None, report.violation

@@ -195,7 +195,7 @@ def test_an_interrupted_command_says_what_was_done(
     arguments = ["--steps", "10", "--runs", "5", "--backend", "python"]
     assert command.main(arguments) == command.INTERRUPTED
     told = capsys.readouterr().out
-    assert "interrupted: 1 runs, 10 steps" in told
+    assert "interrupted: 1 run, 10 steps" in told
     assert "was cut off in step" in told
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.cli.pipes import CANNOT_WRITE, INTERRUPTED, holding_interrupts, quiet
+from kvcore.cli.pipes import CANNOT_WRITE, INTERRUPTED, ends_cleanly, holding_interrupts
 from kvcore.replay.request_trace import TraceReader
 from kvcore.sizing import read_model
 
@@ -60,7 +60,7 @@ def test_an_output_that_is_full_is_one_sentence(words: tuple[str, ...]) -> None:
 
 
 def test_an_interrupt_that_nothing_reports_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
-    @quiet
+    @ends_cleanly
     def stopped() -> int:
         print("half")
         raise KeyboardInterrupt
@@ -72,7 +72,7 @@ def test_an_interrupt_that_nothing_reports_is_one_word(capsys: pytest.CaptureFix
 def test_a_file_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @quiet
+    @ends_cleanly
     def write() -> int:
         tmp_path.write_text("")
         return 0

@@ -75,7 +75,7 @@ def run_facade(
     if options.json:
         print(json.dumps(_as_data(facade, reports), indent=2))
     else:
-        print("\n".join(_judged(facade)))
+        print("\n".join(_checked(facade)))
     return code
 
 
@@ -143,8 +143,8 @@ def _said(world: FacadeWorld) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 
 
-def _judged(facade: Facade) -> list[str]:
-    lines = [f"judged: {', '.join(facade.judged)}", "not judged:"]
+def _checked(facade: Facade) -> list[str]:
+    lines = [f"checked: {', '.join(facade.checked)}", "not checked:"]
     return lines + [f"  {name}: {reason}" for name, reason in sorted(facade.reasons.items())]
 
 
@@ -155,7 +155,7 @@ def _as_data(facade: Facade, reports: dict[str, Report]) -> dict[str, Any]:
     }
     return {
         "facade": facade.name,
-        "judged": list(facade.judged),
+        "checked": list(facade.checked),
         "lifted": facade.reasons,
         "worlds": worlds,
     }

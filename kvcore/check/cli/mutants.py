@@ -2,7 +2,7 @@
 """The score: every seeded bug hunted, and what found it, for people and for CI.
 
 A bug is killed if each property that it names finds it alone in its named world, in a run that is
-short. In a second hunt nothing is judged but what users observe: a bug is either seen there, or its
+short. A second hunt checks only what users observe: a bug is either seen there, or its
 reason says why it costs hits at most, and it must not be seen. A bug without a named world and a
 row of the catalogue without a bug have a reason. Times are printed and gate nothing. The twin's
 score is that of tools/twin_mutants.py.

@@ -197,7 +197,7 @@ def check_options(options: argparse.Namespace) -> None:
             raise BadOptions(f"{option(name)} {path}: there is no such folder")
     if "POLICY" in (options.properties or ()):
         raise BadOptions(
-            "POLICY judges a policy of your own: see kvcore.check.extend.policies in Python"
+            "POLICY checks a policy of your own: see kvcore.check.extend.policies in Python"
         )
     if (options.write_test or options.write_trace) and options.json:
         raise BadOptions(

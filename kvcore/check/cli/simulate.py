@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore simulate`: engines made from seeds, judged, their failures made small.
+"""The command `kvcore simulate`: engines made from seeds, checked, their failures made small.
 
 Results go to standard output, progress and what was wrong with the question to standard error.
 Interrupted, it says what was done. Exit code 0: no run failed; 1: one did; 2: the call was wrong;

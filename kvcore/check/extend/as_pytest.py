@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A violation as files: a test for pytest that fails, and a text trace.
 
-The test makes the calls of the story on a judged manager, on both backends, and checks the one
+The test makes the calls of the story on a checked manager, on both backends, and checks the one
 property: it fails until the bug is gone, and passes then. The trace holds what the calls really
 gave, so it is replayed as it is until the bug is gone, and then written anew (`pytest --rewrite`).
 """

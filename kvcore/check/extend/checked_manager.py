@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager under judgement: each call must keep every property, or the one that is requested.
+"""A manager whose calls must keep every property, or the one that is requested.
 
 It takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch counts
 as executed when it is taken; with batches in flight, when `execute` names it, or when it is
@@ -113,14 +113,14 @@ class CheckedManager:
         try:
             value = getattr(self.manager, name)(*args, **options)
         except KvcoreError as error:
-            self._judge(
+            self._check(
                 CheckedCall(before, call, self._outcome(before, Misuse(str(error), error.fields)))
             )
             raise
         except Exception as error:
             raise self._crash(call, error) from error
         self._drained |= name == "take_events"
-        self._judge(CheckedCall(before, call, self._outcome(before, value)))
+        self._check(CheckedCall(before, call, self._outcome(before, value)))
         return value
 
     def _crash(self, call: Call, error: Exception) -> Exception:
@@ -136,7 +136,7 @@ class CheckedManager:
         emitted = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
         return Outcome(after, tuple(emitted), value)
 
-    def _judge(self, step: CheckedCall) -> None:
+    def _check(self, step: CheckedCall) -> None:
         before, call, outcome = step.before, step.call, step.outcome
         self._ask(check_outcome, before, call, outcome)
         self._hear("transition", before, call, outcome)

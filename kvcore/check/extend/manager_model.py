@@ -2,7 +2,7 @@
 """A manager of one's own as a model: any object with `KVCacheManager`'s method names.
 
 Nothing is read of it but what an engine reads: values, block tables, commands, the number of free
-blocks. It is judged by what a user observes: a query reads what was written for its own prefix
+blocks. It is checked by what a user observes: a query reads what was written for its own prefix
 (KV-READ), no legal call raises (NOCRASH), nothing stays behind when all have left (LEAK), a request
 that fits is admitted to an empty pool (L-ADMIT) and never left standing (DEADLOCK-FREE). It must
 have `add_request`, `allocate_slots`, `append`, `free`, `remove_request`, `get_block_ids`,
@@ -32,7 +32,7 @@ from kvcore.types.values import Outcome, Request
 
 OPTIONAL = frozenset({"fork", "reset_prefix_cache"})
 ANYWHERE = ("add_request", "take_batch", "reset_prefix_cache")
-JUDGED = ("KV-READ", "NOCRASH", "LEAK", "L-ADMIT", "DEADLOCK-FREE", "MANAGER")
+USER_PROPERTIES = ("KV-READ", "NOCRASH", "LEAK", "L-ADMIT", "DEADLOCK-FREE", "MANAGER")
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ class ManagerModel:
         self.num_requests, self.num_tokens = num_requests, num_tokens
         self.num_prompt, self.num_letters = num_prompt or num_tokens, num_letters
         self.notes: Counter[tuple[str, str]] = Counter()
-        self.known = {each: PROPERTIES[each] for each in JUDGED}
+        self.known = {each: PROPERTIES[each] for each in USER_PROPERTIES}
         self.make, self.named, self.copied = make, name, copied
         self._prefixes = Prefixes(config)
         self._num_free, self._calls = 0, frozenset[str]()

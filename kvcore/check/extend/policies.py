@@ -4,7 +4,7 @@
 A policy says where a freed block joins the free queue, and which block of it leaves first; nothing
 else of the core changes. It sees no block's number and no tokens: nothing may depend on names, or
 the explored states could not be folded. While a policy is installed the whole process uses it. LRU,
-which judges the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say whether a policy
+which checks the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say whether a policy
 keeps what a hit needs. A scheduler may go by the names of requests, so these are not renamed
 (`schedulers.py`).
 """

@@ -46,7 +46,7 @@ def parts_of(violation: Violation, world: Any) -> Parts:
     if own is not None:
         parts = _with_property(parts, own)
     elif violation.name not in PROPERTIES:
-        raise NotWritable(f"nothing says what judges {violation.name}: it is no property of kvcore")
+        raise NotWritable(f"nothing says what checks {violation.name}: it is no property of kvcore")
     if isinstance(world, World) and callable(world.moves):
         parts = _with_moves(parts, world)
     if violation.policy is not None:

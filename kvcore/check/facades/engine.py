@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine around a facade: it makes legal calls, and judges each by what a user sees of it.
+"""An engine around a facade: it makes legal calls, and checks each by what a user sees of it.
 
 An engine knows its sequences and reads the tables of the facade; memory changes by the batches
-alone. What a call must need is counted here anew, so that a refusal is judged in both directions
+alone. What a call must need is counted here anew, so that a refusal is checked in both directions
 (ADMIT-EXACT), and what is refused must leave the blocks as they were (ATOMIC-FAIL). A subclass
 makes the calls of one facade.
 """
@@ -108,7 +108,7 @@ class FacadeEngine(ABC):
         """Name, tokens, status and table of each sequence."""
 
     def repeat(self, call: Call) -> None:
-        """Make a call that was judged before."""
+        """Make a call that was checked before."""
         self.forward, self.said = [], []
         self.perform(call)
         self.emitted = self.take_commands()
@@ -117,7 +117,7 @@ class FacadeEngine(ABC):
         self._forget()
 
     def make(self, call: Call) -> bool:
-        """Make a call and judge it; whether it was done. Raises InvariantViolation."""
+        """Make a call and check it; whether it was done. Raises InvariantViolation."""
         before = settled(self.blocks())
         self.forward, self.said = [], []
         try:
@@ -131,7 +131,7 @@ class FacadeEngine(ABC):
             if self.emitted or settled(self.blocks()) != before:
                 raise InvariantViolation("ATOMIC-FAIL", f"{call}, refused, changes the blocks")
             return False
-        self._judge_batch(before)
+        self._check_batch(before)
         self._run_batch()
         self.check_owners()
         self._forget()
@@ -208,7 +208,7 @@ class FacadeEngine(ABC):
             detail = f"the copies {said} are returned, the batch has {copies}"
             raise InvariantViolation("CMD-COMPLETE", detail)
 
-    def _judge_batch(self, before: Tiers) -> None:
+    def _check_batch(self, before: Tiers) -> None:
         commands = self.emitted
         numbers = segments(commands)
         for name, holds in BATCH_CHECKS.items():

@@ -51,7 +51,7 @@ class Seen:
 class FacadeModel:
     """All runs of an engine, to be given to `check`.
 
-    make: gives an engine of an empty facade. known: the properties that it is judged by.
+    make: gives an engine of an empty facade. known: the properties that it is checked by.
     """
 
     config = None
@@ -91,7 +91,7 @@ class FacadeModel:
         return name
 
     def check(self, node: Path) -> None:
-        """Nothing more: each call is judged when it is made."""
+        """Nothing more: each call is checked when it is made."""
 
     def pack(self, node: Path) -> bytes:
         """The calls as bytes."""

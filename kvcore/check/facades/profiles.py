@@ -20,7 +20,7 @@ from kvcore.check.properties.registry import PROPERTIES, Property
 
 FORK, NONE = frozenset({"fork"}), frozenset[str]()
 
-JUDGED = (
+FACADE_PROPERTIES = (
     *("REF", "PARTITION", "FQ-UNIQ", "LEAK", "NOCRASH", "ATOMIC-FAIL", "KV-READ"),
     *("ADMIT-EXACT", "ADMIT-NEVER"),
     *("CMD-HAZARD", "CMD-COPYSET", "CMD-EVICT-FIRST", "CMD-COW-SRC", "CMD-ORDER", "CMD-COMPLETE"),
@@ -41,7 +41,7 @@ CALLER = "statuses and what runs next are the caller's (S002-72, S003-30)"
 ONE_GROUP = "a sequence has one table, for all layers (S002-66, S003-06)"
 NO_LOADS = "no call takes tokens from outside; the last manager alone does (S000-04)"
 NO_EVENTS = "the facades make no events"
-OWN_KINDS = "it judges what users bring"
+OWN_KINDS = "it checks what users bring"
 LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
     "ROW-LIFE": TABLES,
@@ -66,22 +66,22 @@ LIFTED: Mapping[str, str] = {
 
 @attrs.frozen(kw_only=True)
 class Facade:
-    """A facade to explore. lifted: what it is not judged by beside `LIFTED`, with the fact."""
+    """A facade to explore. lifted: what it is not checked by beside `LIFTED`, with the fact."""
 
     name: str
     sentence: str
-    judged: tuple[str, ...]
+    checked: tuple[str, ...]
     lifted: Mapping[str, str]
     worlds: Mapping[str, FacadeWorld]
 
     @property
     def known(self) -> dict[str, Property]:
-        """The properties that it is judged by."""
-        return {name: PROPERTIES.get(name) or _own(name) for name in self.judged}
+        """The properties that it is checked by."""
+        return {name: PROPERTIES.get(name) or _own(name) for name in self.checked}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why each of the others is not judged."""
+        """Why each of the others is not checked."""
         return {**LIFTED, **self.lifted}
 
 
@@ -89,7 +89,7 @@ FACADES: dict[str, Facade] = {
     "v0.3": Facade(
         name="v0.3",
         sentence="kvcore.legacy.v0_3.block_space_manager",
-        judged=JUDGED,
+        checked=FACADE_PROPERTIES,
         lifted={
             "NULL": "there is no null block: a window is a ring (S003-14, X-11)",
             "NULL-PREFIX": "a window is a ring, without null blocks (S003-14, X-11)",
@@ -123,7 +123,14 @@ FACADES: dict[str, Facade] = {
     "v0": Facade(
         name="v0",
         sentence="kvcore.legacy.v0.block_manager over prefix_caching_block",
-        judged=(*JUDGED, "IDX-SOUND", "IDX-COMPLETE", "NULL", "PRIORITY-ORDER", "RESET"),
+        checked=(
+            *FACADE_PROPERTIES,
+            "IDX-SOUND",
+            "IDX-COMPLETE",
+            "NULL",
+            "PRIORITY-ORDER",
+            "RESET",
+        ),
         lifted={
             "NULL-PREFIX": "the null block is taken from the GPU's like any other (S002-70)",
             "NO-ALIAS": "sequences of one group write their shared prompt together (S002-68)",
@@ -131,7 +138,7 @@ FACADES: dict[str, Facade] = {
             "LRU": "blocks leave by last use, length of the chain and id (S002-19, X-03)",
             "PREFIX-CLOSED": "a block may leave before those behind it (S002-45)",
             "EVICT-ORDER": "a chain is as old as its last use (S002-19, 20)",
-            "HASH-MONO": "judged through KV-READ: a promoted block may take another's id (S002-31)",
+            "HASH-MONO": "checked by KV-READ: a promoted block may take another's id (S002-31)",
             "HASH-INJ": "hashes are Python's, 64 bits wide (S002-54)",
             "KEY-SEP": "the extra hash is the caller's (S002-54, 60)",
             "CACHE-KV": "the seed's blocks count as computed from a mark on (S002-39, 40)",

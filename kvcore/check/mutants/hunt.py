@@ -2,7 +2,7 @@
 """One seeded bug, explored until a property finds it.
 
 A hunt checks some properties alone and gives the shortest run to the first that does not hold. What
-users can observe is judged in a hunt of its own. A walk along broken links that never ends is a
+users can observe is checked in a hunt of its own. A walk along broken links that never ends is a
 crash. The twin's are hunted by tools/twin_mutants.py.
 """
 

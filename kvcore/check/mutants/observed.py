@@ -2,7 +2,7 @@
 """What a user sees of the core: a model that looks at nothing else.
 
 An engine makes the moves of a world and believes what it is told. What every slot holds goes on
-from batch to batch, right or wrong, and is judged only where a query reads it (KV-READ, ZEROED);
+from batch to batch, right or wrong, and is checked only where a query reads it (KV-READ, ZEROED);
 besides that a call may crash, blocks may not come back, and requests may have no way on. Nothing is
 renamed, since a state that a bug has broken has no canonical name.
 """
@@ -218,7 +218,7 @@ def _watched(path: Any, make: Any) -> Any:
 
 
 def _is_of_core(error: Exception) -> bool:
-    """Whether an error was raised by the core, and not by what judges it."""
+    """Whether an error was raised by the core, and not by what checks it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -4,7 +4,7 @@
 Output is handed in at any later moment; two at most are outstanding. Each has what its name says
 besides: batches in flight, drafts, windows, groups, a host tier, forks, merges, loads. Those in
 flight name `cancel`, which is tried anyway: it withdraws keys that output gave, so a block may be
-cached without the one before it, and PREFIX-CLOSED and EVICT-ORDER are not judged.
+cached without the one before it, and PREFIX-CLOSED and EVICT-ORDER are not checked.
 """
 
 from __future__ import annotations

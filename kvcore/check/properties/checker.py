@@ -4,7 +4,7 @@
 A property that does not hold raises `Broken` with the steps so far. Where only some properties
 count, a step that breaks another one is left out, and an error that is no property's name is
 NOCRASH. What a state's properties read is found out once for each state that was met lately, and
-once for each pool or request where they read nothing else; what reads the open batch is judged at
+once for each pool or request where they read nothing else; what reads the open batch is checked at
 every call.
 """
 
@@ -85,7 +85,7 @@ class Checker:
         self._checked_requests: Lately[bool] = Lately(MET_LATELY)
         self._digests = Digests()
         self._last: tuple[State | None, Digest] = (None, Digest(b"", b"", ()))
-        self._judged: CheckedCall | None = None
+        self._in_check: CheckedCall | None = None
         self._hit: tuple[State | None, str] = (None, "")
 
     def counts(self, name: str) -> bool:
@@ -103,8 +103,8 @@ class Checker:
             return None
 
     def _raise_if_selected(self, error: Exception, steps: tuple[CheckedCall, ...]) -> None:
-        """Raise Broken for an error that counts; the call that is judged ends its steps."""
-        last, self._judged = self._judged, None
+        """Raise Broken for an error that counts; the call that is checked ends its steps."""
+        last, self._in_check = self._in_check, None
         found = broken(error, steps if last is None else (*steps, last))
         if isinstance(error, BrokenProperty) or self.counts(found.name):
             raise found from error
@@ -170,12 +170,12 @@ class Checker:
             return None
 
     def perform(self, state: State, call: Call) -> CheckedCall:
-        """Make a call, judge its outcome and note it. Raises InvariantViolation."""
-        self._judged = CheckedCall(state, call, Outcome(state, (), None))
+        """Make a call, check its outcome and note it. Raises InvariantViolation."""
+        self._in_check = CheckedCall(state, call, Outcome(state, (), None))
         if call.name == "allocate_slots":
             self._check_hit(state, call.args[0])
         outcome = perform(state, call)
-        step = self._judged = CheckedCall(state, call, outcome)
+        step = self._in_check = CheckedCall(state, call, outcome)
         if self._watch is not None:
             self._watch(state, call, outcome)
         self.run_check(check_outcome, state, call, outcome)
@@ -187,7 +187,7 @@ class Checker:
                 self.run_check(self.prefixes.learn_from, hashed)
             self.check(outcome.state)
         note(self.notes, call, outcome)
-        self._judged = None
+        self._in_check = None
         return step
 
     def _check_hit(self, state: State, request_id: str) -> None:
@@ -214,7 +214,7 @@ def hear(checks: Checks, *args: Any) -> None:
 
 
 def broken(error: Exception, steps: tuple[CheckedCall, ...]) -> Broken:
-    """What an error that a judge or a call raised says."""
+    """What an error that a check or a call raised says."""
     if isinstance(error, InvariantViolation):
         return Broken(error.name, error.detail, steps)
     if isinstance(error, BrokenProperty):

@@ -29,7 +29,7 @@ from kvcore.types.values import Appended, Refused, Status
 def no_thrash(world: World, state: State) -> Iterator[str]:
     """NO-THRASH: a fair scheduler never preempts round and round without a new token."""
     try:
-        state = _judged(without_pins(settle(state)))
+        state = _without_to_come(without_pins(settle(state)))
         idle, known = 0, _num_tokens(state)
         while len(state.requests):
             state = step(world, state)
@@ -59,7 +59,7 @@ def step(world: World, state: State) -> State:
             state = made(state, "free", victim)
             if victim == name:
                 break
-    return _judged(settle(state))
+    return _without_to_come(settle(state))
 
 
 def _tried(state: State, name: str) -> State:
@@ -108,7 +108,7 @@ def _gone(state: State, request: RequestState) -> State:
     return made(state, "remove_request", request.request_id)
 
 
-def _judged(state: State) -> State:
+def _without_to_come(state: State) -> State:
     """The state with all scheduled drafts rejected, and no position to come."""
     for name in ids(state):
         request = state.requests[name]

@@ -4,7 +4,7 @@
 No transition calls anything here. A check makes calls of the core on a state, as an engine could,
 and throws the result away. What an exploration shows by itself is not run again: a world that tries
 `free` and `remove_request` in every state proves DRAIN step by step, so only its states without
-requests are judged. Most states show progress with their first call; only where none does are
+requests are checked. Most states show progress with their first call; only where none does are
 requests preempted, one of them kept at a time. Source: rows 66 to 70 of
 kvcore/check/mutants/catalogue.py. Twin: rust/src/check/properties/liveness.rs.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the outcome of one call must be, judged from the states before and after it.
+"""What the outcome of one call must be, checked from the states before and after it.
 
 No transition calls anything here. A misused call changes nothing; a refused one keeps the trim of
 its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a call schedules

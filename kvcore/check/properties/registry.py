@@ -2,7 +2,7 @@
 """The registry: every property that the checker knows, as a named value.
 
 A property has one name and one sentence, in code, messages and docs/invariants.md alike. Its scope
-says what it is judged on: a state, one call (transition), the commands of a batch, or a run that
+says what it is checked on: a state, one call (transition), the commands of a batch, or a run that
 starts in a state. Its severity says what its break costs: wrong KV, a crash, a leak, progress, or
 only hits and work (quality). Observable ones need no look inside: a user sees them break. Where
 `holds` is None the search checks the property by contents that it follows along an edge.
@@ -161,7 +161,7 @@ def _make(name: str, scope: Scope, holds: Callable[..., Iterator[str]] | None) -
 ON_REQUEST = ("DETERMINISM", "REFINE", "NO-THRASH")
 """What makes every call twice, or runs a scheduler to its end in every state."""
 
-JUDGES: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
+BY_SCOPE: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
     ("state", pool_and_state.PROPERTIES),
     ("state", closure.CLOSURE_CHECKS),
     ("transition", transitions.TRANSITION_CHECKS),
@@ -170,7 +170,7 @@ JUDGES: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
     ("run", {"NO-THRASH": fair_scheduler.no_thrash}),
 )
 
-JUDGED = {name: (scope, holds) for scope, group in JUDGES for name, holds in group.items()}
+HOLDS = {name: (scope, holds) for scope, group in BY_SCOPE for name, holds in group.items()}
 
 FOLLOWED: dict[str, Scope] = {
     **dict.fromkeys(("KV-READ", "CACHE-KV", "LOAD-FAILED", "TABLE-MIRROR"), "batch"),
@@ -184,6 +184,6 @@ FOLLOWED: dict[str, Scope] = {
 """Properties that the search checks by what it follows along an edge."""
 
 PROPERTIES: dict[str, Property] = {
-    **{name: _make(name, scope, holds) for name, (scope, holds) in JUDGED.items()},
+    **{name: _make(name, scope, holds) for name, (scope, holds) in HOLDS.items()},
     **{name: _make(name, scope, None) for name, scope in FOLLOWED.items()},
 }

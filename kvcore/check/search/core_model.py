@@ -132,7 +132,7 @@ class CoreModel:
         return found or []
 
     def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
-        """The path with the calls of a move; None if a step breaks what is not judged."""
+        """The path with the calls of a move; None if a step breaks what is not checked."""
         script = move.script()
         call = self.checker.run_guarded(path, lambda: next(script, None))
         while call is not None:
@@ -157,7 +157,7 @@ class CoreModel:
     def _close(
         self, name: str, steps: Steps, failing: Failing, late: Call | Move | None
     ) -> Edge | None:
-        """Take the batch that the calls filled, judge it, and settle what it leaves."""
+        """Take the batch that the calls filled, check it, and settle what it leaves."""
         start, opened = steps[0].before, steps[-1].outcome.state
         if opened is start:
             return Edge(name, steps, start)
@@ -201,7 +201,7 @@ class CoreModel:
     def _drain(self, state: State, closing: list[CheckedCall], *, failed: bool = False) -> State:
         """Take batches until nothing is left to run and no load is unconfirmed.
 
-        failed: a load failed, so what the state counts on is judged at least once.
+        failed: a load failed, so what the state counts on is checked at least once.
         """
         ghost, schedule = self._ghost, self._schedule
         while failed or len(state.batch.commands) or len(state.batch.records) or state.loads:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trying the edges of nodes: what a search does in its own process, or in several.
 
-Nodes come packed and go packed. An expander gives each node once, judged; whoever merges what
+Nodes come packed and go packed. An expander gives each node once, checked; whoever merges what
 several of them found keeps the first in the order of the nodes. So the counts of states and edges
 do not depend on how many processes there are.
 """
@@ -45,7 +45,7 @@ class Expander:
         self.full_keys = full_keys
 
     def first(self) -> tuple[Found | None, Broken | None]:
-        """The start, judged."""
+        """The start, checked."""
         start = self.model.start()
         name, shown, wrong = self._take_in(start, ())
         return (None if name is None else (name, 0, self._pack(start), shown)), wrong

@@ -4,7 +4,7 @@
 An edge is a batch that is filled by some moves and taken, or moves that schedule nothing; the
 execution of the oldest batch that is not executed; the completion of the oldest one; a cancel of
 any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
-executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
+executed or cancelled. What a forward pass reads is checked when it is executed. In every node, when
 all that was taken is executed on a copy, all that the state counts on must be there; and what a
 batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
 executed, so nothing is concluded from those that say who owns what. An external load can fail when

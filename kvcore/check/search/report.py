@@ -36,7 +36,7 @@ class Report:
     did. missed: what a named world must show and did not. num_waiting: states whose edges were not
     all tried and kept. memory_bytes: the most that was kept of states at a time, in all processes:
     names, links, waiting states. grown_bytes: what the processes grew by, with all that they load
-    and remember. world: what was explored. symmetry: what was renamed. judged: the properties that
+    and remember. world: what was explored. symmetry: what was renamed. checked: the properties that
     counted, by name; left_out: those that could have counted and did not.
     """
 
@@ -56,7 +56,7 @@ class Report:
     violation: Violation | None = None
     world: Any = None
     symmetry: Symmetry = attrs.field(factory=Symmetry)
-    judged: Mapping[str, Property] = attrs.field(factory=dict)
+    checked: Mapping[str, Property] = attrs.field(factory=dict)
     left_out: tuple[str, ...] = ()
 
     @property
@@ -97,7 +97,7 @@ class Report:
             "verdict": self.verdict,
             "world": plain_world(self.world),
             "symmetry": attrs.asdict(self.symmetry),
-            "properties": [plain_property(each) for each in self.judged.values()],
+            "properties": [plain_property(each) for each in self.checked.values()],
             "left_out": list(self.left_out),
             "keys": self.keys,
             "states": self.num_states,
@@ -116,7 +116,7 @@ class Report:
         }
 
     def _violation(self, violation: Violation) -> dict[str, Any]:
-        known = self.judged.get(violation.name) or PROPERTIES.get(violation.name)
+        known = self.checked.get(violation.name) or PROPERTIES.get(violation.name)
         return {
             "property": violation.name,
             "severity": None if known is None else known.severity,

@@ -29,7 +29,7 @@ def check_search(backend: str, workers: int, limits: Mapping[str, float | None])
             raise ValueError(f"{name} is {value}, it must be above 0")
 
 
-def judged_in(
+def checked_in(
     what: Any, chosen: Iterable[str | Property] | None, *, parity: bool
 ) -> tuple[dict[str, Property], tuple[str, ...]]:
     """The properties that count in a world or model, and those that could and do not.
@@ -51,16 +51,16 @@ def judged_in(
         if not isinstance(each, str | Property):
             raise ValueError(f"a property is named, or is a Property, and not {each!r}")
     for name in beyond.keys() & {each for each in given if isinstance(each, str)}:
-        raise ValueError(f"{name} is not judged here: {beyond[name]}")
+        raise ValueError(f"{name} is not checked here: {beyond[name]}")
     named = select(frozenset(each for each in given if isinstance(each, str)), what.calls)
     own = [each for each in given if isinstance(each, Property) and each not in named.values()]
     _check_own(own)
-    judged = named | {each.name: each for each in given if isinstance(each, Property)}
-    return judged, tuple(name for name in everything if name not in judged)
+    checked = named | {each.name: each for each in given if isinstance(each, Property)}
+    return checked, tuple(name for name in everything if name not in checked)
 
 
 def out_of_reach(world: World, *, parity: bool = False) -> dict[str, str]:
-    """The properties that an exploration of a world cannot judge, and why."""
+    """The properties that an exploration of a world cannot check, and why."""
     found = {"MANAGER": "a world has kvcore's own manager"}
     if not callable(world.moves):
         found["SCHEDULER"] = "the moves are kvcore's own"
@@ -72,10 +72,10 @@ def out_of_reach(world: World, *, parity: bool = False) -> dict[str, str]:
 
 
 def _check_own(own: list[Property]) -> None:
-    """Raise ValueError for a user's own properties of one name, or that judge nothing."""
+    """Raise ValueError for a user's own properties of one name, or that check nothing."""
     for each in own:
         if each.holds is None and PROPERTIES.get(each.name) is not each:
-            raise ValueError(f"the property {each.name} judges nothing: give it holds")
+            raise ValueError(f"the property {each.name} checks nothing: give it holds")
         if sum(other.name == each.name for other in own) > 1:
             raise ValueError(f"two properties are named {each.name}")
 

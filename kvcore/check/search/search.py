@@ -32,7 +32,7 @@ from kvcore.check.search.frontier import bytes_of
 from kvcore.check.search.parity import Parity
 from kvcore.check.search.process_memory import memory_bytes
 from kvcore.check.search.report import COMPLETE, INTERRUPTED, VIOLATION, Report, kept
-from kvcore.check.search.scope import check_search, judged_in
+from kvcore.check.search.scope import check_search, checked_in
 from kvcore.check.search.twin_search import explore_twin
 from kvcore.check.search.workers import Workers
 from kvcore.check.world.model import Broken, Model, Violation
@@ -90,7 +90,7 @@ def check(
     if isinstance(what, World) and what.config.max_in_flight and crosses(what):
         raise ValueError("groups of encoders are not explored with batches in flight")
     both = backend == "both"
-    judged, left_out = judged_in(what, chosen, parity=both)
+    checked, left_out = checked_in(what, chosen, parity=both)
     if backend == "rust":
         where = world_for_twin(what, chosen)
         report = explore_twin(
@@ -106,10 +106,10 @@ def check(
         make = partial(make_expander, what, chosen, symmetry, full_keys, both, watch=watch)
         report = Search(make, limits, workers=workers, progress=progress, backend=backend).run()
     report.world, report.symmetry = what, symmetry or Symmetry()
-    report.judged, report.left_out = judged, left_out
+    report.checked, report.left_out = checked, left_out
     found = report.violation
-    if found is not None and judged.get(found.name) is not PROPERTIES.get(found.name):
-        report.violation = attrs.evolve(found, own=judged.get(found.name))
+    if found is not None and checked.get(found.name) is not PROPERTIES.get(found.name):
+        report.violation = attrs.evolve(found, own=checked.get(found.name))
     return report
 
 

@@ -64,10 +64,10 @@ def _asked(report: Report) -> Iterator[str]:
     if kept:
         words = " and ".join(kept)
         yield f"symmetry switched off: states that differ by the names of {words} are counted apart"
-    if report.left_out and len(report.left_out) < len(report.judged):
-        yield from _wrapped("judged: all properties but ", report.left_out)
+    if report.left_out and len(report.left_out) < len(report.checked):
+        yield from _wrapped("checked: all properties but ", report.left_out)
     elif report.left_out:
-        yield from _wrapped("judged alone: ", tuple(report.judged))
+        yield from _wrapped("checked alone: ", tuple(report.checked))
 
 
 def verdict(report: Report) -> str:
@@ -78,7 +78,7 @@ def verdict(report: Report) -> str:
     if report.missed:
         return f"complete, but the world did not show what it is for: {', '.join(report.missed)}"
     if report.verdict == COMPLETE:
-        which = "no property that was judged" if report.left_out else "no property"
+        which = "no property that was checked" if report.left_out else "no property"
         return f"complete: {which} is broken in any state that this world can reach"
     what = "interrupted" if report.verdict == INTERRUPTED else report.verdict
     return f"{what}: nothing is broken so far, {report.num_waiting:,} states wait to be tried"

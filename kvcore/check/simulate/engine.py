@@ -213,8 +213,8 @@ class Engine:
         known = self._play.known.get(name)
         if known is None or self._play.status(name) is not Status.RUNNING:
             return False
-        judged = self._play.manager.num_computed_tokens(name) <= len(known.tokens)
-        return judged and not self._play.loading(name)
+        checked = self._play.manager.num_computed_tokens(name) <= len(known.tokens)
+        return checked and not self._play.loading(name)
 
     def _admit(self) -> None:
         """Waiting requests, those swapped out first; the first one refused ends it."""

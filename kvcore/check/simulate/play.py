@@ -121,7 +121,7 @@ class Play:
             self.goals[value.error] += 1
         elif isinstance(value, Refused):
             self.goals[f"refused {value.reason.value}"] += 1
-            self._judge_refusal(call, value)
+            self._check_refusal(call, value)
         else:
             self.goals[name] += 1
             few = self.manager.num_free_blocks < min(num_free, self.config.watermark_blocks)
@@ -129,7 +129,7 @@ class Play:
                 raise InvariantViolation("ADMIT-EXACT", f"{call} leaves less than the watermark")
         return value
 
-    def _judge_refusal(self, call: Call, refused: Refused) -> None:
+    def _check_refusal(self, call: Call, refused: Refused) -> None:
         """A refused call needs more than there is; a free pool refuses nothing for now."""
         if refused.needed <= refused.available:
             raise InvariantViolation("ADMIT-EXACT", f"{call} gives {refused}")

@@ -35,7 +35,7 @@ def check_bytes(play: Play) -> None:
 
 
 def check_all(play: Play) -> None:
-    """Judge the state that a run is in. Raises InvariantViolation."""
+    """Check the state that a run is in. Raises InvariantViolation."""
     state = play.manager.state()
     pool_and_state.check(state)
     check_bytes(play)
@@ -62,7 +62,7 @@ def check_all(play: Play) -> None:
 
 
 def finish(play: Play) -> None:
-    """Give everything back and judge what is left (DRAIN). Raises InvariantViolation."""
+    """Give everything back and check what is left (DRAIN). Raises InvariantViolation."""
     while play.unfinished or play.waiting:
         make(play, Move("execute"))
         make(play, Move("complete"))

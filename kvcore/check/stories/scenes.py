@@ -136,7 +136,7 @@ class Follower:
                     raise InvariantViolation("CMD-INFLIGHT", detail)
 
     def _check_contents(self, state: State) -> None:
-        """Check what a state counts on when everything was executed. Owners are not judged: a
+        """Check what a state counts on when everything was executed. Owners are not checked: a
         cancel drops commands that told of them.
         """
         self.ghost.owned, self.ghost.cached = owners(state)

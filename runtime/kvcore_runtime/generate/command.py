@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from kvcore import InvariantViolation, KvcoreError
-from kvcore.cli.pipes import INTERRUPTED, quiet
+from kvcore.cli.pipes import INTERRUPTED, ends_cleanly
 from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
@@ -55,7 +55,7 @@ DIRECTORY_SEED = "kvcore generate --directory"
 """With the model's identity the root of the keys of blocks in files, the same in every run."""
 
 
-@quiet
+@ends_cleanly
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     try:
