@@ -89,7 +89,7 @@ class Served:
         manager = self.cache.manager
         manager.check()
         num_used = manager.config.num_usable_blocks - manager.num_free_blocks
-        return int(num_used + len(self.cache.known))
+        return int(num_used + len(self.cache.requests))
 
 
 def settings(**changed: Any) -> tuple[GenerationConfig, ContinuousBatchingConfig]:

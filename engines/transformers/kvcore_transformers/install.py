@@ -70,10 +70,13 @@ def replacements() -> list[tuple[Any, str, Any]]:
     """Where, which name, and what stands there while kvcore is installed."""
     from transformers.generation.continuous_batching import cache, continuous_api, scheduler
 
-    from kvcore_transformers.cache import Full, KvcoreCache, Sliding
+    from kvcore_transformers.allocators import Full, Sliding
+    from kvcore_transformers.cache import KvcoreCache
+    from kvcore_transformers.offloading import Offload
     from kvcore_transformers.schedulers import Fifo, PrefillFirst
 
     native = continuous_api.ContinuousMixin.init_continuous_batching
+    native_handle = continuous_api.ContinuousBatchingManager._handle_critical_error
 
     def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Make or find the manager, refuse what is not served, and notice other weights."""
@@ -91,14 +94,26 @@ def replacements() -> list[tuple[Any, str, Any]]:
         manager.kvcore_weights = weights
         return manager
 
+    def _handle_critical_error(self: Any, error: Exception, batch_processor: Any) -> None:
+        """Fail all requests; what the step may have left unwritten is not hit any more."""
+        if batch_processor is not None:
+            batch_processor.cache.is_outdated = True
+        native_handle(self, error, batch_processor)
+
     return [
         (continuous_api, "PagedAttentionCache", KvcoreCache),
+        (continuous_api, "OffloadingManager", Offload),
         (cache.ATTN_TYPE_TO_ALLOCATOR, "full_attention", Full),
         (cache.ATTN_TYPE_TO_ALLOCATOR, "sliding_attention", Sliding),
         (scheduler.SCHEDULER_MAPPING, "fifo", Fifo),
         (scheduler.SCHEDULER_MAPPING, "prefill_first", PrefillFirst),
         (continuous_api, "FIFOScheduler", Fifo),
         (continuous_api.ContinuousMixin, "init_continuous_batching", init_continuous_batching),
+        (
+            continuous_api.ContinuousBatchingManager,
+            "_handle_critical_error",
+            _handle_critical_error,
+        ),
     ]
 
 
@@ -111,11 +126,6 @@ def not_served(manager: Any, ours: type) -> str | None:
             "the model keeps a persistent manager that was made without kvcore: call"
             " model.destroy_cached_continuous_batching_manager() first"
         )
-    if settings.use_async_batching:
-        return "use_async_batching is not served: set it to False in ContinuousBatchingConfig"
-    if settings.cpu_offload_space != 0:
-        space = settings.cpu_offload_space
-        return f"cpu_offload_space={space} is not served: set it to 0 in ContinuousBatchingConfig"
     if manager.distributed_helper.tp_size > 1:
         return f"tensor parallelism over {manager.distributed_helper.tp_size} devices is not served"
     return None

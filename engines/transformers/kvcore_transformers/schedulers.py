@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from transformers.generation.continuous_batching.requests import RequestState
+from typing import Any
+
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import (
     FIFOScheduler,
     PrefillFirstScheduler,
@@ -24,6 +26,26 @@ class _Mended(Scheduler):
         if cancelled:
             self.block_new_requests = False
         return cancelled
+
+    def _process_candidates(
+        self,
+        candidates: list[RequestState],
+        token_budget: int,
+        cache_budget: int,
+        removed: set[str],
+    ) -> Any:
+        """Schedule candidates; those in front that decode are asked for together."""
+        ready, reads = [], cache_budget
+        for state in candidates[: min(token_budget, self.max_requests_per_batch)]:
+            read = state.position_offset
+            if self.cache.read_cache_limit is not None:
+                read = min(read, self.cache.read_cache_limit)
+            if state.status != RequestStatus.DECODING or read > reads:
+                break
+            reads -= read
+            ready.append(state)
+        self.cache.expect(ready)
+        return super()._process_candidates(candidates, token_budget, cache_budget, removed)
 
     def _schedule_request(
         self, state: RequestState, request_tokens: list[int], token_budget: int, removed: set[str]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The copies that a batch of kvcore asks for, on the tensors of transformers' cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.generation.continuous_batching.utils import stream_context
+
+import torch
+from kvcore import Batch, CopyOnWrite, SwapIn, SwapOut
+from kvcore_transformers.statistics import Statistics
+
+KINDS = {CopyOnWrite.kind, SwapIn.kind, SwapOut.kind}
+
+
+class Copies:
+    """Copies whole blocks inside the device's tensor, and between it and the host's.
+
+    device: bytes, a row per sector; block n of kvcore is row n + 1. host: bytes, a row per host
+    block, or None. stream: where forward passes run, None on the CPU. All is put on it in order, so
+    a copy sees what earlier forward passes wrote, and nothing waits for it.
+    """
+
+    def __init__(self, device: torch.Tensor, host: torch.Tensor | None, stream: Any) -> None:
+        self.device, self.host, self.stream = device, host, stream
+
+    def apply(self, batch: Batch, kinds: list[int], statistics: Statistics) -> None:
+        """Make a batch's copies, segment by segment; inside a segment the order is free."""
+        segments: dict[int, dict[int, list[tuple[int, int]]]] = {}
+        columns = (batch.column(name) for name in ("segment", "a", "b"))
+        for kind, segment, source, target in zip(kinds, *columns, strict=True):
+            if kind in KINDS:
+                segments.setdefault(segment, {}).setdefault(kind, []).append((source, target))
+        with stream_context(self.stream):
+            for pairs in segments.values():
+                self._copy(pairs, statistics)
+
+    def _copy(self, pairs: dict[int, list[tuple[int, int]]], statistics: Statistics) -> None:
+        """Make the copies of a segment: reads of the device's rows before writes."""
+        inside, out, back = (pairs.get(each.kind, []) for each in (CopyOnWrite, SwapOut, SwapIn))
+        statistics.copies += len(inside)
+        statistics.offloaded += len(out)
+        statistics.restored += len(back)
+        for (_, target), row in zip(out, self._read([source for source, _ in out]), strict=True):
+            self._host()[target].copy_(row, non_blocking=True)
+        rows = self._read([source for source, _ in inside])
+        if inside:
+            self.device[self._rows([target for _, target in inside])] = rows
+        for source, target in back:
+            self.device[target + 1].copy_(self._host()[source], non_blocking=True)
+
+    def _rows(self, blocks: list[int]) -> torch.Tensor:
+        """Row numbers of blocks."""
+        return torch.tensor(blocks, dtype=torch.int64, device=self.device.device) + 1
+
+    def _read(self, blocks: list[int]) -> torch.Tensor:
+        """The content of blocks, copied."""
+        return self.device[self._rows(blocks)]
+
+    def _host(self) -> torch.Tensor:
+        """The host's tensor, which the manager's configuration promised."""
+        assert self.host is not None
+        return self.host
