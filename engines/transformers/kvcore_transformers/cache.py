@@ -32,6 +32,7 @@ class Held:
     row: at the manager. num_told: tokens that the manager has. num_swapped: its host blocks.
     """
 
+    request_id: str
     row: int
     num_told: int
     num_swapped: int = 0
@@ -98,6 +99,9 @@ class KvcoreCache(PagedAttentionCache):
     ) -> bool:
         """Schedule the next tokens of a request; False if they do not fit."""
         request_id, past = state.request_id, state.position_offset
+        answer = self.answers.pop(request_id, None)
+        if answer is not None:
+            return answer
         if dry_run:  # of a request that nobody knows
             needed = sum(-(-(past + request_len) // size) for size in self._sizes())
             return needed <= self.manager.num_free_blocks
@@ -183,7 +187,7 @@ class KvcoreCache(PagedAttentionCache):
         num_told = self.requests[src_state.request_id].num_told
         for child in dst_req_ids:
             row = self.manager.fork(src_state.request_id, child)
-            self.requests[child] = Held(row, num_told)
+            self.requests[child] = Held(child, row, num_told)
             for each in self.parts:
                 each.block_table[child] = each.block_table[src_state.request_id][:]
         return dst_req_ids
@@ -220,6 +224,9 @@ class KvcoreCache(PagedAttentionCache):
     def close_batch(self) -> None:
         """Take the open batch and make its copies."""
         batch = self.manager.take_batch()
+        if not len(batch):
+            self.scheduled.clear()
+            return
         kinds = batch.column("kind").tolist()
         self.statistics.evictions += kinds.count(Evict.kind)
         if not KINDS.isdisjoint(kinds):
@@ -234,7 +241,7 @@ class KvcoreCache(PagedAttentionCache):
         held = self.requests.get(request_id)
         if held is None:
             row = self.manager.add_request(Request(request_id, tokens))
-            held = self.requests[request_id] = Held(row, len(tokens))
+            held = self.requests[request_id] = Held(request_id, row, len(tokens))
             self.statistics.queries += len(tokens)
             for each in self.parts:
                 each.block_table[request_id] = []
@@ -260,41 +267,41 @@ class KvcoreCache(PagedAttentionCache):
         """Schedule a position for each request, in order, with its token or for one to come."""
         known, to_come, tokens = [], [], array("I")
         for state in states:
-            held, count = self.requests[state.request_id], len(state.generated_tokens)
-            num_known = len(state.initial_tokens) + count
+            held = self.requests[state.request_id]
+            num_known = len(state.initial_tokens) + len(state.generated_tokens)
             if held.num_told == num_known:
-                to_come.append((state.request_id, held))
+                to_come.append(held)
                 continue
             if held.num_told < num_known - 1:
                 self._tell(state, held, num_known - 1)
-            held.num_told += 1
-            known.append((state.request_id, held))
+            held.num_told = num_known
+            known.append(held)
             tokens.append(state.generated_tokens[-1])
-        for refused in self._append_alike(known, tokens) if known else ():
-            refused.num_told -= 1
+        if known:
+            for held in self._append_alike(known, tokens):
+                held.num_told -= 1
         if to_come:
             self._append_alike(to_come, None)
 
-    def _append_alike(
-        self, requests: list[tuple[str, Held]], tokens: array[int] | None
-    ) -> list[Held]:
+    def _append_alike(self, requests: list[Held], tokens: array[int] | None) -> list[Held]:
         """One `append`, and one more behind each that is refused; returns those."""
         refused = []
-        rows, start = array("i", [held.row for _, held in requests]), 0
+        rows, start = array("i", [held.row for held in requests]), 0
         while start < len(rows):
-            rest = None if tokens is None else tokens[start:]
-            appended = self.manager.append(rows[start:], rest)
+            appended = self.manager.append(
+                rows[start:] if start else rows, tokens[start:] if tokens and start else tokens
+            )
             stop = start + appended.done
-            for request_id, _ in requests[start:stop]:
-                self.answers[request_id] = True
-                self.scheduled.add(request_id)
+            names = [held.request_id for held in requests[start:stop]]
+            self.answers |= dict.fromkeys(names, True)
+            self.scheduled.update(names)
             if appended.columns:
                 for place, group, position, block in zip(*appended.grown, strict=True):
-                    self._set(requests[start + place][0], self.parts[group], position, block)
+                    self._set(names[place], self.parts[group], position, block)
             if appended.refused is not None:
-                request_id, held = requests[stop]
-                self.answers[request_id] = False
-                self.missing[request_id] = appended.refused.needed
+                held = requests[stop]
+                self.answers[held.request_id] = False
+                self.missing[held.request_id] = appended.refused.needed
                 refused.append(held)
             start = stop + 1
         return refused

@@ -36,7 +36,7 @@ class Offload(OffloadingManager):
             size = cache.bytes_per_sector
             logger.warning(f"{cpu_offload_space_gib=} is less than one block of {size} bytes")
         shape = (num_blocks, cache.bytes_per_sector)
-        pinned = compute_stream is not None
+        pinned = torch.device(cache.device).type != "cpu"
         host = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) if num_blocks else None
         cache.use_host(host, compute_stream)
 

@@ -35,14 +35,12 @@ class _Mended(Scheduler):
         removed: set[str],
     ) -> Any:
         """Schedule candidates; those in front that decode are asked for together."""
-        ready, reads = [], cache_budget
+        ready, left, limit = [], cache_budget, self.cache.read_cache_limit
         for state in candidates[: min(token_budget, self.max_requests_per_batch)]:
             read = state.position_offset
-            if self.cache.read_cache_limit is not None:
-                read = min(read, self.cache.read_cache_limit)
-            if state.status != RequestStatus.DECODING or read > reads:
+            left -= read if limit is None else min(read, limit)
+            if state._status != RequestStatus.DECODING or left < 0:
                 break
-            reads -= read
             ready.append(state)
         self.cache.expect(ready)
         return super()._process_candidates(candidates, token_budget, cache_budget, removed)
