@@ -51,7 +51,7 @@ class Loop:
             config, settings, torch.device("cpu"), SimpleNamespace(tp_size=1), torch.float32
         )
         self.scheduler = api.SCHEDULER_MAPPING["fifo"](self.cache, None, num_sequences)
-        alone = SimpleNamespace(tp_all_reduce_min=lambda tensor, on_cpu: tensor)
+        alone = SimpleNamespace(tp_all_reduce_min=lambda tensor, **_: tensor)
         self.offloading = api.OffloadingManager(self.cache, self.scheduler, 0, 0.5, None, alone)
         self.processor = api.ContinuousBatchProcessor.__new__(api.ContinuousBatchProcessor)
         self.processor.__dict__.update(
@@ -59,7 +59,7 @@ class Loop:
             scheduler=self.scheduler,
             use_async_batching=False,
             inputs_and_outputs=self,
-            output_router=SimpleNamespace(deliver_batch=lambda outputs: None),
+            output_router=SimpleNamespace(deliver_batch=lambda _: None),
         )
         self.compute_stream = None
         self.close = getattr(self.cache, "close_batch", lambda: None)
@@ -113,16 +113,19 @@ def compare(num_sequences: int) -> tuple[float, float, float]:
         ours = Loop(num_sequences, seed=1)
     gc.collect()
     gc.freeze()
-    pairs = []
-    for number in range(ROUNDS):
-        pairs.append((native.serve(number, num_sequences), ours.serve(number, num_sequences)))
+    pairs = [
+        (native.serve(number, num_sequences), ours.serve(number, num_sequences))
+        for number in range(ROUNDS)
+    ]
     theirs, mine = (statistics.median(side) for side in zip(*pairs, strict=True))
     return theirs, mine, statistics.median(own / other for other, own in pairs)
 
 
 def main(arguments: list[str]) -> int:
     """Print a line per number of sequences."""
-    print(f"{'sequences':>9} {'transformers':>13} {'kvcore':>8} {'ratio':>6}   (us of CPU per step)")
+    print(
+        f"{'sequences':>9} {'transformers':>13} {'kvcore':>8} {'ratio':>6}   (us of CPU per step)"
+    )
     for number in [int(each) for each in arguments] or SEQUENCES:
         native, ours, ratio = compare(number)
         print(f"{number:9} {native:13.1f} {ours:8.1f} {ratio:6.2f}", flush=True)

@@ -55,7 +55,9 @@ class Pools:
         manager = getattr(cache, "manager", None)
         if manager is None:
             return list(allocator.ledger.cached_blocks)
-        return [block + 1 for block in range(1, manager.config.num_blocks) if manager.has_key(block)]
+        return [
+            block + 1 for block in range(1, manager.config.num_blocks) if manager.has_key(block)
+        ]
 
 
 def draw(pools: list[Pools], kinds: list[str], path: Path) -> None:
@@ -82,11 +84,13 @@ def draw(pools: list[Pools], kinds: list[str], path: Path) -> None:
     axes[-1].set_ylim(0)
     axes[-1].legend(frameon=False)
     axes[-1].spines[["top", "right"]].set_visible(False)
-    named = [Patch(facecolor=colour, label=kind) for colour, kind in zip(colours, kinds, strict=True)]
+    named = [
+        Patch(facecolor=colour, label=kind) for colour, kind in zip(colours, kinds, strict=True)
+    ]
     figure.legend(
         handles=[
             *named,
-            Patch(facecolor=SHARED_COLOUR, label="held by two requests"),
+            Patch(facecolor=SHARED_COLOUR, label="held by several"),
             Patch(facecolor=CACHED_COLOUR, label="cached, held by none"),
             Patch(facecolor=FREE_COLOUR, edgecolor="grey", label="free"),
         ],

@@ -83,7 +83,7 @@ def test_a_cancel_in_flight_leaves_no_block_and_changes_no_other_answer(
     cancelled: set[str] = set()
 
     def cancel(manager: Any) -> None:
-        name, scheduler = at.get(next(steps)), manager.batch_processor.scheduler
+        name, scheduler = at.get(next(steps), ""), manager.batch_processor.scheduler
         if name in scheduler.active_requests or name in scheduler.waiting_requests:
             cancelled.add(name)
             manager.cancel_request(name)
@@ -117,9 +117,8 @@ def test_a_cancel_while_the_step_in_flight_fills_a_block_which_ends_the_native_l
             manager.cancel_request("r0")
 
     model, prompts = tiny(), [[3] * (2 * PAGE - 2), [4] * 5]
-    with pytest.raises(AssertionError, match="the generation loop ended|'r1'"):
-        served = serve(model, prompts, cancel, lambda: 2, use_async_batching=True)
-        assert served.errors == {}, "'r1' failed"
+    native = serve(model, prompts, cancel, lambda: 1, use_async_batching=True)
+    assert native.errors == {"r1": "'r0'"}  # a KeyError that r1 has nothing to do with
     cancelled.clear()
     with kvcore_transformers.installed():
         ours = serve(model, prompts, cancel, lambda: 1, use_async_batching=True)

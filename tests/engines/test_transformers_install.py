@@ -147,9 +147,9 @@ def test_tensor_parallelism_is_refused_and_the_attention_is_put_back(
         self.tp_size = 2
 
     monkeypatch.setattr(DistributedHelper, "__init__", of_two)
-    with kvcore_transformers.installed():
-        with pytest.raises(NotServed, match="tensor parallelism over 2 devices is not served"):
-            model.init_continuous_batching(generation, batching)
+    sentence = "tensor parallelism over 2 devices is not served"
+    with kvcore_transformers.installed(), pytest.raises(NotServed, match=sentence):
+        model.init_continuous_batching(generation, batching)
     assert model.config._attn_implementation == "eager"
 
 

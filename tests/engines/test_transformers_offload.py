@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,19 +16,13 @@ pytest.importorskip("transformers", reason=ABSENT)
 import kvcore_transformers
 from kvcore_transformers import Statistics
 
-from tests.engines.transformers_models import (
-    LAYERS,
-    Served,
-    generated,
-    serve,
-    tiny,
-)
+from tests.engines.transformers_models import LAYERS, Served, generated, serve, tiny
 from tests.engines.transformers_streams import act_streams
 
 pytestmark = pytest.mark.transformers
 PROMPTS = [[number * 7 + place for place in range(10)] for number in range(6)]
 NEW = 40
-PRESSED = {"num_blocks": 16, "new": NEW, "max_requests_per_batch": 6}
+PRESSED: dict[str, Any] = {"num_blocks": 16, "new": NEW, "max_requests_per_batch": 6}
 BYTES_PER_BLOCK = 4096
 GIB = 1024**3
 
@@ -46,10 +41,16 @@ def serve_pressed(
     return served, statistics
 
 
+@cache
+def expected(kind: str = "full") -> dict[str, list[int]]:
+    """What `generate()` answers."""
+    return generated(tiny(kind), PROMPTS, new=NEW)
+
+
 def num_held(served: Served) -> int:
     """Blocks of both tiers that are still used."""
     manager = served.cache.manager
-    return served.num_leaked() + manager.config.num_host_blocks - manager.num_free_host_blocks
+    return served.num_leaked() + int(manager.config.num_host_blocks - manager.num_free_host_blocks)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -60,7 +61,7 @@ def test_requests_go_to_the_host_and_come_back_with_the_same_tokens(
     act_streams(monkeypatch)
     served, statistics = serve_pressed(kind, 60, use_async_batching=is_async)
     assert served.errors == {}
-    assert served.tokens == generated(tiny(kind), PROMPTS, new=NEW)
+    assert served.tokens == expected(kind)
     assert statistics.offloaded > 0
     assert statistics.restored > 0
     assert num_held(served) == 0
@@ -70,7 +71,7 @@ def test_requests_go_to_the_host_and_come_back_with_the_same_tokens(
 def test_requests_for_which_the_host_has_no_room_begin_anew(host_blocks: int) -> None:
     served, statistics = serve_pressed("full", host_blocks)
     kept, _ = serve_pressed("full", 60)
-    assert served.tokens == kept.tokens == generated(tiny(), PROMPTS, new=NEW)
+    assert served.tokens == kept.tokens == expected()
     assert statistics.offloaded <= host_blocks * 10
     assert served.computed > kept.computed
     assert num_held(served) == 0
@@ -91,9 +92,10 @@ def test_a_cancelled_request_gives_its_host_blocks_back(
                 manager.cancel_request(name)
 
     served, _ = serve_pressed("full", 60, cancel, lambda: 5, use_async_batching=is_async)
-    expected = generated(tiny(), PROMPTS, new=NEW)
     assert len(cancelled) == 1
-    assert served.tokens == {name: expected[name] for name in expected.keys() - cancelled}
+    assert served.tokens == {
+        name: tokens for name, tokens in expected().items() if name not in cancelled
+    }
     assert num_held(served) == 0
 
 
@@ -129,5 +131,5 @@ def test_space_for_less_than_a_block_is_said_and_nothing_goes_to_the_host(
         finally:
             logger.removeHandler(caplog.handler)
     assert "cpu_offload_space_gib=1e-09 is less than one block of 4096 bytes" in caplog.text
-    assert served.tokens == generated(tiny(), PROMPTS, new=NEW)
+    assert served.tokens == expected()
     assert statistics.offloaded == 0

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from transformers.generation.continuous_batching import input_outputs
 
 
-class ActedStream(torch.cpu.Stream):  # type: ignore[misc]  # torch.cpu is not typed
+class ActedStream:
     """A stream that does at once what it is given."""
 
     def record_event(self, event: Any) -> None:
@@ -29,7 +28,7 @@ class ActedStream(torch.cpu.Stream):  # type: ignore[misc]  # torch.cpu is not t
 
 def act_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let transformers take the CPU for a device with streams."""
-    monkeypatch.setattr(input_outputs, "create_device_stream", lambda device: ActedStream())
+    monkeypatch.setattr(input_outputs, "create_device_stream", lambda _: ActedStream())
     monkeypatch.setattr(
         input_outputs.ContinuousBatchingAsyncIOs, "_supported_device_types", ("cpu",)
     )

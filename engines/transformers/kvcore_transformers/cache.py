@@ -13,11 +13,11 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import torch
 from attrs import define
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 
-import torch
 from kvcore import Config, CopyOnWrite, Evict, KVCacheManager, Request
 from kvcore.errors import HitInOpenBatch
 from kvcore_transformers.allocators import Pool, group_of, within

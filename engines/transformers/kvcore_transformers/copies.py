@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers.generation.continuous_batching.utils import stream_context
 
-import torch
 from kvcore import Batch, CopyOnWrite, SwapIn, SwapOut
 from kvcore_transformers.statistics import Statistics
 

@@ -119,7 +119,6 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 def not_served(manager: Any, ours: type) -> str | None:
     """Why a manager's settings cannot be followed, None if they can."""
-    settings = manager.continuous_batching_config
     processor = manager.batch_processor
     if processor is not None and not isinstance(processor.cache, ours):
         return (

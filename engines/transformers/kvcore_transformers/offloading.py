@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.utils import logger
-
-import torch
 
 
 class Offload(OffloadingManager):
