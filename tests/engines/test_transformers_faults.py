@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
 import torch
+from kvcore_transformers.offloading import Offload
 
 from tests.engines.transformers_models import (
     PAGE,
@@ -24,6 +26,7 @@ from tests.engines.transformers_models import (
     settings,
     tiny,
 )
+from tests.engines.transformers_streams import act_streams
 
 pytestmark = pytest.mark.transformers
 
@@ -58,7 +61,10 @@ def test_a_cancel_at_any_step_leaves_no_block_and_changes_no_other_answer(
     assert ours.num_leaked() == 0
 
 
-def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled() -> None:
+@pytest.mark.parametrize("space", [0, 1e-3])
+def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled(
+    space: float,
+) -> None:
     cancelled: set[str] = set()
 
     def cancel_active(manager: Any) -> None:
@@ -71,7 +77,13 @@ def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled() -
     model, prompts = tiny(), [[number] * 30 for number in range(6)]
     with kvcore_transformers.installed():
         ours = serve(
-            model, prompts, cancel_active, lambda: 6 - len(cancelled), num_blocks=12, new=20
+            model,
+            prompts,
+            cancel_active,
+            lambda: 6 - len(cancelled),
+            num_blocks=12,
+            new=20,
+            cpu_offload_space=space,
         )
     expected = generated(model, prompts, new=20)
     assert cancelled
@@ -79,11 +91,15 @@ def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled() -
     assert ours.num_leaked() == 0
 
 
-def test_samples_of_a_prompt_of_which_one_token_is_left_to_compute() -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_samples_of_a_prompt_of_which_one_token_is_left_to_compute(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act_streams(monkeypatch)
     model = tiny()
     prompts = [list(range(2 * PAGE + 1)), [5], list(range(2 * PAGE + 1)), [7, 8]]
     with kvcore_transformers.installed():
-        ours = serve(model, prompts, n=3, max_requests_per_batch=1)
+        ours = serve(model, prompts, n=3, max_requests_per_batch=1, use_async_batching=is_async)
     answers = generated(model, prompts)
     assert ours.errors == {}
     assert len(ours.tokens) == 12
@@ -165,4 +181,39 @@ def test_while_requests_hold_blocks_of_old_weights_nothing_is_found() -> None:
         ours = serve(model, prompts, change, max_requests_per_batch=2)
     assert ours.tokens == kept.tokens
     assert ours.hits < kept.hits
+    assert ours.num_leaked() == 0
+
+
+def test_two_managers_in_one_process_keep_apart() -> None:
+    models = [tiny(seed=0), tiny(seed=1)]
+    prompts = draw_prompts(1)
+    served: dict[int, Any] = {}
+
+    def run(number: int) -> None:
+        served[number] = serve(models[number], prompts, num_blocks=16)
+
+    with kvcore_transformers.installed() as statistics:
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, model in enumerate(models):
+        assert served[number].tokens == generated(model, prompts)
+        assert served[number].num_leaked() == 0
+    assert served[0].cache.manager is not served[1].cache.manager
+    assert statistics.hits == served[0].hits + served[1].hits
+
+
+def test_a_step_that_breaks_off_between_its_plan_and_its_tensors_fails_all_and_frees_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, prompts = tiny(), [[7] * 30, [7] * 30, [7] * 30]  # the others hit what the first writes
+    def failing(self: Any, *args: Any) -> None:
+        raise ArithmeticError("no tensors")
+
+    monkeypatch.setattr(Offload, "restore_scheduled_requests", failing)
+    with kvcore_transformers.installed():
+        ours = serve(model, prompts, max_batch_tokens=100)
+    assert ours.errors == dict.fromkeys(["r0", "r1", "r2"], "no tensors")
     assert ours.num_leaked() == 0
