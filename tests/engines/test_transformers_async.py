@@ -15,8 +15,10 @@ from tests.engines.transformers_environment import ABSENT
 pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
+import torch
 from kvcore_transformers import copies
 from kvcore_transformers.copies import Copies
+from transformers import CompileConfig
 
 from tests.engines.transformers_models import (
     LAYERS,
@@ -163,3 +165,25 @@ def test_copies_are_put_on_the_stream_of_the_forward_passes(
     assert isinstance(ours.cache.copies.stream, ActedStream)
     assert seen
     assert all(stream is ours.cache.copies.stream for stream in seen)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_a_warm_up_and_padded_batches_leave_nothing_behind(
+    kind: str, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    model, prompts = tiny(kind), [[0] * 40, *draw_prompts(1)]  # a warm-up computes zeros
+    with kvcore_transformers.installed() as statistics:
+        ours = serve(
+            model,
+            prompts,
+            varlen_compile_config=CompileConfig(),
+            q_padding_interval_size=16,
+            kv_padding_interval_size=32,
+            use_async_batching=is_async,
+        )
+    assert ours.errors == {}
+    assert ours.tokens == generated(model, prompts)
+    assert ours.num_leaked() == 0
+    assert statistics.queries == sum(map(len, prompts))

@@ -82,6 +82,8 @@ class KvcoreCache(PagedAttentionCache):
         if self.is_outdated and not self.manager.reset_prefix_cache():
             return 0
         self.is_outdated = False
+        if request_id not in self.requests:
+            self.statistics.queries += len(prompt_ids)
         self._know(request_id, prompt_ids)
         hit = self.manager.get_computed_blocks(request_id)
         if hit.num_tokens == 0 or not self.manager.allocate_slots(request_id, 0, hit):
@@ -242,7 +244,6 @@ class KvcoreCache(PagedAttentionCache):
         if held is None:
             row = self.manager.add_request(Request(request_id, tokens))
             held = self.requests[request_id] = Held(request_id, row, len(tokens))
-            self.statistics.queries += len(tokens)
             for each in self.parts:
                 each.block_table[request_id] = []
         return held
