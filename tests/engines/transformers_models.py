@@ -138,6 +138,7 @@ def serve(
 
         def prepare_when_told() -> bool:
             all_added.wait()  # so that no run depends on when requests arrive
+            check_counts(processor)
             if before_step is not None:
                 before_step(manager)
             return bool(prepare())
@@ -159,6 +160,13 @@ def serve(
         counts["computed"],
         processor.cache,
     )
+
+
+def check_counts(processor: Any) -> None:
+    """Raise unless kvcore, if it has the cache, counts as many tokens of requests as the engine."""
+    manager = getattr(processor.cache, "manager", None)
+    for name, state in processor.scheduler.active_requests.items() if manager else ():
+        assert manager.num_computed_tokens(name) == state.position_offset, name
 
 
 def _counted(cache: Any) -> dict[str, int]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,26 +38,24 @@ class Copies:
                 self._copy(pairs, statistics)
 
     def _copy(self, pairs: dict[int, list[tuple[int, int]]], statistics: Statistics) -> None:
-        """Make the copies of a segment: reads of the device's rows before writes."""
+        """Make the copies of a segment."""
         inside, out, back = (pairs.get(each.kind, []) for each in (CopyOnWrite, SwapOut, SwapIn))
         statistics.copies += len(inside)
         statistics.offloaded += len(out)
         statistics.restored += len(back)
-        for (_, target), row in zip(out, self._read([source for source, _ in out]), strict=True):
-            self._host()[target].copy_(row, non_blocking=True)
-        rows = self._read([source for source, _ in inside])
+        if out:
+            rows = self.device[self._rows([source for source, _ in out])]
+            for (_, target), row in zip(out, rows, strict=True):
+                self._host()[target].copy_(row, non_blocking=True)
         if inside:
-            self.device[self._rows([target for _, target in inside])] = rows
+            sources, targets = zip(*inside, strict=True)
+            self.device[self._rows(targets)] = self.device[self._rows(sources)]
         for source, target in back:
             self.device[target + 1].copy_(self._host()[source], non_blocking=True)
 
-    def _rows(self, blocks: list[int]) -> torch.Tensor:
+    def _rows(self, blocks: Sequence[int]) -> torch.Tensor:
         """Row numbers of blocks."""
         return torch.tensor(blocks, dtype=torch.int64, device=self.device.device) + 1
-
-    def _read(self, blocks: list[int]) -> torch.Tensor:
-        """The content of blocks, copied."""
-        return self.device[self._rows(blocks)]
 
     def _host(self) -> torch.Tensor:
         """The host's tensor, which the manager's configuration promised."""
