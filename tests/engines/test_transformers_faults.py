@@ -218,3 +218,23 @@ def test_a_step_that_breaks_off_between_its_plan_and_its_tensors_fails_all_and_f
         ours = serve(model, prompts, max_batch_tokens=100)
     assert ours.errors == dict.fromkeys(["r0", "r1", "r2"], "no tensors")
     assert ours.num_leaked() == 0
+
+
+def test_a_request_that_cannot_be_served_fails_alone() -> None:
+    added: list[str] = []
+
+    def add_again(manager: Any) -> None:
+        if "r3" in manager.batch_processor.scheduler.active_requests and not added:
+            added.append("r3")
+            manager.add_request([5, 6], request_id="r3", eos_token_id=-1)
+
+    model, prompts = tiny(), [[7] * 30, [], [3, -4], [1, 2]]
+    with kvcore_transformers.installed():
+        ours = serve(model, prompts, add_again)
+    assert ours.errors == {
+        "r1": "request r1 has 0 tokens",
+        "r2": "request r2 has 2 tokens, the least of them -4",
+        "r3": "request r3 is being served: no other can have its id before it ends",
+    }
+    assert ours.tokens["r0"] == generated(model, [[7] * 30])["r0"]
+    assert ours.num_leaked() == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' schedulers with two decisions mended that end or block a generation."""
+"""transformers' schedulers with decisions mended that end or block a generation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,22 @@ from transformers.generation.continuous_batching.scheduler import (
 
 class _Mended(Scheduler):
     """What both schedulers do otherwise."""
+
+    def add_waiting_request(self, state: RequestState) -> None:
+        """Queue a request. Raises ValueError, which fails that request alone.
+
+        In transformers an id that is in use mixes two requests' blocks, and a prompt without
+        tokens, or with a negative one, ends the loop.
+        """
+        name, tokens = state.request_id, state.initial_tokens
+        if name in self.active_requests or name in self.waiting_requests:
+            raise ValueError(
+                f"request {name} is being served: no other can have its id before it ends"
+            )
+        if not tokens or min(tokens) < 0:
+            least = f", the least of them {min(tokens)}" if tokens else ""
+            raise ValueError(f"request {name} has {len(tokens)} tokens{least}")
+        super().add_waiting_request(state)
 
     def clear_cancelled_requests(self) -> list[RequestState]:
         """Cancel as asked, and admit new requests again.
