@@ -20,7 +20,7 @@ class _Mended(Scheduler):
         """Queue a request. Raises ValueError, which fails that request alone.
 
         In transformers an id that is in use mixes two requests' blocks, and a prompt without
-        tokens, or with a negative one, ends the loop.
+        tokens, or with a negative one, can end the loop.
         """
         name, tokens = state.request_id, state.initial_tokens
         if name in self.active_requests or name in self.waiting_requests:
