@@ -16,7 +16,14 @@ pytest.importorskip("transformers", reason=ABSENT)
 import kvcore_transformers
 from kvcore_transformers import Statistics
 
-from tests.engines.transformers_models import LAYERS, Served, generated, serve, tiny
+from tests.engines.transformers_models import (
+    LAYERS,
+    Served,
+    draw_prompts,
+    generated,
+    serve,
+    tiny,
+)
 from tests.engines.transformers_streams import act_streams
 
 pytestmark = pytest.mark.transformers
@@ -133,3 +140,33 @@ def test_space_for_less_than_a_block_is_said_and_nothing_goes_to_the_host(
     assert "cpu_offload_space_gib=1e-09 is less than one block of 4096 bytes" in caplog.text
     assert served.tokens == expected()
     assert statistics.offloaded == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_blocks", "is_async"),
+    [
+        ("full", 14, True),  # found its prefix in the step in which it gives way
+        ("hybrid", 20, False),
+        ("sliding", 16, True),  # a window gave back the block that its last token needs
+    ],
+)
+def test_a_request_that_cannot_go_on_from_where_it_gave_way_begins_anew(
+    kind: str, num_blocks: int, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act_streams(monkeypatch)
+    model, prompts = tiny(kind), draw_prompts(0)
+    with kvcore_transformers.installed() as statistics:
+        served = serve(
+            model,
+            prompts,
+            num_blocks=num_blocks,
+            new=12,
+            max_requests_per_batch=8,
+            safety_margin=0.0,
+            cpu_offload_space=60 * BYTES_PER_BLOCK / GIB,
+            use_async_batching=is_async,
+        )
+    assert served.errors == {}
+    assert served.tokens == generated(model, prompts, new=12)
+    assert statistics.hits > 0
+    assert num_held(served) == 0
