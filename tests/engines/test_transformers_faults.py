@@ -167,6 +167,19 @@ def test_other_weights_get_no_keys_and_values_of_the_old_ones(is_told: bool) -> 
     assert second != first
 
 
+def test_a_kept_manager_notices_other_weights_after_uninstall() -> None:
+    model, prompts = tiny(), draw_prompts(1)
+    with kvcore_transformers.installed():
+        first, _ = generate_again(model, prompts)
+    for ours, other in zip(model.parameters(), tiny(seed=1).parameters(), strict=True):
+        with torch.no_grad():
+            ours.copy_(other)
+    second, _ = generate_again(model, prompts)
+    model.destroy_cached_continuous_batching_manager()
+    assert second == list(generated(model, prompts).values())
+    assert second != first
+
+
 def test_while_requests_hold_blocks_of_old_weights_nothing_is_found() -> None:
     model = tiny()
     prompts = [[number % 2] * 30 for number in range(6)]

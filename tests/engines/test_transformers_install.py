@@ -161,6 +161,18 @@ def test_a_layer_that_kvcore_does_not_follow_is_refused_by_its_number() -> None:
         serve(model, [[1, 2]])
 
 
+def test_a_manager_that_has_no_cache_yet_when_it_is_uninstalled_makes_none() -> None:
+    model = tiny()
+    generation, batching = settings()
+    with kvcore_transformers.installed():
+        manager = model.init_continuous_batching(generation, batching)
+    manager.start()
+    manager.join(0.0)
+    error = manager.background_thread_status.fatal_error
+    assert isinstance(error, NotServed)
+    assert str(error) == "kvcore_transformers was uninstalled before the manager made its cache"
+
+
 def test_a_kept_manager_is_refused_if_it_is_not_ours_and_goes_on_if_it_is() -> None:
     model, prompts = tiny(), draw_prompts(1)
     generation, batching = settings()

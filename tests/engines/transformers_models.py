@@ -164,7 +164,7 @@ def serve(
 
 def check_counts(processor: Any) -> None:
     """Raise unless kvcore, if it has the cache, counts as many tokens of requests as the engine."""
-    manager = getattr(processor.cache, "manager", None)
+    manager: Any = getattr(processor.cache, "manager", None)
     for name, state in processor.scheduler.active_requests.items() if manager else ():
         assert manager.num_computed_tokens(name) == state.position_offset, name
 

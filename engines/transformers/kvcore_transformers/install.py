@@ -76,10 +76,9 @@ def replacements() -> list[tuple[Any, str, Any]]:
     from kvcore_transformers.schedulers import Fifo, PrefillFirst
 
     native = continuous_api.ContinuousMixin.init_continuous_batching
-    native_handle = continuous_api.ContinuousBatchingManager._handle_critical_error
 
     def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make or find the manager, refuse what is not served, and notice other weights."""
+        """Make or find the manager, and refuse what is not served."""
         check_layers(self.config.get_text_config())
         manager = native(self, *args, **kwargs)
         reason = not_served(manager, KvcoreCache)
@@ -88,17 +87,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
                 self.set_attn_implementation(manager._original_attn_impl)
                 manager._original_attn_impl = None
             raise NotServed(reason)
-        weights = [(each.data_ptr(), each._version) for each in self.parameters()]
-        if getattr(manager, "kvcore_weights", weights) != weights:
-            weights_changed(manager)
-        manager.kvcore_weights = weights
+        watch(manager)
         return manager
-
-    def _handle_critical_error(self: Any, error: Exception, batch_processor: Any) -> None:
-        """Fail all requests; what the step may have left unwritten is not hit any more."""
-        if batch_processor is not None:
-            batch_processor.cache.is_outdated = True
-        native_handle(self, error, batch_processor)
 
     return [
         (continuous_api, "PagedAttentionCache", KvcoreCache),
@@ -109,12 +99,35 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (scheduler.SCHEDULER_MAPPING, "prefill_first", PrefillFirst),
         (continuous_api, "FIFOScheduler", Fifo),
         (continuous_api.ContinuousMixin, "init_continuous_batching", init_continuous_batching),
-        (
-            continuous_api.ContinuousBatchingManager,
-            "_handle_critical_error",
-            _handle_critical_error,
-        ),
     ]
+
+
+def watch(manager: Any) -> None:
+    """Let a manager tell its cache what that cannot see: other weights, and a step that broke off.
+
+    Two methods of this one manager are replaced, and stay so after `uninstall`, as its cache does.
+    """
+    kind = type(manager)
+
+    def _create_batch_processor() -> Any:
+        """What a loop begins with; the cache that it finds may be of other weights."""
+        if not _before and manager.batch_processor is None:
+            raise NotServed("kvcore_transformers was uninstalled before the manager made its cache")
+        processor = kind._create_batch_processor(manager)
+        weights = [(each.data_ptr(), each._version) for each in manager.model.parameters()]
+        if getattr(manager, "kvcore_weights", weights) != weights:
+            processor.cache.is_outdated = True
+        manager.kvcore_weights = weights
+        return processor
+
+    def _handle_critical_error(error: Exception, processor: Any) -> None:
+        """Fail all requests; nothing of before is hit: the step may have left it unwritten."""
+        if processor is not None:
+            processor.cache.is_outdated = True
+        kind._handle_critical_error(manager, error, processor)
+
+    manager._create_batch_processor = _create_batch_processor
+    manager._handle_critical_error = _handle_critical_error
 
 
 def not_served(manager: Any, ours: type) -> str | None:

@@ -143,6 +143,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         ),
     },
     "continuous_api.ContinuousBatchingManager": {
+        "_create_batch_processor": "self",
         "_handle_critical_error": "self error batch_processor",
     },
     "requests.RequestState": {
@@ -167,7 +168,7 @@ ATTRIBUTES = {
         "active_requests block_new_requests cache max_requests_per_batch starved_requests"
     ),
     "continuous_api.ContinuousBatchingManager": (
-        "_original_attn_impl batch_processor continuous_batching_config distributed_helper"
+        "_original_attn_impl batch_processor distributed_helper model"
     ),
     "requests.RequestState": (
         "_status generated_tokens initial_tokens is_cpu_offloaded num_children position_offset"
