@@ -18,6 +18,7 @@ from kvcore_transformers import Statistics
 
 from tests.engines.transformers_models import (
     LAYERS,
+    PAGE,
     Served,
     draw_prompts,
     generated,
@@ -71,6 +72,15 @@ def test_requests_go_to_the_host_and_come_back_with_the_same_tokens(
     assert served.tokens == expected(kind)
     assert statistics.offloaded > 0
     assert statistics.restored > 0
+    assert num_held(served) == 0
+
+
+def test_a_refused_request_gives_back_what_its_window_left_behind() -> None:
+    model = tiny("hybrid", window=2 * PAGE + 1)  # leaves a block when it asks for the next two
+    with kvcore_transformers.installed():
+        served = serve(model, PROMPTS, **PRESSED)
+    assert served.errors == {}
+    assert served.tokens == generated(model, PROMPTS, new=NEW)
     assert num_held(served) == 0
 
 

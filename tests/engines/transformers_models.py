@@ -43,7 +43,7 @@ LAYERS = {
 }
 
 
-def tiny(kind: str = "full", seed: int = 0) -> Any:
+def tiny(kind: str = "full", seed: int = 0, window: int = WINDOW) -> Any:
     """A random model with layers of a kind in `LAYERS`."""
     torch.manual_seed(seed)
     layers = LAYERS[kind]
@@ -54,7 +54,7 @@ def tiny(kind: str = "full", seed: int = 0) -> Any:
             num_hidden_layers=len(layers),
             layer_types=list(layers),
             use_sliding_window=True,
-            sliding_window=WINDOW,
+            sliding_window=window,
             **SIZES,
         )
         model = Qwen2ForCausalLM(config)

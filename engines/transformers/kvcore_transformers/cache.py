@@ -298,7 +298,8 @@ class KvcoreCache(PagedAttentionCache):
             self.scheduled.update(names)
             if appended.columns:
                 for place, group, position, block in zip(*appended.grown, strict=True):
-                    self._set(names[place], self.parts[group], position, block)
+                    held = requests[start + place]  # the refused one, too: its window was trimmed
+                    self._set(held.request_id, self.parts[group], position, block)
             if appended.refused is not None:
                 held = requests[stop]
                 self.answers[held.request_id] = False
