@@ -289,9 +289,8 @@ class KvcoreCache(PagedAttentionCache):
         refused = []
         rows, start = array("i", [held.row for held in requests]), 0
         while start < len(rows):
-            appended = self.manager.append(
-                rows[start:] if start else rows, tokens[start:] if tokens and start else tokens
-            )
+            rest = None if tokens is None else tokens[start:]
+            appended = self.manager.append(rows[start:], rest)
             stop = start + appended.done
             names = [held.request_id for held in requests[start:stop]]
             self.answers |= dict.fromkeys(names, True)
