@@ -2,7 +2,8 @@
 """SmolLM2 answers chats under three system prompts: transformers' own cache beside kvcore's.
 
 Run: make demo-transformers. Both have the same pool of 76 blocks of 16 tokens and get the same
-chats in the same order, two at a time; the table says what each found in its cache and computed.
+chats in the same order, two at a time; the table says what each found in its cache and computed,
+and the picture what was in the blocks.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+from demo_picture import Pools, draw
 from kvcore_runtime.model.tokenizer import BpeTokenizer
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 from kvcore_transformers import installed
@@ -24,6 +27,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+PICTURE = Path("target/demo-transformers.png")
 NUM_BLOCKS, PAGE, AT_A_TIME, NEW_TOKENS = 76, 16, 2, 8
 DESKS = {
     "the lost-property office of a railway": "cap violin trunk scarf camera bicycle hat glove book",
@@ -57,6 +61,8 @@ def main() -> int:
     for name in ("tokens found", "tokens computed", "CPU seconds", "tokens per CPU second"):
         print(f"{name:32}{native[name]:>14}{ours[name]:>10}")
     print(f"the same tokens: {same} of {len(chats)}")
+    draw([native["pools"], ours["pools"]], [f"a chat with {desk}" for desk in DESKS], PICTURE)
+    print(f"the blocks of both, step by step: {PICTURE}")
     return int(same < len(chats))
 
 
@@ -90,6 +96,7 @@ def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
         max_requests_per_batch=AT_A_TIME,
     )
     counts = {"found": 0, "computed": 0}
+    pools = Pools(f"{name}: what its blocks hold", lambda request_id: int(request_id) % len(DESKS))
     answers: dict[str, list[int]] = {}
     started = time.process_time()
     with (
@@ -98,7 +105,7 @@ def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
         ) as manager,
         tqdm(total=len(chats), desc=name, file=sys.stderr) as bar,
     ):
-        count(manager.batch_processor.cache, counts)
+        watch(manager.batch_processor, counts, pools)
         for number, chat in enumerate(chats):
             manager.add_request(chat, request_id=f"{number:03}", eos_token_id=-1)
         while len(answers) < len(chats):
@@ -111,6 +118,7 @@ def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
     seconds = time.process_time() - started
     num_tokens = sum(map(len, answers.values()))
     return {
+        "pools": pools,
         "tokens": [answers[request_id] for request_id in sorted(answers)],
         "tokens found": counts["found"],
         "tokens computed": counts["computed"],
@@ -119,8 +127,9 @@ def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def count(cache: Any, counts: dict[str, int]) -> None:
-    """Count what a cache finds, and the tokens of the forward passes."""
+def watch(processor: Any, counts: dict[str, int], pools: Pools) -> None:
+    """Count what a cache finds and the tokens of the forward passes, and note its blocks."""
+    cache, prepare = processor.cache, processor.prepare_next_batch
     search, indices = cache.search_prefix_match, cache.extend_read_and_write_indices
 
     def counted_search(request_id: str, prompt: list[int]) -> int:
@@ -132,7 +141,14 @@ def count(cache: Any, counts: dict[str, int]) -> None:
         counts["computed"] += query
         indices(request_id, past, query, *rest)
 
+    def noted_step() -> bool:
+        prepared = bool(prepare())
+        if prepared:
+            pools.add(cache, counts["computed"])
+        return prepared
+
     cache.search_prefix_match, cache.extend_read_and_write_indices = counted_search, counted_indices
+    processor.prepare_next_batch = noted_step
 
 
 def load() -> tuple[Any, BpeTokenizer]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
 import torch
+from kvcore_transformers.offloading import Offload
 
 from tests.engines.transformers_models import (
     PAGE,
@@ -24,6 +26,7 @@ from tests.engines.transformers_models import (
     settings,
     tiny,
 )
+from tests.engines.transformers_streams import act_streams
 
 pytestmark = pytest.mark.transformers
 
@@ -58,7 +61,10 @@ def test_a_cancel_at_any_step_leaves_no_block_and_changes_no_other_answer(
     assert ours.num_leaked() == 0
 
 
-def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled() -> None:
+@pytest.mark.parametrize("space", [0, 1e-3])
+def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled(
+    space: float,
+) -> None:
     cancelled: set[str] = set()
 
     def cancel_active(manager: Any) -> None:
@@ -71,7 +77,13 @@ def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled() -
     model, prompts = tiny(), [[number] * 30 for number in range(6)]
     with kvcore_transformers.installed():
         ours = serve(
-            model, prompts, cancel_active, lambda: 6 - len(cancelled), num_blocks=12, new=20
+            model,
+            prompts,
+            cancel_active,
+            lambda: 6 - len(cancelled),
+            num_blocks=12,
+            new=20,
+            cpu_offload_space=space,
         )
     expected = generated(model, prompts, new=20)
     assert cancelled
@@ -79,11 +91,15 @@ def test_requests_behind_an_offload_go_on_when_the_active_ones_are_cancelled() -
     assert ours.num_leaked() == 0
 
 
-def test_samples_of_a_prompt_of_which_one_token_is_left_to_compute() -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_samples_of_a_prompt_of_which_one_token_is_left_to_compute(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act_streams(monkeypatch)
     model = tiny()
     prompts = [list(range(2 * PAGE + 1)), [5], list(range(2 * PAGE + 1)), [7, 8]]
     with kvcore_transformers.installed():
-        ours = serve(model, prompts, n=3, max_requests_per_batch=1)
+        ours = serve(model, prompts, n=3, max_requests_per_batch=1, use_async_batching=is_async)
     answers = generated(model, prompts)
     assert ours.errors == {}
     assert len(ours.tokens) == 12
@@ -119,7 +135,7 @@ def test_what_a_failed_step_left_unwritten_is_never_found(
         _, errors = generate_again(model, prompts)
         assert "a step broke off" in errors
         cache = model.init_continuous_batching().batch_processor.cache
-        assert cache.is_unwritten
+        assert cache.is_outdated
         tokens, errors = generate_again(model, prompts)
         model.destroy_cached_continuous_batching_manager()
     assert tokens == list(reference("full", 1).values())
@@ -151,6 +167,19 @@ def test_other_weights_get_no_keys_and_values_of_the_old_ones(is_told: bool) -> 
     assert second != first
 
 
+def test_a_kept_manager_notices_other_weights_after_uninstall() -> None:
+    model, prompts = tiny(), draw_prompts(1)
+    with kvcore_transformers.installed():
+        first, _ = generate_again(model, prompts)
+    for ours, other in zip(model.parameters(), tiny(seed=1).parameters(), strict=True):
+        with torch.no_grad():
+            ours.copy_(other)
+    second, _ = generate_again(model, prompts)
+    model.destroy_cached_continuous_batching_manager()
+    assert second == list(generated(model, prompts).values())
+    assert second != first
+
+
 def test_while_requests_hold_blocks_of_old_weights_nothing_is_found() -> None:
     model = tiny()
     prompts = [[number % 2] * 30 for number in range(6)]
@@ -165,4 +194,60 @@ def test_while_requests_hold_blocks_of_old_weights_nothing_is_found() -> None:
         ours = serve(model, prompts, change, max_requests_per_batch=2)
     assert ours.tokens == kept.tokens
     assert ours.hits < kept.hits
+    assert ours.num_leaked() == 0
+
+
+def test_two_managers_in_one_process_keep_apart() -> None:
+    models = [tiny(seed=0), tiny(seed=1)]
+    prompts = draw_prompts(1)
+    served: dict[int, Any] = {}
+
+    def run(number: int) -> None:
+        served[number] = serve(models[number], prompts, num_blocks=16)
+
+    with kvcore_transformers.installed() as statistics:
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, model in enumerate(models):
+        assert served[number].tokens == generated(model, prompts)
+        assert served[number].num_leaked() == 0
+    assert served[0].cache.manager is not served[1].cache.manager
+    assert statistics.hits == served[0].hits + served[1].hits
+
+
+def test_a_step_that_breaks_off_between_its_plan_and_its_tensors_fails_all_and_frees_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, prompts = tiny(), [[7] * 30, [7] * 30, [7] * 30]  # the others hit what the first writes
+
+    def failing(_: Any, __: Any) -> None:
+        raise ArithmeticError("no tensors")
+
+    monkeypatch.setattr(Offload, "restore_scheduled_requests", failing)
+    with kvcore_transformers.installed():
+        ours = serve(model, prompts, max_batch_tokens=100)
+    assert ours.errors == dict.fromkeys(["r0", "r1", "r2"], "no tensors")
+    assert ours.num_leaked() == 0
+
+
+def test_a_request_that_cannot_be_served_fails_alone() -> None:
+    added: list[str] = []
+
+    def add_again(manager: Any) -> None:
+        if "r3" in manager.batch_processor.scheduler.active_requests and not added:
+            added.append("r3")
+            manager.add_request([5, 6], request_id="r3", eos_token_id=-1)
+
+    model, prompts = tiny(), [[7] * 30, [], [3, -4], [1, 2]]
+    with kvcore_transformers.installed():
+        ours = serve(model, prompts, add_again)
+    assert ours.errors == {
+        "r1": "request r1 has 0 tokens",
+        "r2": "request r2 has 2 tokens, the least of them -4",
+        "r3": "request r3 is being served: no other can have its id before it ends",
+    }
+    assert ours.tokens["r0"] == generated(model, [[7] * 30])["r0"]
     assert ours.num_leaked() == 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from tests.engines.transformers_environment import ABSENT
 pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
-import transformers
 from kvcore_transformers import NotServed, pinned
-from kvcore_transformers.cache import Full, KvcoreCache, Pool, Sliding
+from kvcore_transformers.allocators import Full, Pool, Sliding
+from kvcore_transformers.cache import KvcoreCache
 from kvcore_transformers.install import replacements
+from kvcore_transformers.offloading import Offload
 from kvcore_transformers.schedulers import Fifo
 from transformers.generation.continuous_batching import continuous_api
+from transformers.generation.continuous_batching.distributed import DistributedHelper
 
 from tests.engines.transformers_models import draw_prompts, serve, settings, tiny
 
@@ -73,7 +76,8 @@ def test_what_others_put_on_top_must_be_undone_before(monkeypatch: pytest.Monkey
 
 def test_another_transformers_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     before = standing()
-    monkeypatch.setattr(transformers, "__version__", "5.24.0")
+    # transformers puts another module in its own place while it is imported.
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.24.0")
     sentence = "kvcore_transformers serves transformers 5.23.0; this is 5.24.0"
     with pytest.raises(NotServed, match=f"^{sentence}$"):
         kvcore_transformers.install()
@@ -97,6 +101,17 @@ def test_the_release_is_as_pinned_and_a_difference_is_refused(
     )
 
 
+def test_an_attribute_that_the_adapter_reads_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dict(pinned.ATTRIBUTES)
+    changed["scheduler.Scheduler"] += " hungry_requests"
+    changed["requests.RequestStatus"] += " RESTING"
+    monkeypatch.setattr(pinned, "ATTRIBUTES", changed)
+    assert pinned.differences() == [
+        "Scheduler.hungry_requests is gone",
+        "RequestStatus.RESTING is gone",
+    ]
+
+
 def test_each_replaced_method_is_pinned_and_takes_what_the_release_gives_it() -> None:
     pins = {path.split(".")[1]: methods for path, methods in pinned.PARAMETERS.items()}
     named = {**pins["CacheAllocator"], **pins["FullAttentionCacheAllocator"]}
@@ -106,6 +121,7 @@ def test_each_replaced_method_is_pinned_and_takes_what_the_release_gives_it() ->
         (Full, named),
         (Sliding, {**named, **pins["SlidingAttentionCacheAllocator"]}),
         (Pool, pins["CachePool"]),
+        (Offload, pins["OffloadingManager"]),
         (inspect.getmro(Fifo)[1], pins["Scheduler"]),
     ):
         for name, method in vars(ours).items():
@@ -118,25 +134,23 @@ def test_each_replaced_method_is_pinned_and_takes_what_the_release_gives_it() ->
     assert num_checked > 20
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"use_async_batching": True}, "use_async_batching is not served: set it to False"),
-        ({"cpu_offload_space": 0.5}, "cpu_offload_space=0.5 is not served: set it to 0"),
-        ({"cpu_offload_space": None}, "cpu_offload_space=None is not served: set it to 0"),
-    ],
-)
-def test_settings_that_kvcore_does_not_follow_are_refused_by_name(
-    changed: dict[str, Any], sentence: str
+def test_tensor_parallelism_is_refused_and_the_attention_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny()
-    generation, batching = settings(**changed)
-    attention = model.config._attn_implementation
+    generation, batching = settings()
+    model.set_attn_implementation("eager")  # which making a manager switches to its paged form
+    made = DistributedHelper.__init__
+
+    def of_two(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.tp_size = 2
+
+    monkeypatch.setattr(DistributedHelper, "__init__", of_two)
+    sentence = "tensor parallelism over 2 devices is not served"
     with kvcore_transformers.installed(), pytest.raises(NotServed, match=sentence):
-        model.generate_batch(
-            [[1, 2]], generation_config=generation, continuous_batching_config=batching
-        )
-    assert model.config._attn_implementation == attention
+        model.init_continuous_batching(generation, batching)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_a_layer_that_kvcore_does_not_follow_is_refused_by_its_number() -> None:
@@ -145,6 +159,18 @@ def test_a_layer_that_kvcore_does_not_follow_is_refused_by_its_number() -> None:
     sentence = "layer 1 is chunked_attention: only full_attention and sliding_attention are served"
     with kvcore_transformers.installed(), pytest.raises(NotServed, match=sentence):
         serve(model, [[1, 2]])
+
+
+def test_a_manager_that_has_no_cache_yet_when_it_is_uninstalled_makes_none() -> None:
+    model = tiny()
+    generation, batching = settings()
+    with kvcore_transformers.installed():
+        manager = model.init_continuous_batching(generation, batching)
+    manager.start()
+    manager.join(0.0)
+    error = manager.background_thread_status.fatal_error
+    assert isinstance(error, NotServed)
+    assert str(error) == "kvcore_transformers was uninstalled before the manager made its cache"
 
 
 def test_a_kept_manager_is_refused_if_it_is_not_ours_and_goes_on_if_it_is() -> None:

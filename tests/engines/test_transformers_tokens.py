@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,15 @@ pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
 
-from tests.engines.transformers_models import LAYERS, Served, draw_prompts, reference, serve, tiny
+from tests.engines.transformers_models import (
+    LAYERS,
+    Served,
+    draw_prompts,
+    generated,
+    reference,
+    serve,
+    tiny,
+)
 
 pytestmark = pytest.mark.transformers
 ROOMY, SMALL = 60, 16
@@ -89,3 +98,16 @@ def test_each_scheduler_of_transformers_runs_over_kvcore(scheduler_type: str) ->
         ours = serve(model, prompts, num_blocks=SMALL, scheduler_type=scheduler_type)
     assert ours.tokens == reference("full", 1)
     assert ours.num_leaked() == 0
+
+
+def test_a_request_whose_tokens_cannot_be_read_in_a_step_gets_no_slot_in_it() -> None:
+    model, prompts = tiny(), [[number % 128 for number in range(60)]]
+    served = []
+    for is_ours in (False, True):
+        with kvcore_transformers.installed() if is_ours else nullcontext():
+            served.append(serve(model, prompts, n=4, num_blocks=SMALL, safety_margin=0.0))
+    answer = generated(model, prompts)["r0"]
+    for each in served:  # four of 60 tokens, and the pool has 128, which a step reads at most
+        assert each.errors == {}
+        assert list(each.tokens.values()) == [answer] * 4
+    assert served[1].num_leaked() == 0

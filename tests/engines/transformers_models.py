@@ -43,7 +43,7 @@ LAYERS = {
 }
 
 
-def tiny(kind: str = "full", seed: int = 0) -> Any:
+def tiny(kind: str = "full", seed: int = 0, window: int = WINDOW) -> Any:
     """A random model with layers of a kind in `LAYERS`."""
     torch.manual_seed(seed)
     layers = LAYERS[kind]
@@ -54,7 +54,7 @@ def tiny(kind: str = "full", seed: int = 0) -> Any:
             num_hidden_layers=len(layers),
             layer_types=list(layers),
             use_sliding_window=True,
-            sliding_window=WINDOW,
+            sliding_window=window,
             **SIZES,
         )
         model = Qwen2ForCausalLM(config)
@@ -89,7 +89,7 @@ class Served:
         manager = self.cache.manager
         manager.check()
         num_used = manager.config.num_usable_blocks - manager.num_free_blocks
-        return int(num_used + len(self.cache.known))
+        return int(num_used + len(self.cache.requests))
 
 
 def settings(**changed: Any) -> tuple[GenerationConfig, ContinuousBatchingConfig]:
@@ -138,6 +138,7 @@ def serve(
 
         def prepare_when_told() -> bool:
             all_added.wait()  # so that no run depends on when requests arrive
+            check_counts(processor)
             if before_step is not None:
                 before_step(manager)
             return bool(prepare())
@@ -159,6 +160,13 @@ def serve(
         counts["computed"],
         processor.cache,
     )
+
+
+def check_counts(processor: Any) -> None:
+    """Raise unless kvcore, if it has the cache, counts as many tokens of requests as the engine."""
+    manager: Any = getattr(processor.cache, "manager", None)
+    for name, state in processor.scheduler.active_requests.items() if manager else ():
+        assert manager.num_computed_tokens(name) == state.position_offset, name
 
 
 def _counted(cache: Any) -> dict[str, int]:

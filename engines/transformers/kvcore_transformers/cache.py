@@ -1,75 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paged cache of continuous batching with its blocks decided by kvcore.
 
-A block of kvcore is a sector of transformers. Block 0, which kvcore never hands out, is sector 1,
-which transformers writes padding into; so block n is sector n + 1, and null blocks behind a window
-name a sector that no query reads.
+A step may be planned while the one before is computed (`use_async_batching`): then a request gets a
+position whose token is to come, and the manager is told the token when the next one is scheduled.
+transformers runs all steps and copies in one order on the device, so a batch that was taken counts
+as executed.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import torch
+from attrs import define
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.cache_allocators import (
-    FullAttentionCacheAllocator,
-    SlidingAttentionCacheAllocator,
-)
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 
-from kvcore import Batch, Config, CopyOnWrite, Evict, Group, Hit, KVCacheManager, Request
+from kvcore import Config, CopyOnWrite, Evict, KVCacheManager, Request
+from kvcore.errors import HitInOpenBatch
+from kvcore_transformers.allocators import Pool, group_of, within
+from kvcore_transformers.copies import KINDS, Copies
 from kvcore_transformers.statistics import Statistics
 
 
-class Full(FullAttentionCacheAllocator):
-    """Full-attention layers: the table and the indices."""
+@define
+class Held:
+    """What the adapter remembers of a request.
 
-    missing: dict[str, int]
-    """Sectors that each refused request lacked, all allocators together."""
-
-    def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
-        """What the last refusal of the request lacked, told by the first allocator for all."""
-        del past_length, query_length
-        return 0 if self.index else self.missing.get(request_id, 0) * self.blocks_per_sector
-
-
-class Sliding(SlidingAttentionCacheAllocator):
-    """Sliding layers in a table that grows and has null blocks behind the window.
-
-    transformers' own is a ring, whose blocks are overwritten and cannot be shared.
+    row: at the manager. num_told: tokens that the manager has. num_swapped: its host blocks.
     """
 
-    missing: dict[str, int]
-    supports_block_sharing = True
-    needs_new_blocks = Full.needs_new_blocks
-    get_write_indices = FullAttentionCacheAllocator.get_write_indices
-    update = FullAttentionCacheAllocator.update
-
-    def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        """Where the window before the query is, and the query."""
-        seen = min(past_length, self.sliding_window - 1)
-        return self.get_write_indices(request_id, past_length - seen, seen + query_length)
-
-
-class Pool:
-    """What transformers asks its own pool for: counts. Nothing is divided among allocators."""
-
-    def __init__(self, manager: KVCacheManager) -> None:
-        self.manager = manager
-
-    @property
-    def num_free_sectors(self) -> int:
-        """Sectors that a request can take, those with cached content among them."""
-        return self.manager.num_free_blocks
-
-    def count_free_blocks(self, index: int) -> int:
-        """Free blocks within sectors of an allocator: there are none."""
-        del index
-        return 0
-
-    def try_to_free_sectors(self) -> None:
-        """Nothing to do: a sector is free as soon as its block is."""
+    request_id: str
+    row: int
+    num_told: int
+    num_swapped: int = 0
 
 
 class KvcoreCache(PagedAttentionCache):
@@ -81,23 +47,33 @@ class KvcoreCache(PagedAttentionCache):
         super().__init__(*args, **kwargs)
         self.statistics = self.of_installation
         self.parts = list(self.cache_allocators.values())
-        config = Config(
-            num_blocks=self.num_sectors + 1,
-            groups=tuple(_group(each) for each in self.parts),
-            enable_caching=self.use_prefix_sharing,
-        )
-        self.manager = KVCacheManager(config)
-        self.pool = Pool(self.manager)
-        self.missing: dict[str, int] = {}
+        self.pool = Pool()
         for each in self.parts:
-            each.pool, each.missing = self.pool, self.missing
-        self.known = self.parts[0].block_table
+            each.pool = self.pool
+        self.requests: dict[str, Held] = {}
+        self.missing: dict[str, int] = {}
+        """Blocks that each refused request lacked."""
         self.scheduled: set[str] = set()
         """Requests that got or took blocks since the open batch began."""
-        self.is_unwritten = False
-        """Whether a batch was taken whose forward pass has not been seen to end."""
+        self.expected: list[RequestState] = []
+        self.answers: dict[str, bool] = {}
         self.is_outdated = False
-        """Whether cached blocks may come from weights that the model no longer has."""
+        """Whether cached blocks may hold what the model, as it is now, would not compute."""
+        self.use_host(None, None)
+
+    def use_host(self, host: torch.Tensor | None, stream: Any) -> None:
+        """Begin with an empty pool, a host tier and the stream of the forward passes.
+
+        host: a row of bytes per host block, or None.
+        """
+        config = Config(
+            num_blocks=self.num_sectors + 1,
+            groups=tuple(group_of(each) for each in self.parts),
+            enable_caching=self.use_prefix_sharing,
+            num_host_blocks=0 if host is None else len(host),
+        )
+        self.manager = KVCacheManager(config)
+        self.copies = Copies(self.cache_tensor.view(-1, self.bytes_per_sector), host, stream)
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Look a prompt up, and take the blocks that are found; returns their tokens."""
@@ -106,28 +82,40 @@ class KvcoreCache(PagedAttentionCache):
         if self.is_outdated and not self.manager.reset_prefix_cache():
             return 0
         self.is_outdated = False
+        if request_id not in self.requests:
+            self.statistics.queries += len(prompt_ids)
         self._know(request_id, prompt_ids)
         hit = self.manager.get_computed_blocks(request_id)
-        if hit.num_tokens == 0 or not self._take(request_id, hit):
+        if hit.num_tokens == 0 or not self.manager.allocate_slots(request_id, 0, hit):
             return 0
+        self._extend(request_id, hit.blocks.blocks)
         self.statistics.hits += hit.num_tokens
         return hit.num_tokens
+
+    def expect(self, ready: list[RequestState]) -> None:
+        """Say which decoding requests the scheduler asks for in any case, in their order."""
+        self.expected, self.answers = ready, {}
 
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
         """Schedule the next tokens of a request; False if they do not fit."""
-        request_id, past = state.request_id, state.current_len()
+        request_id, past = state.request_id, state.position_offset
+        answer = self.answers.pop(request_id, None)
+        if answer is not None:
+            return answer
         if dry_run:  # of a request that nobody knows
-            sizes = [group.block_size for group in self.manager.config.groups]
-            needed = sum(-(-(past + request_len) // size) for size in sizes)
+            needed = sum(-(-(past + request_len) // size) for size in self._sizes())
             return needed <= self.manager.num_free_blocks
-        if state.status == RequestStatus.DECODING and request_id in self.known:
-            return self._append(request_id, state.tokens_to_process)
-        self._know(request_id, state.initial_tokens)
+        if state.status == RequestStatus.DECODING and request_id in self.requests:
+            return self._decode(state)
+        if state.is_cpu_offloaded and not self._swap_in(state, request_len):
+            return False
+        held = self._know(request_id, state.initial_tokens)
         prefill_ends = past + request_len == len(state.initial_tokens)
         if state.num_children and prefill_ends and request_len > 1:
             request_len -= 1  # the scheduler leaves the last token to be computed after the fork
+        self._tell(state, held, past + request_len)
         # More than request_len only for the requests of a warm-up, which begin in mid-prompt.
         num_new = past + request_len - self.manager.num_computed_tokens(request_id)
         got = self.manager.allocate_slots(request_id, num_new)
@@ -140,35 +128,68 @@ class KvcoreCache(PagedAttentionCache):
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Forget a request. Its full blocks stay findable until they are needed (no_cache too)."""
         del no_cache
-        if request_id not in self.known:
+        if self.requests.pop(request_id, None) is None:
             return
-        if self.scheduled:
+        try:
+            self.manager.free(request_id)
+        except HitInOpenBatch:  # the step broke off between its plan and its forward pass
             self.close_batch()
-        self.manager.free(request_id)
+            self.manager.free(request_id)
         self.manager.remove_request(request_id)
         self.missing.pop(request_id, None)
+        self.scheduled.discard(request_id)
         for each in self.parts:
             del each.block_table[request_id]
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
-        """Forget all requests; the cached content too if asked, or if a step broke off."""
-        for request_id in list(self.known):
+        """Forget all requests; the cached content too if asked."""
+        for request_id in list(self.requests):
             self.free_blocks(request_id)
-        if clear_ledgers or self.is_unwritten:
+        if clear_ledgers:
             self.manager.reset_prefix_cache()
-            self.is_unwritten = False
 
     def reset(self) -> None:
         """Forget requests and cached content."""
         self.free_all_requests(clear_ledgers=True)
+
+    def swap_out(self, state: RequestState) -> bool:
+        """Move an active request to the host, to go on from there; False if there is no room.
+
+        A token that a step samples at present is dropped, and sampled again.
+        """
+        request_id, manager = state.request_id, self.manager
+        held = self.requests[request_id]
+        keep = state.position_offset
+        if not manager.config.num_host_blocks or request_id in self.scheduled:
+            return False
+        if state.status == RequestStatus.DECODING:
+            keep = min(keep, len(state.initial_tokens) + len(state.generated_tokens) - 1)
+            if keep == 0:
+                return False
+            self._tell(state, held, keep)
+            if held.num_told > keep or state.position_offset > keep:
+                manager.truncate(request_id, keep)
+                held.num_told = keep
+        if manager.num_computed_tokens(request_id) != keep:  # a window's block was given back
+            return False
+        swapped = manager.swap_out([request_id])
+        if not swapped:
+            return False
+        held.num_swapped = swapped.num_copied
+        if state.status == RequestStatus.DECODING:
+            state.remaining_prefill_tokens = [(state.initial_tokens + state.generated_tokens)[-1]]
+        state.position_offset, state.is_cpu_offloaded = keep, True
+        return True
 
     def prepare_fork_request(
         self, src_state: RequestState, dst_req_ids: list[str], copy_src_and_dst: Any
     ) -> list[str]:
         """Let children share all blocks; whichever writes into a shared one gets a copy then."""
         del copy_src_and_dst
+        num_told = self.requests[src_state.request_id].num_told
         for child in dst_req_ids:
-            self.manager.fork(src_state.request_id, child)
+            row = self.manager.fork(src_state.request_id, child)
+            self.requests[child] = Held(child, row, num_told)
             for each in self.parts:
                 each.block_table[child] = each.block_table[src_state.request_id][:]
         return dst_req_ids
@@ -191,9 +212,7 @@ class KvcoreCache(PagedAttentionCache):
         return {}
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
-        """Note that the forward pass is over; it is called for each request of the step."""
-        del state, complete_blocks
-        self.is_unwritten = False
+        """Nothing to do: the manager published the blocks when they were scheduled."""
 
     def evict_cached_blocks(self) -> bool:
         """Evict nothing: cached blocks are free ones, and go one by one as they are needed."""
@@ -207,80 +226,121 @@ class KvcoreCache(PagedAttentionCache):
     def close_batch(self) -> None:
         """Take the open batch and make its copies."""
         batch = self.manager.take_batch()
+        if not len(batch):
+            self.scheduled.clear()
+            return
         kinds = batch.column("kind").tolist()
         self.statistics.evictions += kinds.count(Evict.kind)
+        if not KINDS.isdisjoint(kinds):
+            self.copies.apply(batch, kinds, self.statistics)
         if CopyOnWrite.kind in kinds:
-            self._copy(batch)
             for request_id in self.scheduled:
-                tables = self.manager.get_block_ids(request_id)
-                for each, blocks in zip(self.parts, tables, strict=True):
-                    each.block_table[request_id] = _within(each, blocks)
+                self._read_tables(request_id)
         self.scheduled.clear()
-        self.is_unwritten = True
 
-    def _know(self, request_id: str, tokens: list[int]) -> None:
+    def _know(self, request_id: str, tokens: list[int]) -> Held:
         """Add a request unless it was added before."""
-        if request_id in self.known:
-            return
-        self.manager.add_request(Request(request_id, tokens))
-        self.statistics.queries += len(tokens)
-        for each in self.parts:
-            each.block_table[request_id] = []
+        held = self.requests.get(request_id)
+        if held is None:
+            row = self.manager.add_request(Request(request_id, tokens))
+            held = self.requests[request_id] = Held(request_id, row, len(tokens))
+            for each in self.parts:
+                each.block_table[request_id] = []
+        return held
 
-    def _take(self, request_id: str, hit: Hit) -> bool:
-        """Take the blocks of a hit."""
-        if not self.manager.allocate_slots(request_id, 0, hit):
-            return False
-        self._extend(request_id, hit.blocks.blocks)
-        return True
+    def _tell(self, state: RequestState, held: Held, num_tokens: int) -> None:
+        """Let the manager have at least the first num_tokens of a request."""
+        if held.num_told < num_tokens:
+            tokens = (state.initial_tokens + state.generated_tokens)[held.num_told : num_tokens]
+            self.manager.add_tokens(state.request_id, tokens)
+            held.num_told += len(tokens)
 
-    def _append(self, request_id: str, tokens: list[int]) -> bool:
-        """Add the token that was sampled, and a slot for it."""
-        appended = self.manager.append([request_id], tokens)
-        if appended.refused is not None:
-            self.missing[request_id] = appended.refused.needed
+    def _decode(self, state: RequestState) -> bool:
+        """Whether a decoding request got a slot, for which all that are expected ask at once."""
+        if self.expected:
+            self._append(self.expected)
+            self.expected = []
+        if state.request_id not in self.answers:
+            self._append([state])
+        return self.answers.pop(state.request_id)
+
+    def _append(self, states: list[RequestState]) -> None:
+        """Schedule a position for each request, in order, with its token or for one to come."""
+        known, to_come, tokens = [], [], array("I")
+        for state in states:
+            held = self.requests[state.request_id]
+            num_known = len(state.initial_tokens) + len(state.generated_tokens)
+            if held.num_told == num_known:
+                to_come.append(held)
+                continue
+            if held.num_told < num_known - 1:
+                self._tell(state, held, num_known - 1)
+            held.num_told = num_known
+            known.append(held)
+            tokens.append(state.generated_tokens[-1])
+        if known:
+            for held in self._append_alike(known, tokens):
+                held.num_told -= 1
+        if to_come:
+            self._append_alike(to_come, None)
+
+    def _append_alike(self, requests: list[Held], tokens: array[int] | None) -> list[Held]:
+        """One `append`, and one more behind each that is refused; returns those."""
+        refused = []
+        rows, start = array("i", [held.row for held in requests]), 0
+        while start < len(rows):
+            rest = None if tokens is None else tokens[start:]
+            appended = self.manager.append(rows[start:], rest)
+            stop = start + appended.done
+            names = [held.request_id for held in requests[start:stop]]
+            self.answers |= dict.fromkeys(names, True)
+            self.scheduled.update(names)
+            if appended.columns:
+                for place, group, position, block in zip(*appended.grown, strict=True):
+                    held = requests[start + place]  # the refused one, too: its window was trimmed
+                    self._set(held.request_id, self.parts[group], position, block)
+            if appended.refused is not None:
+                held = requests[stop]
+                self.answers[held.request_id] = False
+                self.missing[held.request_id] = appended.refused.needed
+                refused.append(held)
+            start = stop + 1
+        return refused
+
+    def _swap_in(self, state: RequestState, request_len: int) -> bool:
+        """Bring a request back from the host if its next tokens will fit, too."""
+        request_id, past, manager = state.request_id, state.position_offset, self.manager
+        held = self.requests[request_id]
+        growth = sum(-(-(past + request_len) // size) - -(-past // size) for size in self._sizes())
+        spare = growth + len(self.parts)  # one per group: a shared block may be copied
+        others = manager.num_free_blocks < manager.config.num_usable_blocks
+        if others and manager.num_free_blocks < held.num_swapped + spare:
             return False
-        self.scheduled.add(request_id)
-        if appended.columns:
-            for _, group, position, block in zip(*appended.grown, strict=True):
-                each = self.parts[group]
-                n = each.blocks_per_sector
-                each.block_table[request_id][position * n : (position + 1) * n] = _within(
-                    each, [block]
-                )
+        if held.num_swapped:
+            if not manager.swap_in([request_id]):
+                return False
+            held.num_swapped = 0
+            self._read_tables(request_id)
+            self.scheduled.add(request_id)
         return True
 
     def _extend(self, request_id: str, blocks: Iterable[Iterable[int]]) -> None:
         """Put new blocks behind those that a request has."""
         self.scheduled.add(request_id)
         for each, new in zip(self.parts, blocks, strict=True):
-            each.block_table[request_id] += _within(each, new)
+            each.block_table[request_id] += within(each, new)
 
-    def _copy(self, batch: Batch) -> None:
-        """Copy sectors, segment by segment; inside a segment the order is free."""
-        segments: dict[int, list[tuple[int, int]]] = {}
-        columns = (batch.column(name) for name in ("kind", "segment", "a", "b"))
-        for kind, segment, source, target in zip(*columns, strict=True):
-            if kind == CopyOnWrite.kind:
-                segments.setdefault(segment, []).append((source, target))
-        each = self.parts[0]  # a sector is copied whole, whichever allocator uses it
-        for pairs in segments.values():
-            self.statistics.copies += len(pairs)
-            sources, targets = zip(*pairs, strict=True)
-            each.copy_blocks(_within(each, sources), _within(each, targets))
+    def _set(self, request_id: str, allocator: Any, position: int, block: int) -> None:
+        """Put a block at a place of a request's table, or behind it."""
+        n = allocator.blocks_per_sector
+        place = slice(position * n, (position + 1) * n)
+        allocator.block_table[request_id][place] = within(allocator, [block])
 
+    def _read_tables(self, request_id: str) -> None:
+        """Read a request's tables anew."""
+        for each, blocks in zip(self.parts, self.manager.get_block_ids(request_id), strict=True):
+            each.block_table[request_id] = within(each, blocks)
 
-def _group(allocator: Any) -> Group:
-    """An allocator as a group of kvcore."""
-    size = allocator.blocks_per_sector * allocator.tokens_per_page
-    if isinstance(allocator, Sliding):
-        return Group(size, kind="sliding_window", window=allocator.sliding_window)
-    return Group(size)
-
-
-def _within(allocator: Any, blocks: Iterable[int]) -> list[int]:
-    """An allocator's blocks that lie in the sectors of these blocks of kvcore."""
-    n = allocator.blocks_per_sector
-    if n == 1:
-        return [block + 1 for block in blocks]
-    return [inner for block in blocks for inner in range((block + 1) * n, (block + 2) * n)]
+    def _sizes(self) -> list[int]:
+        """Tokens per block, of each group."""
+        return [group.block_size for group in self.manager.config.groups]

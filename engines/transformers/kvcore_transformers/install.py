@@ -70,13 +70,15 @@ def replacements() -> list[tuple[Any, str, Any]]:
     """Where, which name, and what stands there while kvcore is installed."""
     from transformers.generation.continuous_batching import cache, continuous_api, scheduler
 
-    from kvcore_transformers.cache import Full, KvcoreCache, Sliding
+    from kvcore_transformers.allocators import Full, Sliding
+    from kvcore_transformers.cache import KvcoreCache
+    from kvcore_transformers.offloading import Offload
     from kvcore_transformers.schedulers import Fifo, PrefillFirst
 
     native = continuous_api.ContinuousMixin.init_continuous_batching
 
     def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make or find the manager, refuse what is not served, and notice other weights."""
+        """Make or find the manager, and refuse what is not served."""
         check_layers(self.config.get_text_config())
         manager = native(self, *args, **kwargs)
         reason = not_served(manager, KvcoreCache)
@@ -85,14 +87,12 @@ def replacements() -> list[tuple[Any, str, Any]]:
                 self.set_attn_implementation(manager._original_attn_impl)
                 manager._original_attn_impl = None
             raise NotServed(reason)
-        weights = [(each.data_ptr(), each._version) for each in self.parameters()]
-        if getattr(manager, "kvcore_weights", weights) != weights:
-            weights_changed(manager)
-        manager.kvcore_weights = weights
+        watch(manager)
         return manager
 
     return [
         (continuous_api, "PagedAttentionCache", KvcoreCache),
+        (continuous_api, "OffloadingManager", Offload),
         (cache.ATTN_TYPE_TO_ALLOCATOR, "full_attention", Full),
         (cache.ATTN_TYPE_TO_ALLOCATOR, "sliding_attention", Sliding),
         (scheduler.SCHEDULER_MAPPING, "fifo", Fifo),
@@ -102,20 +102,42 @@ def replacements() -> list[tuple[Any, str, Any]]:
     ]
 
 
+def watch(manager: Any) -> None:
+    """Let a manager tell its cache what that cannot see: other weights, and a step that broke off.
+
+    Two methods of this one manager are replaced, and stay so after `uninstall`, as its cache does.
+    """
+    kind = type(manager)
+
+    def _create_batch_processor() -> Any:
+        """What a loop begins with; the cache that it finds may be of other weights."""
+        if not _before and manager.batch_processor is None:
+            raise NotServed("kvcore_transformers was uninstalled before the manager made its cache")
+        processor = kind._create_batch_processor(manager)
+        weights = [(each.data_ptr(), each._version) for each in manager.model.parameters()]
+        if getattr(manager, "kvcore_weights", weights) != weights:
+            processor.cache.is_outdated = True
+        manager.kvcore_weights = weights
+        return processor
+
+    def _handle_critical_error(error: Exception, processor: Any) -> None:
+        """Fail all requests; nothing of before is hit: the step may have left it unwritten."""
+        if processor is not None:
+            processor.cache.is_outdated = True
+        kind._handle_critical_error(manager, error, processor)
+
+    manager._create_batch_processor = _create_batch_processor
+    manager._handle_critical_error = _handle_critical_error
+
+
 def not_served(manager: Any, ours: type) -> str | None:
     """Why a manager's settings cannot be followed, None if they can."""
-    settings = manager.continuous_batching_config
     processor = manager.batch_processor
     if processor is not None and not isinstance(processor.cache, ours):
         return (
             "the model keeps a persistent manager that was made without kvcore: call"
             " model.destroy_cached_continuous_batching_manager() first"
         )
-    if settings.use_async_batching:
-        return "use_async_batching is not served: set it to False in ContinuousBatchingConfig"
-    if settings.cpu_offload_space != 0:
-        space = settings.cpu_offload_space
-        return f"cpu_offload_space={space} is not served: set it to 0 in ContinuousBatchingConfig"
     if manager.distributed_helper.tp_size > 1:
         return f"tensor parallelism over {manager.distributed_helper.tp_size} devices is not served"
     return None

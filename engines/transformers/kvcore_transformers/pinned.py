@@ -111,8 +111,26 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "set_blocks_per_sector": "self index blocks_per_sector",
         "try_to_free_sectors": "self",
     },
+    "offloading_manager.OffloadingManager": {
+        "__init__": (
+            "self cache scheduler cpu_offload_space_gib "
+            "safety_threshold compute_stream distributed_helper"
+        ),
+        "_compute_num_cpu_sectors": "self cpu_offload_space_gib safety_threshold",
+        "_offload_to_cpu": "self victims victim_block_tables",
+        "_reserve_cpu_blocks": "self block_counts",
+        "_stream_ctx": "self",
+        "free_all_waiting_cpu_caches": "self",
+        "free_request_cpu_cache": "self state",
+        "offload_requests": "self",
+        "reset": "self",
+        "restore_scheduled_requests": "self requests_in_batch",
+    },
     "scheduler.Scheduler": {
         "__init__": "self cache safety_margin max_requests_per_batch",
+        "_process_candidates": (
+            "self candidates token_budget cache_budget request_ids_to_remove_from_waiting"
+        ),
         "_schedule_request": (
             "self state request_tokens token_budget request_ids_to_remove_from_waiting"
         ),
@@ -124,15 +142,41 @@ PARAMETERS: dict[str, dict[str, str]] = {
             "self generation_config continuous_batching_config workload_hints"
         ),
     },
+    "continuous_api.ContinuousBatchingManager": {
+        "_create_batch_processor": "self",
+        "_handle_critical_error": "self error batch_processor",
+    },
     "requests.RequestState": {
         "create_equivalent_initial_request": "self",
         "current_len": "self",
     },
 }
-"""Parameters of each method, by class. The adapter stands for all of the first five classes that
+"""Parameters of each method, by class. The adapter stands for all of the first six classes that
 others call; of the other classes it replaces or calls these methods.
 """
-WHOLE = tuple(PARAMETERS)[:5]
+WHOLE = tuple(PARAMETERS)[:6]
+ATTRIBUTES = {
+    "cache.PagedAttentionCache": (
+        "bytes_per_sector cache_allocators cache_tensor num_sectors read_cache_limit"
+        " use_prefix_sharing"
+    ),
+    "cache_allocators.CacheAllocator": (
+        "block_table blocks_per_sector supports_block_sharing tokens_per_page"
+    ),
+    "cache_allocators.SlidingAttentionCacheAllocator": "sliding_window supports_block_sharing",
+    "scheduler.Scheduler": (
+        "active_requests block_new_requests cache max_requests_per_batch starved_requests"
+    ),
+    "continuous_api.ContinuousBatchingManager": (
+        "_original_attn_impl batch_processor distributed_helper model"
+    ),
+    "requests.RequestState": (
+        "_status generated_tokens initial_tokens is_cpu_offloaded num_children position_offset"
+        " remaining_prefill_tokens request_id status"
+    ),
+    "requests.RequestStatus": "DECODING FINISHED PENDING",
+}
+"""What the adapter reads and sets, by class."""
 
 
 def check_release() -> None:
@@ -148,11 +192,15 @@ def check_release() -> None:
 
 
 def differences() -> list[str]:
-    """What is other than pinned, a sentence per method."""
+    """What is other than pinned, a sentence each."""
     found = []
+    for path, names in ATTRIBUTES.items():
+        known = named_by(load(path))
+        found += [
+            f"{path.split('.')[1]}.{name} is gone" for name in names.split() if name not in known
+        ]
     for path, pinned in PARAMETERS.items():
-        module, name = path.split(".")
-        kind = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+        name, kind = path.split(".")[1], load(path)
         actual = {
             method: " ".join(inspect.signature(function).parameters)
             for method, function in vars(kind).items()
@@ -165,3 +213,19 @@ def differences() -> list[str]:
                 now = "is gone" if new is None else f"takes ({new})"
                 found.append(f"{name}.{method} {was}, {now}")
     return found
+
+
+def load(path: str) -> type:
+    """The class of this name, as "module.Class"."""
+    module, name = path.split(".")
+    kind: type = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+    return kind
+
+
+def named_by(kind: type) -> set[str]:
+    """What a class has, and what its methods name: attributes that only they set are among it."""
+    names = set(dir(kind)) | set(getattr(kind, "__annotations__", ()))
+    for function in vars(kind).values():
+        if inspect.isfunction(function):
+            names |= set(function.__code__.co_names)
+    return names

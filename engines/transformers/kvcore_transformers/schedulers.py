@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' schedulers with two decisions mended that end or block a generation."""
+"""transformers' schedulers with decisions mended that end or block a generation."""
 
 from __future__ import annotations
 
-from transformers.generation.continuous_batching.requests import RequestState
+from typing import Any
+
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import (
     FIFOScheduler,
     PrefillFirstScheduler,
@@ -13,6 +15,22 @@ from transformers.generation.continuous_batching.scheduler import (
 
 class _Mended(Scheduler):
     """What both schedulers do otherwise."""
+
+    def add_waiting_request(self, state: RequestState) -> None:
+        """Queue a request. Raises ValueError, which fails that request alone.
+
+        In transformers an id that is in use mixes two requests' blocks, and a prompt without
+        tokens, or with a negative one, can end the loop.
+        """
+        name, tokens = state.request_id, state.initial_tokens
+        if name in self.active_requests or name in self.waiting_requests:
+            raise ValueError(
+                f"request {name} is being served: no other can have its id before it ends"
+            )
+        if not tokens or min(tokens) < 0:
+            least = f", the least of them {min(tokens)}" if tokens else ""
+            raise ValueError(f"request {name} has {len(tokens)} tokens{least}")
+        super().add_waiting_request(state)
 
     def clear_cancelled_requests(self) -> list[RequestState]:
         """Cancel as asked, and admit new requests again.
@@ -24,6 +42,24 @@ class _Mended(Scheduler):
         if cancelled:
             self.block_new_requests = False
         return cancelled
+
+    def _process_candidates(
+        self,
+        candidates: list[RequestState],
+        token_budget: int,
+        cache_budget: int,
+        removed: set[str],
+    ) -> Any:
+        """Schedule candidates; those in front that decode are asked for together."""
+        ready, left, limit = [], cache_budget, self.cache.read_cache_limit
+        for state in candidates[: min(token_budget, self.max_requests_per_batch)]:
+            read = state.position_offset
+            left -= read if limit is None else min(read, limit)
+            if state._status != RequestStatus.DECODING or left < 0:
+                break
+            ready.append(state)
+        self.cache.expect(ready)
+        return super()._process_candidates(candidates, token_budget, cache_budget, removed)
 
     def _schedule_request(
         self, state: RequestState, request_tokens: list[int], token_budget: int, removed: set[str]

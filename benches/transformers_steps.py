@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time per step of what decides about blocks under transformers: its own, and kvcore.
+
+Run: python -m benches.transformers_steps [SEQUENCES ...]. Needs transformers outside the project
+(benches/peers/install.py). Drives transformers' scheduler and batch processor without a model: a
+step is planned, its tensors are left out, and tokens come back. So the figure is what transformers
+spends on planning and on reading the output, its scheduler's own loop included. Both sides take
+turns, a round each; the figures are medians over rounds, the ratio that of the ratios.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from benches.peers import install
+from tests.engines.transformers_environment import FAMILY, run_there
+
+SEQUENCES = (4, 16, 64)
+PAGE, PROMPT, NEW, ROUNDS = 16, 200, 64, 12
+NUM_LAYERS, HEADS, WIDTH = 2, 2, 8
+
+
+class Loop:
+    """transformers' batch processor over one cache, without inputs, outputs and model."""
+
+    def __init__(self, num_sequences: int, seed: int) -> None:
+        import torch
+        from transformers import ContinuousBatchingConfig, LlamaConfig
+        from transformers.generation.continuous_batching import continuous_api as api
+
+        per_request = -(-(PROMPT + NEW + 1) // PAGE)
+        config = LlamaConfig(
+            num_hidden_layers=NUM_LAYERS,
+            num_attention_heads=HEADS,
+            hidden_size=HEADS * WIDTH,
+        )
+        settings = ContinuousBatchingConfig(
+            page_size=PAGE,
+            num_blocks=2 * num_sequences * per_request,
+            max_batch_tokens=max(512, num_sequences),
+            max_requests_per_batch=num_sequences,
+            max_memory_percent=0.5,
+        )
+        self.cache = api.PagedAttentionCache(
+            config, settings, torch.device("cpu"), SimpleNamespace(tp_size=1), torch.float32
+        )
+        self.scheduler = api.SCHEDULER_MAPPING["fifo"](self.cache, None, num_sequences)
+        alone = SimpleNamespace(tp_all_reduce_min=lambda tensor, **_: tensor)
+        self.offloading = api.OffloadingManager(self.cache, self.scheduler, 0, 0.5, None, alone)
+        self.processor = api.ContinuousBatchProcessor.__new__(api.ContinuousBatchProcessor)
+        self.processor.__dict__.update(
+            cache=self.cache,
+            scheduler=self.scheduler,
+            use_async_batching=False,
+            inputs_and_outputs=self,
+            output_router=SimpleNamespace(deliver_batch=lambda _: None),
+        )
+        self.compute_stream = None
+        self.close = getattr(self.cache, "close_batch", lambda: None)
+        self.batch: list[Any] = []
+        self.chance, self.token = random.Random(seed), 7
+
+    def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
+        """The requests of the step and their new tokens, which transformers asks for."""
+        return self.batch, [self.token] * len(self.batch), None
+
+    def add(self, name: str, system: list[int]) -> None:
+        """Put a request in the queue."""
+        from transformers.generation.continuous_batching.requests import RequestState
+
+        prompt = system + [self.chance.randrange(1000) for _ in range(PROMPT - len(system))]
+        self.scheduler.add_waiting_request(RequestState(name, prompt, max_new_tokens=NEW))
+
+    def step(self) -> None:
+        """Plan a step, take its tokens for computed, and read the output."""
+        batch = None
+        while batch is None:
+            batch, *_ = self.scheduler.schedule_batch(self.cache.max_batch_tokens, 10**9)
+            if batch is None or self.scheduler.starved_requests:
+                self.offloading.offload_requests()
+        self.close()
+        self.batch = batch
+        for each in self.batch:
+            each.state.position_offset += each.query_length
+            if each.has_new_token:
+                each.state.tokens_to_process = [-1]
+        self.processor.update_batch()
+
+    def serve(self, number: int, num_sequences: int) -> float:
+        """Serve a round of requests that begin alike; returns microseconds of CPU per step."""
+        system = [self.chance.randrange(1000) for _ in range(PROMPT // 2)]
+        for request in range(num_sequences):
+            self.add(f"{number}-{request}", system)
+        num_steps, started = 0, time.thread_time()
+        while self.scheduler.has_pending_requests():
+            self.step()
+            num_steps += 1
+        return 1e6 * (time.thread_time() - started) / num_steps
+
+
+def compare(num_sequences: int) -> tuple[float, float, float]:
+    """Microseconds per step of transformers and of kvcore, and their ratio."""
+    import kvcore_transformers
+
+    native = Loop(num_sequences, seed=1)
+    with kvcore_transformers.installed():
+        ours = Loop(num_sequences, seed=1)
+    gc.collect()
+    gc.freeze()
+    pairs = [
+        (native.serve(number, num_sequences), ours.serve(number, num_sequences))
+        for number in range(ROUNDS)
+    ]
+    theirs, mine = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return theirs, mine, statistics.median(own / other for other, own in pairs)
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line per number of sequences."""
+    print(
+        f"{'sequences':>9} {'transformers':>13} {'kvcore':>8} {'ratio':>6}   (us of CPU per step)"
+    )
+    for number in [int(each) for each in arguments] or SEQUENCES:
+        native, ours, ratio = compare(number)
+        print(f"{number:9} {native:13.1f} {ours:8.1f} {ratio:6.2f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        import transformers  # noqa: F401  # whether this is its environment
+    except ImportError:
+        install.install([FAMILY])
+        sys.exit(run_there("-m", "benches.transformers_steps", *sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))
