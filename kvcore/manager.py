@@ -82,7 +82,7 @@ class KVCacheManager:
         """Add tokens after those that a request has, filling its positions to come first.
 
         num_rejected: the last positions to come that are dropped before. batch: which one sampled
-        the tokens. Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput.
+        them. Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder.
         """
         self._core.add_tokens(request_id, tokens, num_rejected=num_rejected, batch=batch)
 
@@ -165,7 +165,7 @@ class KVCacheManager:
         requests: any iterable of ids, or a buffer of rows. tokens: one each; None: those to come.
         batch: which one sampled them. Raises, before anything is done, LengthMismatch,
         RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
-        StaleOutput, BeyondModelLength.
+        StaleOutput, OutputOutOfOrder, BeyondModelLength.
         """
         return self._core.append(read_once(requests), read_once(tokens), batch=batch)
 

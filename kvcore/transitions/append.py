@@ -53,7 +53,7 @@ def append(
     are untouched, but for the refused one's window trim. Raises WrongArgument, UnsupportedBuffer,
     UnknownRequest, InvalidCount, InvalidToken, LengthMismatch, SwappedOut, LoadUnfinished,
     RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
-    StaleOutput, BeyondModelLength.
+    StaleOutput, OutputOutOfOrder, BeyondModelLength.
     """
     named, rows = read_named(requests)
 

@@ -15,7 +15,7 @@ from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.publish import publish_blocks
-from kvcore.types.errors import BatchNotTaken, InOpenBatch, StaleOutput
+from kvcore.types.errors import BatchNotTaken, InOpenBatch, OutputOutOfOrder, StaleOutput
 
 
 def check_sampled(tx: Transaction, request: RequestState) -> None:
@@ -28,13 +28,21 @@ def check_sampled(tx: Transaction, request: RequestState) -> None:
 
 
 def check_output(tx: Transaction, request: RequestState, batch: int | None) -> None:
-    """Raise unless this batch was taken, and its output belongs to the request by now."""
+    """Raise unless this batch was taken, and its output is what the request waits for.
+
+    Which position a batch samples is known while it is in flight.
+    """
     if batch is None:
         return
     if batch >= tx.batch.number:
         raise BatchNotTaken(batch=batch, open_batch=tx.batch.number)
     if batch < request.output_from:
         raise StaleOutput(request=request.request_id, batch=batch, output_from=request.output_from)
+    num_tokens, to_come = len(request.tokens), request.num_output_placeholders
+    for each in tx.in_flight if to_come else ():
+        entry = each.entries.get(request.request_id)
+        if each.number == batch and (entry is None or entry.before >= num_tokens):
+            raise OutputOutOfOrder(request=request.request_id, batch=batch, num_tokens=num_tokens)
 
 
 def take_output(request: RequestState, batch: int | None) -> RequestState:

@@ -76,7 +76,8 @@ def add_tokens(
 
     num_rejected: this many of the last positions to come are dropped first, at most all. batch: the
     one that sampled the tokens. Raises UnknownRequest, EmptyTokens, InvalidToken,
-    UnsupportedBuffer, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput.
+    UnsupportedBuffer, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput,
+    OutputOutOfOrder.
     """
 
     def change(tx: Transaction) -> None:

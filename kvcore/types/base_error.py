@@ -42,3 +42,15 @@ class InvariantViolation(AssertionError):
     def __init__(self, name: str, detail: str) -> None:
         self.name, self.detail = name, detail
         super().__init__(f"{name}: {detail}")
+
+
+class PoolTooLarge(KvcoreError):
+    """Pools that do not fit in memory."""
+
+    message = "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available"
+
+
+class ConcurrentCall(KvcoreError):
+    """One manager runs one call at a time."""
+
+    message = "another call of this manager is running: make one call at a time"

@@ -8,8 +8,10 @@ them, and the state is as before. `tier`: of a block off the device. Twin: rust/
 from __future__ import annotations
 
 from kvcore.types.base_error import BackendMissing as BackendMissing
+from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
+from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
 
 
 class WrongArgument(KvcoreError):
@@ -28,18 +30,6 @@ class GroupsDoNotFit(KvcoreError):
     """One pool has one page size, so that any block can serve any group."""
 
     message = "groups {groups} have blocks of {sizes} bytes: one pool has one block size"
-
-
-class PoolTooLarge(KvcoreError):
-    """Pools that do not fit in memory."""
-
-    message = "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available"
-
-
-class ConcurrentCall(KvcoreError):
-    """One manager runs one call at a time."""
-
-    message = "another call of this manager is running: make one call at a time"
 
 
 class UnknownRequest(KvcoreError):
@@ -152,6 +142,12 @@ class StaleOutput(KvcoreError):
     """A batch sampled this before its request was cut, or scheduled anew, or it was handed in."""
 
     message = "request {request!r} takes no output of batch {batch}: the first is {output_from}"
+
+
+class OutputOutOfOrder(KvcoreError):
+    """Output fills positions to come in order; the batch in flight does not sample the next one."""
+
+    message = "request {request!r} has {num_tokens} tokens, batch {batch} does not sample the next"
 
 
 class BatchNotTaken(KvcoreError):

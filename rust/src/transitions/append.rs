@@ -15,7 +15,9 @@ use crate::state::open_batch::BatchRecord;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until};
-use crate::transitions::output::{check_output, publish_filled, take_output};
+use crate::transitions::output::{
+    check_output, find_batch, publish_filled, samples_next, take_output,
+};
 use crate::transitions::plan::{fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
@@ -41,7 +43,7 @@ pub enum Requests<'a> {
 /// Requests from the first refused one on are untouched, but for the refused one's window trim.
 /// Fails with UnknownRequest, InvalidCount, LengthMismatch, SwappedOut, LoadUnfinished,
 /// RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
-/// StaleOutput, BeyondModelLength.
+/// StaleOutput, OutputOutOfOrder, BeyondModelLength.
 pub fn append<'a>(
     state: &mut State,
     requests: Requests<'_>,
@@ -215,9 +217,13 @@ fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
         return false;
     }
     let is_taken = output.batch.is_none_or(|batch| (batch as u64) < number);
-    let State { requests, batch, output_from, .. } = state;
+    let State { requests, batch, output_from, in_flight, .. } = state;
+    let sampler = output.batch.and_then(|batch| find_batch(in_flight, batch));
     rows.iter().all(|&row| {
         let Some(Some(request)) = requests.get(row as usize) else { return false };
+        if sampler.is_some_and(|batch| !samples_next(batch, request, Row(row))) {
+            return false;
+        }
         let fresh = output.batch.is_none_or(|batch| output_from[row as usize] <= batch as u64);
         let record = BatchRecord::new(request.num_computed);
         is_taken && fresh && can_grow(request, limit) && batch.records.insert_once(Row(row), record)

@@ -6,8 +6,11 @@
 //! whichever is last. A request takes the output of a batch once, and none from before it was cut
 //! or scheduled anew. Twin: kvcore/transitions/output.py.
 
+use std::sync::Arc;
+
+use crate::state::batch_records::{BatchInFlight, RequestEntry};
 use crate::state::open_batch::BatchRecord;
-use crate::state::state::State;
+use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::publish_blocks;
 use crate::types::errors::Error;
@@ -24,7 +27,21 @@ pub(crate) fn check_sampled(state: &State, row: Row) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fails unless this batch was taken, and its output belongs to the request by now.
+/// A batch that is in flight.
+pub(crate) fn find_batch(in_flight: &[Arc<BatchInFlight>], number: i64) -> Option<&BatchInFlight> {
+    in_flight.iter().find(|batch| batch.number == number as u64).map(Arc::as_ref)
+}
+
+/// Whether a batch in flight samples the next position to come of a request, if it has one.
+#[inline]
+pub(crate) fn samples_next(batch: &BatchInFlight, request: &RequestState, row: Row) -> bool {
+    let is_next = |entry: &RequestEntry| entry.before < request.num_tokens();
+    request.num_output_placeholders() == 0 || batch.entries.get(row).is_some_and(is_next)
+}
+
+/// Fails unless this batch was taken, and its output is what the request waits for.
+///
+/// Which position a batch samples is known while it is in flight.
 pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Result<(), Error> {
     let Some(batch) = batch else { return Ok(()) };
     if batch as u64 >= state.batch.number {
@@ -34,6 +51,11 @@ pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Resul
     if (batch as u64) < output_from {
         let (request, output_from) = (state[row].name(), output_from as i64);
         return Err(Error::StaleOutput { request, batch, output_from });
+    }
+    let sampler = find_batch(&state.in_flight, batch);
+    if sampler.is_some_and(|sampler| !samples_next(sampler, &state[row], row)) {
+        let (request, num_tokens) = (state[row].name(), i64::from(state[row].num_tokens()));
+        return Err(Error::OutputOutOfOrder { request, batch, num_tokens });
     }
     Ok(())
 }

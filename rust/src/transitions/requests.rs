@@ -52,7 +52,7 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
 ///
 /// The last positions to come that were rejected are dropped first, at most all. Fails with
 /// UnknownRequest, EmptyTokens, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken,
-/// StaleOutput.
+/// StaleOutput, OutputOutOfOrder.
 pub fn add_tokens<'a>(
     state: &mut State,
     request_id: &str,

@@ -11,6 +11,7 @@ from kvcore.types.errors import (
     InOpenBatch,
     InvalidCount,
     NotComputed,
+    OutputOutOfOrder,
     PlaceholdersPending,
     StaleOutput,
     TooManyTokens,
@@ -42,6 +43,20 @@ def ahead(backend: Backend) -> KVCacheManager:
     serve(manager, "writes", [30])
     add(manager, "guessed", [40, 41])
     manager.allocate_slots("guessed", 3, num_output_placeholders=1)
+    return manager
+
+
+def flying(backend: Backend) -> KVCacheManager:
+    """Batch 0 samples the first token to come of "both", batch 1 its second; only "one" is in 2."""
+    manager = make(backend, num_blocks=24, max_in_flight=3)
+    for name in ("both", "one"):
+        add(manager, name, [0, 1, 2])
+        manager.allocate_slots(name, 3)
+    manager.take_batch()
+    manager.append(["both", "one"])
+    manager.take_batch()
+    manager.append(["one"])
+    manager.take_batch()
     return manager
 
 
@@ -89,6 +104,19 @@ OUTPUT = [
             num_rejected=given,
         )
         for given, value in ((-1, -1), (None, None), (0.5, 0.5))
+    ),
+    *(
+        bad(
+            flying,
+            OutputOutOfOrder(request="both", batch=batch, num_tokens=3),
+            *(call, *arguments),
+            batch=batch,
+        )
+        for call, arguments in (
+            ("append", (["both"], [1])),
+            ("add_tokens", ("both", [1])),
+        )
+        for batch in (1, 2)
     ),
     bad(ahead, InOpenBatch(kind="request", value="guessed"), "add_tokens", "guessed", [1]),
     bad(ahead, COME, "add_drafts", "come", [1]),
