@@ -132,6 +132,7 @@ class KVCacheManager:
             ),
         )
         self.empty_kv_cache_blocks = compat.empty_kv_cache_blocks
+        self.append = compat.append
         self.new_step_starts = compat.new_step_starts
         self.cache_blocks = compat.cache_blocks
         self.get_blocks = compat.get_blocks
@@ -158,15 +159,22 @@ class KVCacheManager:
         request: Any,
         num_new_tokens: int,
         *,
+        num_lookahead_tokens: int = 0,
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
         **options: Any,
     ) -> KVCacheBlocks | None:
         """Slots for the next tokens, or None."""
+        if num_new_tokens == 1 and num_lookahead_tokens == 0 and not options:
+            blocks = self.append(request)
+            if blocks is not None:
+                return blocks
         del has_scheduled_reqs  # for the watermark, which is refused
         if skip_zeroing_group_ids:
             raise Unsupported("blocks of a load that are not zeroed")
-        return self.compat.allocate_slots(request, num_new_tokens, **options)
+        return self.compat.allocate_slots(
+            request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **options
+        )
 
     def free(self, request: Any) -> None:
         """Give back a request's blocks; those without a key are used again from the tail on.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import gcd
+from struct import Struct
 from typing import Any, Literal
 
 from kvcore.compat.allocation_span import (
@@ -22,7 +23,7 @@ from kvcore.compat.allocation_span import (
     withdraw,
 )
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
-from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
+from kvcore.compat.engine_request import EngineRequest, Seen, read_hashes, see, skips_reading
 from kvcore.compat.request_registry import RegisteredRequest, RequestRegistry
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
@@ -31,8 +32,10 @@ from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidConfig
 from kvcore.types.events import Event
-from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
+from kvcore.types.values import Appended, Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
+
+BLOCK = Struct("i")
 
 
 class KVCacheManager:
@@ -63,11 +66,17 @@ class KVCacheManager:
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
         self.last_refusal: Refused | None = None
-        self._block_divisor = gcd(*(group.block_size for group in config.groups))
+        sizes = [group.block_size for group in config.groups]
+        self._block_divisor = gcd(*sizes)
+        self._length_limit = config.length_limit
+        keeps_all = all(group.kind in ("full_attention", "mla") for group in config.groups)
+        # Then a decode step at the end of a block takes one more in each group and no more happens.
+        self._grows_by_one = keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
         no_blocks = ((),) * len(config.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
         self._steps = Steps(self.core, keep_commands=keep_commands)
         self._registry = RequestRegistry(self.core, self._steps, own_hashes=own_hashes)
+        self._known = self._registry.known
 
     def __repr__(self) -> str:
         return f"<compat of {self.core!r}>"
@@ -89,7 +98,7 @@ class KVCacheManager:
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
         seen = see(request)
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         self._registry.bring(request, seen)
         hit = self.core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
@@ -115,11 +124,20 @@ class KVCacheManager:
         what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
         TokensChanged besides.
         """
-        others = [num_new_computed_tokens, num_lookahead_tokens, num_external_computed_tokens]
-        others += [num_encoder_tokens, reserved_blocks, delay_cache_blocks, full_sequence_must_fit]
-        is_plain = new_computed_blocks is None and others == [0] * len(others)
-        if num_new_tokens == 1 and is_plain and self._append(request):
-            return self.empty_kv_cache_blocks
+        if (
+            num_new_tokens == 1
+            and new_computed_blocks is None
+            and num_new_computed_tokens == 0
+            and num_lookahead_tokens == 0
+            and num_external_computed_tokens == 0
+            and num_encoder_tokens == 0
+            and reserved_blocks == 0
+            and delay_cache_blocks is False
+            and full_sequence_must_fit is False
+        ):
+            grown = self.append(request)
+            if grown is not None:
+                return grown
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
             num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
@@ -129,7 +147,7 @@ class KVCacheManager:
         looked_up = self.enable_caching and not skips_reading(request)
         hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
         seen = see(request)
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         known = self._registry.bring(request, seen)
         span = find_span(self.core, self._steps, known, seen, counts)
         blocks = self.empty_kv_cache_blocks
@@ -146,13 +164,58 @@ class KVCacheManager:
                 return None
             blocks = self.create_kv_cache_blocks(new_blocks(self.core, span, got))
         self.last_refusal = None
-        self._steps.schedule(request, seen, span.start)
+        self._steps.schedule(seen.name, (request, *seen[1:], span.start))
         counted = span.start if counts.num_new else seen.num_computed
         self._registry.hold(known, seen, counted, span.end)
         if not (span.again or delay_cache_blocks):
             self._registry.note_counts(known, seen.name)
         if span.again and not delay_cache_blocks:
             self._steps.publish_later(seen.name, span.end)
+        return blocks
+
+    def append(self, request: EngineRequest) -> KVCacheBlocks | None:
+        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`, in one
+        call of the core; None, and nothing is scheduled, if that has more to look at.
+        """
+        try:
+            name = request.request_id
+            known, num_tokens = self._known[name], request.num_tokens
+            start, place = known.num_computed, known.num_tokens
+            if known.request is not request or request.num_computed_tokens != start:
+                return None
+            tail = request.all_token_ids[place - 1 : num_tokens]  # type: ignore[attr-defined] # may lack
+        except (AttributeError, KeyError):
+            return None
+        num_new = num_tokens - place
+        if len(tail) != num_new + 1 or num_new > 1 or tail[0] != known.last_token:
+            return None
+        begins, fills = start % self._block_divisor == 0, num_tokens >= known.hashed_until
+        if place > start or start >= self._length_limit:
+            return None
+        if begins and not (start and (fills or self._grows_by_one)):
+            return None
+        if self._steps.first is not None and self._steps.notice(name, num_tokens, start):
+            return None
+        blocks = self.empty_kv_cache_blocks
+        if fills:
+            got = self._append_hashed(known, num_tokens, tail[1:])
+            if got is None:
+                return None
+            blocks = self.create_kv_cache_blocks(got.blocks)
+        else:
+            done = self.core.append((name,), tail[1:] if num_new else None)
+            if not done.done:
+                return None
+            if begins:
+                blocks = self._read_grown(done)
+        self.last_refusal = None
+        self._steps.schedule(name, (request, num_tokens, start, start))
+        known.counted = start
+        known.num_computed = start = start + 1
+        if start > known.end:
+            known.end = start
+        if num_new:
+            known.num_tokens, known.last_token = num_tokens, int(tail[1])
         return blocks
 
     def free(self, request: EngineRequest) -> None:
@@ -165,7 +228,7 @@ class KVCacheManager:
         seen = see(request)
         if seen.name not in self._registry:
             return
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         if self._registry.was_lowered(seen):
             withdraw(self.core, self._steps, seen)
         self.core.free(seen.name)
@@ -225,12 +288,15 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return
+        decoding = self._registry.decoding(request)
+        if decoding is not None and type(num_computed_tokens) is int:
+            filled = decoding.num_tokens // self._block_divisor * self._block_divisor
+            if 0 <= num_computed_tokens < filled + self._block_divisor:
+                if num_computed_tokens <= decoding.num_computed:
+                    return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
-        decoding = self._registry.decoding(request)
-        if decoding is not None and not decoding.fills_block(seen, count, self._block_divisor):
-            return
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         known = self._registry.bring(request, seen, count)
         counted = self.core.num_computed_tokens(seen.name)
         self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
@@ -270,31 +336,44 @@ class KVCacheManager:
         """
         return self._steps.take()
 
-    def _append(self, request: EngineRequest) -> bool:
-        """Schedule the next token of a request that decodes, in one call of the core.
+    def _append_hashed(
+        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
+    ) -> CoreBlocks | None:
+        """The same if the token fills a block that the engine hashed; the new blocks.
 
-        False, and nothing is scheduled, if a block begins there or there is more to look at.
+        None if it has other than one hash more, or the core refuses.
         """
-        known = self._registry.decoding(request)
-        if known is None:
-            return False
-        name, start = request.request_id, known.num_computed
-        seen = Seen(name, request.num_tokens, request.num_computed_tokens)
-        hashes, size = known.num_hashes, self.config.hash_block_size
-        if seen.num_computed != start or start % self._block_divisor == 0:
-            return False
-        if hashes is not None and seen.num_tokens // size > hashes:
-            return False
-        token = known.next_token(seen.num_tokens)
-        self._steps.notice(seen)
-        if token is None or name in self._steps or start >= self.config.length_limit:
-            return False
-        if not self.core.append((name,), token or None).done:
-            return False
-        self.last_refusal = None
-        self._steps.schedule(request, seen, start)
-        known.append(token)
-        return True
+        name, start = known.request.request_id, known.num_computed
+        first = known.num_hashes or 0
+        hashes = read_hashes(known.request) or ()
+        new = list(hashes[first : num_tokens // self.config.hash_block_size])
+        if len(new) != 1 or not len(token):
+            return None
+        # If this ends halfway, the request has to be looked at.
+        known.num_computed = 0
+        self.core.add_tokens(name, token)
+        known.last_token = int(token[0])
+        self.core.add_block_hashes(name, new)
+        known.num_hashes = first + 1
+        known.hashed_until += self.config.hash_block_size
+        got = self.core.allocate_slots(name, 1, num_output_placeholders=start + 1 - num_tokens)
+        if isinstance(got, Refused):
+            self._steps.change()
+            return None
+        return got
+
+    def _read_grown(self, done: Appended) -> KVCacheBlocks:
+        """The block that an append of one request began in each group; none where it had it."""
+        columns = done.columns
+        if not columns:
+            return self.empty_kv_cache_blocks
+        if len(self.config.groups) == 1:
+            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self.core.has_key)
+        _, groups, _, blocks = done.grown
+        grown: list[tuple[int, ...]] = [()] * len(self.config.groups)
+        for group, block in zip(groups, blocks, strict=True):
+            grown[group] = (block,)
+        return self.create_kv_cache_blocks(grown)
 
     def _allocate(
         self,

@@ -27,6 +27,7 @@ from kvcore.compat.engine_request import (
 from kvcore.compat.errors import TokensChanged
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
+from kvcore.types.tokens import MAX_TOKEN
 
 MAX_RESTING = 1024
 
@@ -38,7 +39,8 @@ class RegisteredRequest:
     last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
     behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
     most tokens that it was scheduled to since it holds blocks. num_tokens, num_computed: the core's
-    counts if it decodes without drafts, else -1.
+    counts if it decodes without drafts, else 0. hashed_until: the tokens, as long as it decodes, at
+    which the core needs another of its own hashes.
     """
 
     request: EngineRequest
@@ -47,33 +49,9 @@ class RegisteredRequest:
     drafts: list[int] = attrs.field(factory=list)
     counted: int = 0
     end: int = 0
-    num_tokens: int = -1
-    num_computed: int = -1
-
-    def next_token(self, num_tokens: int) -> tuple[int, ...] | None:
-        """What follows the tokens that the core has, of the engine's num_tokens: one token, or none
-        if the next position is to come; None if that has to be looked at.
-        """
-        num_new, place = num_tokens - self.num_tokens, self.num_tokens
-        every = getattr(self.request, "all_token_ids", None)
-        if every is None or not 0 <= num_new <= 1 or place > self.num_computed:
-            return None
-        if len(every) < num_tokens or every[place - 1] != self.last_token:
-            return None
-        return (every[place],) if num_new else ()
-
-    def fills_block(self, seen: Seen, count: int, size: int) -> bool:
-        """Whether the engine has tokens that fill a block up to count; size: all sizes' divisor."""
-        return count > self.num_computed or seen.num_tokens // size > self.num_tokens // size
-
-    def append(self, token: tuple[int, ...]) -> None:
-        """Note that the core has this token, or none, and schedules the next position."""
-        self.counted = self.num_computed
-        self.num_computed += 1
-        self.end = max(self.end, self.num_computed)
-        if token:
-            self.num_tokens += 1
-            self.last_token = int(token[0])
+    num_tokens: int = 0
+    num_computed: int = 0
+    hashed_until: int = 0
 
 
 class RequestRegistry:
@@ -88,12 +66,12 @@ class RequestRegistry:
         self._own_hashes = own_hashes
         largest = max(group.block_size for group in core.config.groups)
         self._num_slots = core.config.num_usable_blocks * largest
-        self._known: dict[str, RegisteredRequest] = {}
+        self.known: dict[str, RegisteredRequest] = {}
         self._resting: dict[str, None] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the core knows a request of this id."""
-        return name in self._known
+        return name in self.known
 
     def bring(
         self, request: EngineRequest, seen: Seen, end: int | None = None
@@ -105,13 +83,13 @@ class RequestRegistry:
         TokensChanged.
         """
         name = seen.name
-        known = self._known.get(name)
+        known = self.known.get(name)
         if known is not None and name in self._resting and known.request is not request:
             self._forget(name)
             known = None
         if known is None:
             return self._add(request, seen)
-        known.request, known.num_computed = request, -1
+        known.request, known.num_computed = request, 0
         if name in self._resting:
             self._resting[name] = self._resting.pop(name)
         if name in self._steps:
@@ -121,8 +99,8 @@ class RequestRegistry:
 
     def decoding(self, request: EngineRequest) -> RegisteredRequest | None:
         """The request if it is known by this object, holds blocks and has no drafts."""
-        known = self._known.get(getattr(request, "request_id", ""))
-        return known if known and known.request is request and known.num_computed >= 0 else None
+        known = self.known.get(getattr(request, "request_id", ""))
+        return known if known and known.request is request and known.num_computed else None
 
     def hold(self, known: RegisteredRequest, seen: Seen, counted: int, end: int) -> None:
         """Note that a request holds blocks, and that it is scheduled up to end."""
@@ -134,10 +112,12 @@ class RequestRegistry:
         if not known.drafts and name not in self._resting:
             known.num_tokens = self._core.num_tokens(name)
             known.num_computed = self._core.num_computed_tokens(name)
+            size, hashes = self._core.config.hash_block_size, known.num_hashes
+            known.hashed_until = MAX_TOKEN if hashes is None else (hashes + 1) * size
 
     def was_lowered(self, seen: Seen) -> bool:
         """Whether the engine counts less of a known request than when it was scheduled last."""
-        return seen.num_computed < self._known[seen.name].counted
+        return seen.num_computed < self.known[seen.name].counted
 
     def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
         """Set a request's drafts to this many; returns how many tokens are to come instead.
@@ -160,9 +140,9 @@ class RequestRegistry:
         if is_finished(request):
             self._forget(name)
             return
-        known = self._known[name]
+        known = self.known[name]
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
-        known.num_computed = -1
+        known.num_computed = 0
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
@@ -176,7 +156,7 @@ class RequestRegistry:
         self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
         known = RegisteredRequest(request, int(made.tokens[-1]), None if own is None else len(own))
-        self._known[seen.name] = known
+        self.known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:
             self._extend(known, seen, seen.num_tokens)
@@ -245,5 +225,5 @@ class RequestRegistry:
 
     def _forget(self, name: str) -> None:
         self._core.remove_request(name)
-        del self._known[name]
+        del self.known[name]
         self._resting.pop(name, None)
