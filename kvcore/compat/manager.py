@@ -43,8 +43,7 @@ class KVCacheManager:
 
     log_stats: whether look-ups are counted. own_hashes: whether a request's
     block_hashes are used if it has them; they are 32 bytes, one for each `hash_block_size`
-    tokens of the config. keep_commands: whether `take_commands` hands out the batches. core: the
-    manager underneath. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
+    tokens of the config. keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
     if duplicates are merged without keep_commands: only commands report the replaced blocks.
     """
 
@@ -60,7 +59,7 @@ class KVCacheManager:
         if config.duplicates == "merge" and not keep_commands:
             reason = "tables change in place, so the commands must be kept and applied"
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
-        self.core = Core(config, backend)
+        self._core = Core(config, backend)
         self.config = config
         self.enable_caching = config.enable_caching
         self.max_model_len = config.max_model_len
@@ -69,26 +68,34 @@ class KVCacheManager:
         sizes = [group.block_size for group in config.groups]
         self._block_divisor = gcd(*sizes)
         self._length_limit = config.length_limit
-        keeps_all = all(group.kind in ("full_attention", "mla") for group in config.groups)
+        self._keeps_all = all(
+            group.kind in ("full_attention", "mla") for group in config.groups
+        )
         # Then a decode step at the end of a block takes one more in each group and no more happens.
-        self._grows_by_one = keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
+        self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
         no_blocks = ((),) * len(config.groups)
-        self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
-        self._steps = Steps(self.core, keep_commands=keep_commands)
-        self._registry = RequestRegistry(self.core, self._steps, own_hashes=own_hashes)
+        self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self._core.has_key)
+        self._steps = Steps(self._core, keep_commands=keep_commands)
+        self._registry = RequestRegistry(self._core, self._steps, own_hashes=own_hashes)
         self._known = self._registry.known
 
     def __repr__(self) -> str:
-        return f"<compat of {self.core!r}>"
+        return f"<compat of {self._core!r}>"
+
+    @property
+    def core(self) -> Core:
+        """The manager underneath, with all calls so far in it: get it anew after others."""
+        self._steps.settle()
+        return self._core
 
     @property
     def usage(self) -> float:
         """Share of the usable blocks that have an owner, 0.0 to 1.0."""
-        return self.core.usage
+        return self._core.usage
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """The look-up statistics since the last call; None if they are not logged."""
-        return self.core.take_stats() if self.log_stats else None
+        return self._core.take_stats() if self.log_stats else None
 
     def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
         """The longest cached prefix that leaves a token to compute, and its tokens.
@@ -100,7 +107,7 @@ class KVCacheManager:
         seen = see(request)
         self._steps.notice(*seen)
         self._registry.bring(request, seen)
-        hit = self.core.get_computed_blocks(seen.name)
+        hit = self._core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
 
     def allocate_slots(
@@ -149,7 +156,7 @@ class KVCacheManager:
         seen = see(request)
         self._steps.notice(*seen)
         known = self._registry.bring(request, seen)
-        span = find_span(self.core, self._steps, known, seen, counts)
+        span = find_span(self._core, self._steps, known, seen, counts)
         blocks = self.empty_kv_cache_blocks
         if span.num_new or span.num_external:
             got = self._allocate(
@@ -162,7 +169,7 @@ class KVCacheManager:
             if isinstance(got, Refused):
                 self.last_refusal = got
                 return None
-            blocks = self.create_kv_cache_blocks(new_blocks(self.core, span, got))
+            blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
         self._steps.schedule(seen.name, (request, *seen[1:], span.start))
         counted = span.start if counts.num_new else seen.num_computed
@@ -178,44 +185,42 @@ class KVCacheManager:
         call of the core; None, and nothing is scheduled, if that has more to look at.
         """
         try:
-            name = request.request_id
-            known, num_tokens = self._known[name], request.num_tokens
-            start, place = known.num_computed, known.num_tokens
+            known, num_tokens = self._known[request.request_id], request.num_tokens
+            start, place = known.num_computed, known.num_computed - known.num_ahead
             if known.request is not request or request.num_computed_tokens != start:
                 return None
             tail = request.all_token_ids[place - 1 : num_tokens]  # type: ignore[attr-defined] # may lack
         except (AttributeError, KeyError):
             return None
         num_new = num_tokens - place
-        if len(tail) != num_new + 1 or num_new > 1 or tail[0] != known.last_token:
+        if len(tail) != num_new + 1 or num_new > 1 or place > start or start >= self._length_limit:
             return None
-        begins, fills = start % self._block_divisor == 0, num_tokens >= known.hashed_until
-        if place > start or start >= self._length_limit:
+        if tail[0] is not known.last_token and tail[0] != known.last_token:
             return None
-        if begins and not (start and (fills or self._grows_by_one)):
-            return None
-        if self._steps.first is not None and self._steps.notice(name, num_tokens, start):
-            return None
+        steps, size = self._steps, self._block_divisor
+        if steps.first is not None:
+            first, before, _, first_start = steps.first
+            if (
+                known.batch is steps.mark
+                or first.num_computed_tokens > first_start
+                or first.num_tokens > before
+            ) and steps.notice(request.request_id, num_tokens, start):
+                return None
         blocks = self.empty_kv_cache_blocks
-        if fills:
-            got = self._append_hashed(known, num_tokens, tail[1:])
-            if got is None:
+        if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
+            if not steps.wait(known, num_tokens, tail[1:]):
                 return None
-            blocks = self.create_kv_cache_blocks(got.blocks)
         else:
-            done = self.core.append((name,), tail[1:] if num_new else None)
-            if not done.done:
+            grown = self._append_now(known, num_tokens, tail[1:])
+            if grown is None:
                 return None
-            if begins:
-                blocks = self._read_grown(done)
-        self.last_refusal = None
-        self._steps.schedule(name, (request, num_tokens, start, start))
-        known.counted = start
-        known.num_computed = start = start + 1
-        if start > known.end:
-            known.end = start
+            blocks = grown
+        known.num_computed, known.decodes = start + 1, True
         if num_new:
-            known.num_tokens, known.last_token = num_tokens, int(tail[1])
+            known.last_token = tail[1]
+        else:
+            known.num_ahead += 1
+        self.last_refusal = None
         return blocks
 
     def free(self, request: EngineRequest) -> None:
@@ -230,8 +235,8 @@ class KVCacheManager:
             return
         self._steps.notice(*seen)
         if self._registry.was_lowered(seen):
-            withdraw(self.core, self._steps, seen)
-        self.core.free(seen.name)
+            withdraw(self._core, self._steps, seen)
+        self._core.free(seen.name)
         self._steps.leave(seen.name)
         self._steps.change()
         self._registry.leave(request, seen.name)
@@ -245,37 +250,37 @@ class KVCacheManager:
         if request_id not in self._registry:
             return
         self._steps.notice_known(request_id)
-        count = min(count, self.core.num_tokens(request_id))
-        count = min(count, self.core.num_computed_tokens(request_id))
-        self.core.remove_skipped_blocks(request_id, count)
+        count = min(count, self._core.num_tokens(request_id))
+        count = min(count, self._core.num_computed_tokens(request_id))
+        self._core.remove_skipped_blocks(request_id, count)
         self._steps.change()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks; their owners keep them, and the null block has none."""
         blocks = read_ints(read_list("block_ids", block_ids))
-        self.core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
+        self._core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
         self._steps.change()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key; False, and nothing happens, while any block is used."""
         self._steps.change()
-        return self.core.reset_prefix_cache()
+        return self._core.reset_prefix_cache()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Leading blocks per group that all requests with blocks hold."""
         if running_request_id not in self._registry:
             return [0] * len(self.config.groups)
-        return self.core.get_num_common_prefix_blocks(running_request_id)
+        return self._core.get_num_common_prefix_blocks(running_request_id)
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
-        return list(self.core.take_events())
+        return list(self._core.take_events())
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The blocks of a request; none of one that holds none or is not known."""
         if request_id not in self._registry:
             return self.empty_kv_cache_blocks
-        return self.create_kv_cache_blocks(self.core.get_blocks(request_id).blocks)
+        return self.create_kv_cache_blocks(self._core.get_blocks(request_id).blocks)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The same as one list per group."""
@@ -290,16 +295,17 @@ class KVCacheManager:
             return
         decoding = self._registry.decoding(request)
         if decoding is not None and type(num_computed_tokens) is int:
-            filled = decoding.num_tokens // self._block_divisor * self._block_divisor
-            if 0 <= num_computed_tokens < filled + self._block_divisor:
+            num_known = decoding.num_computed - decoding.num_ahead
+            left = self._block_divisor - num_known % self._block_divisor
+            if 0 <= num_computed_tokens < num_known + left:
                 if num_computed_tokens <= decoding.num_computed:
                     return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
         self._steps.notice(*seen)
         known = self._registry.bring(request, seen, count)
-        counted = self.core.num_computed_tokens(seen.name)
-        self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
+        counted = self._core.num_computed_tokens(seen.name)
+        self._core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
         if decoding is not None:
             self._registry.note_counts(known, seen.name)
 
@@ -307,7 +313,7 @@ class KVCacheManager:
         """Blocks as a result; the one empty object where no group has any."""
         groups = tuple(tuple(ids) for ids in blocks)
         return (
-            KVCacheBlocks(groups, self.core.has_key) if any(groups) else self.empty_kv_cache_blocks
+            KVCacheBlocks(groups, self._core.has_key) if any(groups) else self.empty_kv_cache_blocks
         )
 
     def take_new_block_ids(self) -> list[int]:
@@ -315,12 +321,12 @@ class KVCacheManager:
 
         Recorded with `Config.record_new_blocks`.
         """
-        return self.core.take_new_block_ids()
+        return self._core.take_new_block_ids()
 
     def new_step_starts(self) -> None:
         """Say that a step begins: what was scheduled before is computed. Raises UnreadCommands."""
         self._steps.close()
-        self.core.new_step_starts()
+        self._core.new_step_starts()
 
     def step_ends(self) -> None:
         """Say that the schedule of a step is made: a request that is freed now is computed in it.
@@ -336,6 +342,31 @@ class KVCacheManager:
         """
         return self._steps.take()
 
+    def _append_now(
+        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
+    ) -> KVCacheBlocks | None:
+        """The same if a block begins or ends there."""
+        request, start = known.request, known.num_computed
+        if start == 0:
+            return None
+        self._steps.settle()
+        name = request.request_id
+        if len(token) and num_tokens % self.config.hash_block_size == 0 and known.num_hashes is not None:
+            got = self._append_hashed(known, num_tokens, token)
+            if got is None:
+                return None
+            blocks = self.create_kv_cache_blocks(got.blocks)
+        elif start % self._block_divisor == 0 and not self._grows_by_one:
+            return None
+        else:
+            done = self._core.append((name,), token if len(token) else None)
+            if not done.done:
+                return None
+            blocks = self._read_grown(done)
+        self._steps.schedule(name, (request, num_tokens, start, start))
+        known.batch = self._steps.mark
+        return blocks
+
     def _append_hashed(
         self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
     ) -> CoreBlocks | None:
@@ -343,20 +374,18 @@ class KVCacheManager:
 
         None if it has other than one hash more, or the core refuses.
         """
-        name, start = known.request.request_id, known.num_computed
-        first = known.num_hashes or 0
+        name, start, first = known.request.request_id, known.num_computed, known.num_hashes or 0
         hashes = read_hashes(known.request) or ()
         new = list(hashes[first : num_tokens // self.config.hash_block_size])
-        if len(new) != 1 or not len(token):
+        if len(new) != 1:
             return None
         # If this ends halfway, the request has to be looked at.
-        known.num_computed = 0
-        self.core.add_tokens(name, token)
+        known.look_at()
+        self._core.add_tokens(name, token)
         known.last_token = int(token[0])
-        self.core.add_block_hashes(name, new)
+        self._core.add_block_hashes(name, new)
         known.num_hashes = first + 1
-        known.hashed_until += self.config.hash_block_size
-        got = self.core.allocate_slots(name, 1, num_output_placeholders=start + 1 - num_tokens)
+        got = self._core.allocate_slots(name, 1, num_output_placeholders=start + 1 - num_tokens)
         if isinstance(got, Refused):
             self._steps.change()
             return None
@@ -368,7 +397,7 @@ class KVCacheManager:
         if not columns:
             return self.empty_kv_cache_blocks
         if len(self.config.groups) == 1:
-            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self.core.has_key)
+            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._core.has_key)
         _, groups, _, blocks = done.grown
         grown: list[tuple[int, ...]] = [()] * len(self.config.groups)
         for group, block in zip(groups, blocks, strict=True):
@@ -396,9 +425,9 @@ class KVCacheManager:
         try:
             if options["full_sequence_must_fit"] and options["reserved_blocks"]:
                 gate = options | {"reserved_blocks": 0}
-                is_open = self.core.can_allocate(*call, **gate) is Verdict.OK
+                is_open = self._core.can_allocate(*call, **gate) is Verdict.OK
                 options = options | {"full_sequence_must_fit": False} if is_open else gate
-            got = self.core.allocate_slots(*call, **options)
+            got = self._core.allocate_slots(*call, **options)
         finally:
             if not isinstance(got, CoreBlocks):
                 self._steps.change()

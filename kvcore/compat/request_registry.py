@@ -27,7 +27,6 @@ from kvcore.compat.engine_request import (
 from kvcore.compat.errors import TokensChanged
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
-from kvcore.types.tokens import MAX_TOKEN
 
 MAX_RESTING = 1024
 
@@ -36,22 +35,32 @@ MAX_RESTING = 1024
 class RegisteredRequest:
     """What the core knows of a request.
 
-    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
-    behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
-    most tokens that it was scheduled to since it holds blocks. num_tokens, num_computed: the core's
-    counts if it decodes without drafts, else 0. hashed_until: the tokens, as long as it decodes, at
-    which the core needs another of its own hashes.
+    row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
+    hashes. drafts: behind its tokens. counted: the engine's count when it was scheduled last, at
+    least. end: the most tokens that it was scheduled to since it holds blocks. num_computed: the
+    core's count if it decodes without drafts, else 0; then num_ahead of those are to come. decodes:
+    it was scheduled by `append` since counted and end were noted. batch: the mark of the last batch
+    that `append` put it in.
     """
 
     request: EngineRequest
+    row: int
     last_token: int
     num_hashes: int | None
     drafts: list[int] = attrs.field(factory=list)
     counted: int = 0
     end: int = 0
-    num_tokens: int = 0
     num_computed: int = 0
-    hashed_until: int = 0
+    num_ahead: int = 0
+    decodes: bool = False
+    batch: object = None
+
+    def look_at(self) -> None:
+        """Note what was left to note while it decoded; it does not until its counts are noted."""
+        if self.decodes:
+            self.counted = self.num_computed - 1
+            self.end = max(self.end, self.num_computed)
+        self.num_computed, self.decodes = 0, False
 
 
 class RequestRegistry:
@@ -89,7 +98,8 @@ class RequestRegistry:
             known = None
         if known is None:
             return self._add(request, seen)
-        known.request, known.num_computed = request, 0
+        known.request = request
+        known.look_at()
         if name in self._resting:
             self._resting[name] = self._resting.pop(name)
         if name in self._steps:
@@ -108,16 +118,18 @@ class RequestRegistry:
         known.counted, known.end = counted, max(known.end, end)
 
     def note_counts(self, known: RegisteredRequest, name: str) -> None:
-        """Note what the core counts of a request that holds blocks, if it has no drafts."""
-        if not known.drafts and name not in self._resting:
-            known.num_tokens = self._core.num_tokens(name)
+        """Note what the core counts of a request that holds blocks, if it can go on by `append`."""
+        if known.drafts or name in self._resting:
+            return
+        tokens, size = self._core.num_tokens(name), self._core.config.hash_block_size
+        if known.num_hashes is None or known.num_hashes == tokens // size:
             known.num_computed = self._core.num_computed_tokens(name)
-            size, hashes = self._core.config.hash_block_size, known.num_hashes
-            known.hashed_until = MAX_TOKEN if hashes is None else (hashes + 1) * size
+            known.num_ahead = known.num_computed - tokens
 
     def was_lowered(self, seen: Seen) -> bool:
         """Whether the engine counts less of a known request than when it was scheduled last."""
-        return seen.num_computed < self.known[seen.name].counted
+        known = self.known[seen.name]
+        return seen.num_computed < (known.num_computed - 1 if known.decodes else known.counted)
 
     def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
         """Set a request's drafts to this many; returns how many tokens are to come instead.
@@ -141,8 +153,8 @@ class RequestRegistry:
             self._forget(name)
             return
         known = self.known[name]
+        known.look_at()
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
-        known.num_computed = 0
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
@@ -153,9 +165,11 @@ class RequestRegistry:
             )
         else:
             made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)
-        self._core.add_request(made)
+        row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
-        known = RegisteredRequest(request, int(made.tokens[-1]), None if own is None else len(own))
+        known = RegisteredRequest(
+            request, row, int(made.tokens[-1]), None if own is None else len(own)
+        )
         self.known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:

@@ -10,12 +10,17 @@ does not grow with the batch.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvcore.compat.engine_request import EngineRequest, Seen, see
-from kvcore.compat.errors import CommandsNotKept, UnreadCommands
+from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Batch
+
+if TYPE_CHECKING:
+    from kvcore.compat.request_registry import RegisteredRequest
 
 MAX_UNREAD_BATCHES = 64
 
@@ -30,7 +35,9 @@ class Steps:
     """Closes the core's batches.
 
     keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. first:
-    the request that the open batch scheduled first, if it has any.
+    the request that the open batch scheduled first, if it has any. mark: stands for the open batch.
+    waiting: requests of it that get a slot in a block of theirs each, which the core is still to be
+    told, and with the tokens that they have more, each or none.
     """
 
     def __init__(self, core: Core, *, keep_commands: bool) -> None:
@@ -39,6 +46,9 @@ class Steps:
         self._unread: list[Batch] = []
         self._scheduled: dict[str, Scheduled] = {}
         self.first: Scheduled | None = None
+        self.mark = object()
+        self.waiting: list[RegisteredRequest] = []
+        self.tokens = array("I")
         self._late: dict[str, int] = {}
         self._changed = False
 
@@ -58,6 +68,43 @@ class Steps:
             if self.first is None:
                 self.first = scheduled
 
+    def wait(self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]) -> bool:
+        """Let a request wait that the open batch computes at its core's count.
+
+        False, and it does not, for what is no token in [0, 2**32).
+        """
+        if self.waiting and (len(token) > 0) != (len(self.tokens) > 0):
+            self.settle()
+        try:
+            self.tokens.extend(token)
+        except (TypeError, OverflowError):
+            return False
+        self.waiting.append(known)
+        known.batch = self.mark
+        if self.first is None:
+            start = known.num_computed
+            self.first, self._changed = (known.request, num_tokens, start, start), True
+        return True
+
+    def settle(self) -> None:
+        """Tell the core of the requests that wait, which have been told of their slots."""
+        for known in self._hand_over():
+            start, request = known.num_computed - 1, known.request
+            num_tokens = known.num_computed - known.num_ahead
+            self._scheduled[request.request_id] = (request, num_tokens, start, start)
+
+    def _hand_over(self) -> list[RegisteredRequest]:
+        waiting, self.waiting = self.waiting, []
+        tokens, self.tokens = self.tokens, array("I")
+        if waiting:
+            rows = array("I", [known.row for known in waiting])
+            done = self._core.append(rows, tokens or None)
+            if done.refused is not None:
+                for known in waiting[done.done :]:
+                    known.look_at()
+                raise NoSlotLeft(request=waiting[done.done].request.request_id)
+        return waiting
+
     def count_before(self, name: str) -> int:
         """The engine's count of a request of the open batch when it was scheduled first."""
         return self._scheduled[name][2]
@@ -76,6 +123,8 @@ class Steps:
         """Close the open batch if this request, or the batch's first, shows that it is over; returns
         whether the open batch schedules the request.
         """
+        if self.waiting:
+            self.settle()
         first = self.first
         if first is None:
             return False
@@ -90,6 +139,7 @@ class Steps:
 
     def notice_known(self, name: str) -> None:
         """The same for a request that is given by its id."""
+        self.settle()
         own = self._scheduled.get(name)
         if own is not None:
             self.notice(*see(own[0]))
@@ -100,7 +150,9 @@ class Steps:
             return
         if self._keeps and len(self._unread) >= MAX_UNREAD_BATCHES:
             raise UnreadCommands(num_batches=len(self._unread))
+        self._hand_over()
         batch = self._core.take_batch()
+        self.mark = object()
         self._changed = False
         if self._keeps:
             self._unread.append(batch)
