@@ -63,7 +63,11 @@ class RegisteredRequest:
         return (every[place],) if num_new else ()
 
     def fills_block(self, seen: Seen, count: int, size: int) -> bool:
-        """Whether the engine has tokens that fill a block up to count; size: all sizes' divisor."""
+        """Whether the engine has tokens that fill a block up to count, or a hash may be new of one
+        that is full; size: all sizes' divisor.
+        """
+        if self.num_hashes is not None and count // size > self.num_hashes:
+            return True
         return count > self.num_computed or seen.num_tokens // size > self.num_tokens // size
 
     def append(self, token: tuple[int, ...]) -> None:
