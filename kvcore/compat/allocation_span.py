@@ -5,7 +5,8 @@ The engine's count decides what is computed, the core's what has slots. The engi
 goes on from drafts before it knows whether they were accepted: those get slots anew. It counts less
 if a load failed: it computes those tokens again in the blocks that the request holds, since an
 engine's own table only grows. The keys of such blocks are no longer findable; blocks that are
-complete again are published when the step is over. If external tokens fill a request, its last
+complete again are published when the step is over. A request that holds nothing and comes with a
+count was computed elsewhere: those tokens are external. If external tokens fill a request, its last
 token is computed here (X-06), though its slot is there for the load.
 """
 
@@ -56,12 +57,13 @@ def find_span(
     """The span of an allocation; withdraws the keys of what is computed again.
 
     Raises InvalidCount if nothing is requested, BeyondComputed if the engine counts what was
-    never scheduled, BehindWindow.
+    never scheduled of a request that holds blocks, BehindWindow.
     """
     if counts.num_new == 0 and counts.num_external == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     counted = core.num_computed_tokens(seen.name)
-    if seen.num_computed > max(counted, known.end):
+    holds_nothing = counted == known.end == 0
+    if not holds_nothing and seen.num_computed > max(counted, known.end):
         raise BeyondComputed(request=seen.name, num_computed=counted, requested=seen.num_computed)
     accepted = min(counted, core.num_tokens(seen.name))
     again = seen.num_computed < accepted
@@ -72,7 +74,7 @@ def find_span(
         check_windows(core, seen, accepted)
         steps.close()
         withdraw(core, steps, seen)
-    local = max(counted, seen.num_computed) + counts.num_hit
+    local = (0 if holds_nothing else max(counted, seen.num_computed)) + counts.num_hit
     start = seen.num_computed + counts.num_hit + counts.num_external
     start = min(start, core.config.length_limit)
     external = max(0, start - local)

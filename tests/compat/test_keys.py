@@ -39,6 +39,24 @@ def test_an_engines_own_hashes_are_the_keys(backend: Backend) -> None:
         manager.get_computed_blocks(short)
 
 
+def test_a_hash_that_comes_with_the_last_token_is_published_by_cache_blocks(
+    backend: Backend,
+) -> None:
+    """The hash of a block may cover the token behind it; the request ends with that one."""
+    manager = make(backend)
+    hashed = bytes(range(32))
+    request = plain("r", [1, 2], block_hashes=[])
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, 2) is not None
+    manager.step_ends()
+    request.num_computed_tokens = 2
+    request.all_token_ids, request.num_tokens = [1, 2, 3], 3
+    request.block_hashes.append(hashed)
+    manager.cache_blocks(request, 2)
+    manager.free(request)
+    assert manager.get_computed_blocks(plain("other", [1, 2, 3], block_hashes=[hashed]))[1] == 2
+
+
 def test_an_engines_hashes_can_be_left_to_kvcore(backend: Backend) -> None:
     manager = make(backend, own_hashes=False)
     first = plain("first", [1, 2, 3], block_hashes=[b"16 bytes of xxh3"])

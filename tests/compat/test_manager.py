@@ -182,7 +182,6 @@ def test_a_request_that_external_tokens_fill_computes_its_last_one(
 def wrong_calls(manager: KVCacheManager, request: EngineRequest) -> dict[str, tuple[Any, ...]]:
     """Arguments of `allocate_slots` that are wrong, with what they raise."""
     foreign = KVCacheBlocks(((5,),), manager.core.has_key)
-    counts_ahead = EngineRequest("ahead", [1, 2, 3], num_computed_tokens=2)
     return {
         "nothing new": (InvalidCount, request, 0),
         "a negative count": (InvalidCount, request, -1),
@@ -192,7 +191,6 @@ def wrong_calls(manager: KVCacheManager, request: EngineRequest) -> dict[str, tu
         "blocks that hold nothing": (KvcoreError, request, 1, 2, foreign),
         "no request": (WrongArgument, "r", 1),
         "a request without tokens": (InvalidCount, EngineRequest("none", []), 1),
-        "counted and never scheduled": (BeyondComputed, counts_ahead, 1),
         "more external tokens than tokens": (KvcoreError, request, 1, 0, None, 0, 9),
     }
 
@@ -206,6 +204,22 @@ def test_misuse_is_typed_and_allocates_nothing(manager: KVCacheManager) -> None:
         assert manager.usage == 0.0, name
         assert manager.take_events() == []
     assert manager.allocate_slots(request, 3) is not None
+
+
+def test_a_request_that_comes_with_a_count_was_computed_elsewhere(backend: Backend) -> None:
+    manager = make(backend)
+    request = EngineRequest("r", [1, 2, 3, 4, 5], num_computed_tokens=4)
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, 1, full_sequence_must_fit=True) is not None
+    assert [len(table) for table in manager.get_block_ids("r")] == [3]
+    request.num_computed_tokens = 5
+    assert manager.get_computed_blocks(EngineRequest("other", [1, 2, 3, 4, 5]))[1] == 4
+    request.num_computed_tokens = 6
+    with pytest.raises(BeyondComputed, match="has 5 computed tokens, the call names 6"):
+        manager.allocate_slots(request, 1)
+    request.num_computed_tokens = 5
+    request.output.append(6)
+    assert manager.allocate_slots(request, 1) is manager.empty_kv_cache_blocks
 
 
 @pytest.mark.seed("S000-25")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's block objects over kvcore's block ids, made when they are asked for.
+
+A block's owners and key are questions to the core: nothing is kept twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+
+from kvcore import KVCacheManager as Core
+from kvcore.types.keys import make_key
+
+Tables = tuple[Sequence[int], ...]
+
+
+class Block:
+    """One block of the pool, with the fields of vLLM's KVCacheBlock that others read."""
+
+    __slots__ = ("_core", "block_id")
+    pool = None
+
+    def __init__(self, core: Core, block_id: int) -> None:
+        self._core = core
+        self.block_id = block_id
+
+    def __repr__(self) -> str:
+        return f"<block {self.block_id} of {self._core!r}>"
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it stands for a block that a window gave back."""
+        return self.block_id == 0
+
+    @property
+    def ref_cnt(self) -> int:
+        """Its owners; those of the null block are not counted."""
+        return 0 if self.is_null else self._core.num_owners(self.block_id)
+
+    @property
+    def block_hash(self) -> bytes | None:
+        """The key that it is found by, None if it has none. O(pool) if it has one."""
+        if self.is_null or not self._core.has_key(self.block_id):
+            return None
+        key = self._core.state().device.keys[self.block_id]
+        return None if key is None else bytes(key)
+
+
+class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
+    """A result of the manager: ids per group, and objects when they are asked for."""
+
+    def __init__(self, ids: Tables, get_block: Callable[[int], Block]) -> None:
+        self.ids = ids
+        self._get_block = get_block
+        self._blocks: tuple[Sequence[Block], ...] | None = None
+
+    @property
+    def blocks(self) -> tuple[Sequence[Block], ...]:
+        """The same objects each time, one sequence per group."""
+        if self._blocks is None:
+            self._blocks = tuple([self._get_block(each) for each in ids] or () for ids in self.ids)
+        return self._blocks
+
+    def get_block_ids(
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        """The ids as one list per group, or per group of those given."""
+        ids = self.ids if group_ids is None else [self.ids[group] for group in group_ids]
+        if allow_none and not any(ids):
+            return None
+        return tuple(list(each) for each in ids)
+
+    def new_empty(self) -> Blocks:
+        """No blocks, in as many groups."""
+        return Blocks(((),) * len(self.ids), self._get_block)
+
+
+def read_ids(blocks: Any) -> Tables:
+    """The ids of a result, ours or put together by others."""
+    if isinstance(blocks, Blocks):
+        return blocks.ids
+    return tuple([block.block_id for block in group] for group in blocks.blocks)
+
+
+class BlockPool:
+    """vLLM's pool, as far as connectors use it: its blocks are held by pins of the core."""
+
+    def __init__(self, manager: Any, hash_block_size: int) -> None:
+        self._manager = manager
+        self._core: Core = manager.compat.core
+        self._views: list[Block | None] = [None] * self._core.config.num_blocks
+        self.hash_block_size = hash_block_size
+        self.num_gpu_blocks = self._core.config.num_blocks
+        self.enable_caching = self._core.config.enable_caching
+        self.null_block = self.block(0)
+        self.get_usage: Callable[[], float] = lambda: self._core.usage
+        self.evict_blocks = manager.evict_blocks
+        self.reset_prefix_cache = manager.reset_prefix_cache
+
+    def block(self, block_id: int) -> Block:
+        """The one object of a block."""
+        view = self._views[block_id]
+        if view is None:
+            view = self._views[block_id] = Block(self._core, block_id)
+        return view
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All of them."""
+        return [self.block(each) for each in range(self.num_gpu_blocks)]
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks without an owner."""
+        return self._core.num_free_blocks
+
+    def is_block_writable(self, block: Block) -> bool:
+        """Whether its one owner may change what is in it."""
+        return block.ref_cnt == 1 and not self._core.has_key(block.block_id)
+
+    def touch(self, blocks: Iterable[Any]) -> None:
+        """Hold blocks, so that they stay."""
+        self._core.pin([block.block_id for block in blocks if not block.is_null])
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        """Give back held blocks. Of those without a key the first is used again first.
+
+        The core puts one after the other at the front of the free queue, vLLM all as they come.
+        """
+        ids = [block.block_id for block in ordered_blocks if not block.is_null]
+        self._core.unpin([each for each in reversed(ids) if not self._core.has_key(each)])
+        self._core.unpin([each for each in ids if self._core.has_key(each)])
+
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
+        """The block of this content in each group, None unless every group has one. O(pool)."""
+        firsts = self._core.state().device.index.firsts
+        found = [firsts.get(make_key(block_hash, group)) for group in kv_cache_group_ids]
+        return None if None in found else [self.block(each) for each in found]
+
+    def take_events(self) -> list[Any]:
+        """The events since the last call, without the kinds of their groups."""
+        taken: list[Any] = self._manager.events.take()
+        return taken

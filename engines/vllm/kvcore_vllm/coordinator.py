@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's scheduler and connectors ask the manager's coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kvcore import KVCacheManager as Core
+from kvcore import Request
+from kvcore_vllm.blocks import Block
+
+PROBE = "\0 look-up"
+"""The id of the request that stands for bare hashes; vLLM's have no such ids."""
+
+
+class Coordinator:
+    """Numbers of blocks, and look-ups of bare hashes."""
+
+    enable_partial_hash_hits = False
+    num_reprefillable_tokens = 0
+
+    def __init__(self, manager: Any, specs: Sequence[Any]) -> None:
+        self._manager = manager
+        self._core: Core = manager.compat.core
+        groups = self._core.config.groups
+        self.block_pool = manager.block_pool
+        self.retention_interval = manager.kv_cache_config.prefix_cache_retention_interval
+        self.single_type_managers = tuple(
+            SimpleNamespace(
+                kv_cache_group_id=number, kv_cache_spec=spec, block_size=group.block_size
+            )
+            for number, (group, spec) in enumerate(zip(groups, specs, strict=True))
+        )
+        self.full_attention_group_id = next(
+            (n for n, group in enumerate(groups) if group.kind in ("full_attention", "mla")), None
+        )
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[Sequence[Block]],
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+        prefill_end: int = 0,
+    ) -> int:
+        """Free blocks that a request would take: new ones, and hits that nobody holds."""
+        del total_computed_tokens, num_local_computed_tokens  # what is computed has its blocks
+        del num_tokens_main_model, prefill_end  # of state-space groups
+        needed = 0
+        tables = self._manager.compat.get_blocks(request_id).blocks
+        for number, (group, table, hits) in enumerate(
+            zip(self._core.config.groups, tables, new_computed_blocks, strict=True)
+        ):
+            num_slots = num_encoder_tokens if group.is_cross else num_tokens
+            num_blocks, cap = -(-num_slots // group.block_size), self._core.config.cap(number)
+            if apply_admission_cap and cap is not None:
+                num_blocks = min(num_blocks, cap)
+            needed += max(0, num_blocks - len(table) - len(hits))
+            needed += sum(not each.is_null and each.ref_cnt == 0 for each in hits)
+        return needed
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[bytes], max_cache_hit_length: int
+    ) -> tuple[tuple[Sequence[Block], ...], int, int]:
+        """Blocks and tokens of the longest hit of at most this length; no shared boundary."""
+        ids, num_tokens = self.look_up(block_hashes, max_cache_hit_length)
+        return (
+            tuple([self.block_pool.block(each) for each in group] for group in ids),
+            num_tokens,
+            0,
+        )
+
+    def look_up(
+        self, block_hashes: Sequence[bytes], most: int
+    ) -> tuple[tuple[Sequence[int], ...], int]:
+        """The same as ids: a request of these hashes is made known, asked for, and forgotten."""
+        num_hashes = min(len(block_hashes), (most + 1) // self._core.config.hash_block_size)
+        hashes = list(block_hashes[:num_hashes])
+        self._core.add_request(Request(PROBE, bytes(most + 1), block_hashes=hashes))
+        hit = self._core.get_computed_blocks(PROBE)
+        self._core.remove_request(PROBE)
+        return hit.blocks.blocks or ((),) * len(self._core.config.groups), hit.num_tokens

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's cache groups as kvcore's, and the refusal of those that kvcore does not serve."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.v1 import kv_cache_interface as specs
+
+from kvcore import Config, Group
+from kvcore.errors import InvalidConfig
+from kvcore.types.groups import Kind
+from kvcore_vllm.pinned import NotServed
+
+logger = logging.getLogger("vllm.kvcore_vllm")
+
+KINDS: dict[type[Any], Kind] = {
+    specs.FullAttentionSpec: "full_attention",
+    specs.MLAAttentionSpec: "mla",
+    specs.HiddenStateCacheSpec: "mla",
+    specs.SlidingWindowSpec: "sliding_window",
+    specs.SlidingWindowMLASpec: "sliding_window",
+    specs.ChunkedLocalAttentionSpec: "chunked_local",
+    specs.CrossAttentionSpec: "cross_attention",
+}
+"""Exactly these: a subclass of one has a rule of its own."""
+
+
+def read_spec(group: Any) -> Any:
+    """The specification that a group's blocks follow."""
+    spec = group.kv_cache_spec
+    if isinstance(spec, specs.UniformTypeKVCacheSpecs):
+        return next(iter(spec.kv_cache_specs.values()))
+    return spec
+
+
+def read_group(group: Any, *, use_eagle: bool, dcp_world_size: int) -> Group:
+    """A group as kvcore's. Raises NotServed, which names its first layer."""
+    spec = read_spec(group)
+    kind = KINDS.get(type(spec))
+    what = None
+    if isinstance(spec, specs.MambaSpec):
+        what = "state-space layers"
+    elif group.role is not specs.KVCacheGroupRole.DEFAULT or group.host_resident:
+        what = f"HiSparse groups ({group.role.value})"
+    elif kind is None:
+        what = f"groups of {type(spec).__name__}"
+    elif kind != "cross_attention" and not spec.prefix_cacheable:
+        what = f"groups of {type(spec).__name__} that are not cached"
+    if kind is None or what is not None:
+        layers = group.layer_names
+        more = f" and {len(layers) - 1} others" if len(layers) > 1 else ""
+        named = f"layer {layers[0]}{more}" if layers else "a group without layers"
+        raise NotServed(f"kvcore does not serve {what}, which {named} needs")
+    window = None
+    if kind == "sliding_window":
+        window = spec.sliding_window + spec.extra_retained_tokens
+    elif kind == "chunked_local":
+        window = spec.attention_chunk_size
+    size = spec.block_size * (dcp_world_size if spec.dcp_sharded else 1)
+    eagle = use_eagle and group.is_eagle_group
+    return Group(size, kind=kind, window=window, eagle=eagle)
+
+
+def read_config(
+    kv_cache_config: Any,
+    *,
+    max_model_len: int,
+    max_in_flight_tokens: int | None,
+    hash_block_size: int,
+    enable_caching: bool,
+    enable_events: bool,
+    use_eagle: bool,
+    dcp_world_size: int,
+) -> Config:
+    """The configuration of vLLM's manager as kvcore's. Raises NotServed, InvalidConfig.
+
+    A pool that cannot hold one request of max_model_len is taken, with a warning, as vLLM takes it.
+    """
+    if not kv_cache_config.kv_cache_groups:
+        raise NotServed("kvcore does not serve models without a cache")
+    groups = tuple(
+        read_group(group, use_eagle=use_eagle, dcp_world_size=dcp_world_size)
+        for group in kv_cache_config.kv_cache_groups
+    )
+    options: dict[str, Any] = {
+        "groups": groups,
+        "max_num_batched_tokens": max_in_flight_tokens or max_model_len,
+        "enable_caching": enable_caching,
+        "enable_events": enable_events,
+        "eviction": "uncached_first",
+        "use_eagle": use_eagle,
+    }
+    try:
+        config = Config(kv_cache_config.num_blocks, max_model_len=max_model_len, **options)
+    except InvalidConfig as error:
+        config = Config(kv_cache_config.num_blocks, **options)  # raises if it was another reason
+        logger.warning("Requests of full length will not fit: %s", error)
+    if enable_caching and config.hash_block_size != hash_block_size:
+        raise NotServed(
+            f"kvcore does not serve hashes of {hash_block_size} tokens, which are finer than the"
+            f" groups' blocks of {[group.block_size for group in groups]} tokens"
+        )
+    if kv_cache_config.prefix_cache_retention_interval is not None and config.has_windows:
+        logger.info("kvcore keeps every cached block of a window until its room is needed")
+    return config

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's schedulers and connectors call of a KVCacheManager, over `kvcore.compat`.
+
+A step ends with `take_new_block_ids`, the last call of each schedule. What is allocated outside of
+one is taken as computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import RequestStatus
+
+from kvcore.compat import KVCacheManager as Compat
+from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables, read_ids
+from kvcore_vllm.coordinator import Coordinator
+from kvcore_vllm.events import Events
+from kvcore_vllm.groups import read_config, read_spec
+from kvcore_vllm.pinned import NotServed
+
+ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
+"""Arguments of vLLM's manager that have no counterpart, and what they are if they are not used."""
+
+
+class KVCacheManager:
+    """vLLM's manager by its names. Raises NotServed for what kvcore has no notion of.
+
+    num_withdrawn: blocks that lost their keys since the step that was to write them computes their
+    request no more. vLLM leaves them findable.
+    """
+
+    mamba_shared_prefix_checkpoint = False
+
+    def __init__(
+        self,
+        kv_cache_config: Any,
+        max_model_len: int,
+        scheduler_block_size: int,
+        hash_block_size: int,
+        max_in_flight_tokens: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        num_hash_lookahead_tokens: int = 0,
+        num_prefill_lookahead: int = 0,
+        log_stats: bool = False,
+        enable_kv_cache_events: bool = False,
+        dcp_world_size: int = 1,
+        watermark: float = 0.0,
+        enable_mamba_shared_prefix_checkpoint: bool = False,
+        **options: Any,
+    ) -> None:
+        for name, value in options.items():
+            if value != OFF[name]:
+                raise NotServed(f"kvcore does not serve {name}={value!r}")
+        config = read_config(
+            kv_cache_config,
+            max_model_len=max_model_len,
+            max_in_flight_tokens=max_in_flight_tokens,
+            hash_block_size=hash_block_size,
+            enable_caching=enable_caching,
+            enable_events=enable_kv_cache_events,
+            use_eagle=use_eagle,
+            dcp_world_size=dcp_world_size,
+        )
+        del enable_mamba_shared_prefix_checkpoint  # of groups that are not served
+        if enable_caching and use_eagle and scheduler_block_size < num_prefill_lookahead:
+            raise NotServed(
+                f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
+                f" {scheduler_block_size} tokens must be as large"
+            )
+        self.compat = compat = Compat(config, log_stats=False)
+        self.kv_cache_config = kv_cache_config
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.log_stats = log_stats
+        self.num_kv_cache_groups = len(config.groups)
+        self.num_withdrawn = 0
+        self._num_prefilled_again = max(0, num_prefill_lookahead - 1)
+        self.watermark_blocks = int(watermark * config.num_blocks)
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
+        self.events: Events | None = None
+        if enable_kv_cache_events:
+            self.events = Events(compat.core, specs, num_hash_lookahead_tokens)
+        self.block_pool = BlockPool(self, hash_block_size)
+        self.coordinator = Coordinator(self, specs)
+        self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
+        self.get_block_ids: Callable[[str], Tables] = compat.get_block_ids
+        zeroed = kv_cache_config.needs_kv_cache_zeroing
+        self._zeroed = [zeroed and isinstance(spec, AttentionSpec) for spec in specs]
+        self._to_zero: list[int] = []
+        self._in_step = False
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that have an owner."""
+        return self.compat.usage
+
+    # Look-ups.
+
+    def prefix_cache_lookup_enabled(self, request: Any) -> bool:
+        """Whether a request may hit."""
+        return self.enable_caching and not request.skip_reading_prefix_cache
+
+    def get_computed_blocks(
+        self, request: Any, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int]:
+        """The longest hit, its tokens, and no boundary of a shared prefix."""
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        if max_cache_hit_length is None or max_cache_hit_length >= request.num_tokens - 1:
+            found, num_tokens = self.compat.get_computed_blocks(request)
+            ids: Tables = found.blocks
+        else:
+            look_up = self.coordinator.look_up
+            ids, num_tokens = look_up(request.block_hashes, max_cache_hit_length)
+        if self.events is not None:
+            self.events.report_hit(request, ids)
+        return self._result(ids), num_tokens, 0
+
+    def get_computed_blocks_for_connector(
+        self, request: Any, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int, bool]:
+        """The same; hits never differ between groups."""
+        return *self.get_computed_blocks(request, max_cache_hit_length), False
+
+    def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Blocks:
+        """The part of a hit up to a token at which blocks of every group end."""
+        pairs = zip(read_ids(blocks), self.compat.config.groups, strict=True)
+        return self._result([ids[: num_computed_tokens // g.block_size] for ids, g in pairs])
+
+    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
+        """Count the look-up of a request that is admitted."""
+        if self.prefix_cache_stats is not None and self.prefix_cache_lookup_enabled(request):
+            self.prefix_cache_stats.record(
+                num_tokens=request.num_tokens,
+                num_hits=num_hits,
+                preempted=request.num_preemptions > 0,
+            )
+
+    def make_prefix_cache_stats(self) -> Any:
+        """The look-ups since the last call, None if they are not counted."""
+        stats = self.prefix_cache_stats
+        if stats is not None:
+            self.prefix_cache_stats = PrefixCacheStats()
+        return stats
+
+    # Allocation.
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: Sequence[int] = (),
+    ) -> Blocks | None:
+        """Slots for the next tokens: the blocks that tables grew by, or None."""
+        if self.watermark_blocks and has_scheduled_reqs and request.status in ADMITTED:
+            reserved_blocks += self.watermark_blocks
+            if full_sequence_must_fit and not self._whole_fits(
+                request, new_computed_blocks, num_encoder_tokens
+            ):
+                return None
+        if self.compat.max_model_len is None and num_lookahead_tokens:
+            computed = num_new_computed_tokens + num_external_computed_tokens
+            end = request.num_computed_tokens + computed + num_new_tokens
+            num_lookahead_tokens = max(0, min(num_lookahead_tokens, self.max_model_len - end))
+        hit = None
+        if new_computed_blocks is not None:
+            hit = self.compat.create_kv_cache_blocks(read_ids(new_computed_blocks))
+        got = self.compat.allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            hit,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            delay_cache_blocks or self._num_prefilled_again > 0,
+            num_encoder_tokens,
+            full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
+        )
+        if got is not None and self._num_prefilled_again and not delay_cache_blocks:
+            computed = num_new_computed_tokens + num_external_computed_tokens
+            end = request.num_computed_tokens + computed + num_new_tokens
+            self._publish(request, min(end, request.num_tokens))
+        if not self._in_step:
+            self.compat.step_ends()
+        if self.events is not None:
+            self.events.collect(request)
+        if got is None:
+            return None
+        if any(self._zeroed):
+            self._note_new(
+                request, got.blocks, num_external_computed_tokens, skip_zeroing_group_ids
+            )
+        return self._result(got.blocks)
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        """Publish a request's full blocks up to a token count."""
+        self._publish(request, num_computed_tokens)
+        if self.events is not None:
+            self.events.collect(request)
+
+    # Giving back.
+
+    def free(self, request: Any) -> None:
+        """Give back a request's blocks, tail first."""
+        tables = self._let_go(request)
+        held = [[each for each in table if each != 0] for table in tables]
+        core = self.compat.core
+        # The core puts one after the other at the front of the free queue, vLLM all as they come.
+        core.unpin([each for table in held for each in table if not core.has_key(each)])
+        core.unpin([each for table in held for each in reversed(table) if core.has_key(each)])
+
+    def pop_blocks_for_free(self, request: Any) -> list[Block]:
+        """Forget a request's tables, and hold its blocks until `block_pool.free_blocks`."""
+        return [self.block_pool.block(each) for table in self._let_go(request) for each in table]
+
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Give back the blocks that no query at this count or later sees."""
+        del num_prompt_tokens  # of a kind of window that is not served
+        self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Forget the keys of blocks."""
+        self.compat.evict_blocks(list(block_ids))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every key; False, and nothing happens, while any block is used."""
+        done = self.compat.reset_prefix_cache()
+        if done and self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        return done
+
+    # Questions.
+
+    def get_blocks(self, request_id: str) -> Blocks:
+        """The blocks of a request."""
+        return self._result(self.compat.get_blocks(request_id).blocks)
+
+    def get_block_ids_for_computed_tokens(
+        self, request_id: str, num_computed_tokens: int
+    ) -> tuple[list[int], ...]:
+        """The ids of the blocks that hold a request's first tokens, and those of its encoder's."""
+        pairs = zip(self.compat.config.groups, self.get_block_ids(request_id), strict=True)
+        return tuple(
+            list(ids if group.is_cross else ids[: -(-num_computed_tokens // group.block_size)])
+            for group, ids in pairs
+        )
+
+    def estimate_cached_tokens(self, request: Any) -> int:
+        """Tokens of a request up to the last block that can be found."""
+        counts = []
+        tables = self.get_block_ids(request.request_id)
+        for group, table in zip(self.compat.config.groups, tables, strict=True):
+            if not group.is_cross:
+                has_key = self.compat.core.has_key
+                found = [at for at, each in enumerate(table, 1) if each != 0 and has_key(each)]
+                counts.append(max(found, default=0) * group.block_size)
+        return min(counts)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Zeros: vLLM has no use for them any more."""
+        del running_request_id
+        return [0] * self.num_kv_cache_groups
+
+    def create_kv_cache_blocks(self, blocks: Sequence[Sequence[Any]]) -> Blocks:
+        """Blocks as a result."""
+        return self._result([[block.block_id for block in group] for group in blocks])
+
+    # Each step.
+
+    def new_step_starts(self) -> None:
+        """A schedule begins."""
+        self.compat.new_step_starts()
+        self._in_step = True
+
+    def take_new_block_ids(self) -> list[int]:
+        """Blocks to be zeroed. The schedule is made: what it has is computed."""
+        self.compat.step_ends()
+        self._in_step = False
+        taken, self._to_zero = self._to_zero, []
+        return taken
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        """Zero a request's blocks from a token on, which a failed load left unwritten."""
+        tables = self.get_block_ids(request_id)
+        for group, table, zeroed in zip(
+            self.compat.config.groups, tables, self._zeroed, strict=True
+        ):
+            if zeroed:
+                self._to_zero += table[start_token // group.block_size :]
+
+    def take_events(self) -> list[Any]:
+        """The events since the last call."""
+        return [] if self.events is None else self.events.annotated()
+
+    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
+        """None: blocks of vLLM's requests are never copied."""
+        return [], []
+
+    def take_boundary_state_offloads(self) -> dict[str, Any]:
+        """None: there are no state-space groups."""
+        return {}
+
+    def finalize_partial_tail_offloads(self, request: Any) -> list[Any]:
+        """None, for the same reason."""
+        del request
+        return []
+
+    def _result(self, ids: Tables | Sequence[Sequence[int]]) -> Blocks:
+        if any(ids):
+            return Blocks(tuple(ids), self.block_pool.block)
+        return self.empty_kv_cache_blocks
+
+    def _whole_fits(self, request: Any, hit: Any, num_encoder_tokens: int) -> bool:
+        """Whether a whole request fits, and leaves the blocks of the watermark free."""
+        num_tokens = min(request.num_tokens, self.max_model_len)
+        hits = (self.empty_kv_cache_blocks if hit is None else hit).blocks
+        call = (request.request_id, num_tokens, hits, num_encoder_tokens, 0, 0, num_tokens)
+        needed = self.coordinator.get_num_blocks_to_allocate(*call, apply_admission_cap=True)
+        return needed + self.watermark_blocks <= self.block_pool.get_num_free_blocks()
+
+    def _note_new(
+        self, request: Any, grown: Tables, num_external: int, skipped: Sequence[int]
+    ) -> None:
+        """Note the blocks that are to be zeroed; a load writes those of the skipped groups."""
+        if num_external:
+            grown = self.get_block_ids(request.request_id)
+        for number, ids in enumerate(grown):
+            if self._zeroed[number] and not (num_external and number in skipped):
+                self._to_zero += [each for each in ids if each != 0]
+
+    def _publish(self, request: Any, num_tokens: int) -> None:
+        """Make full blocks findable, but for tokens that a chunk to come writes anew."""
+        self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
+
+    def _let_go(self, request: Any) -> Tables:
+        """Free a request, but hold its blocks by pins; returns its tables."""
+        core = self.compat.core
+        tables = self.get_block_ids(request.request_id)
+        held = [each for table in tables for each in table if each != 0]
+        num_found = sum(map(core.has_key, held))
+        core.pin(held)
+        self.compat.free(request)
+        self.num_withdrawn += num_found - sum(map(core.has_key, held))
+        if self.events is not None:
+            self.events.collect(request)
+        return tables

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own tests over kvcore, and the adapter's tests, pass in the environment that has vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+
+import pytest
+
+from benches.peers import install
+from tests.engines import vllm_environment as there
+from tests.engines.vllm_outcomes import OUTCOMES, read_outcomes, write_outcomes
+
+PASSING = 310
+"""Of vLLM's tests that reach the manager by its public methods, at least."""
+
+
+@pytest.mark.vllm
+def test_the_tests_of_the_adapter_pass_where_vllm_is() -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("this environment has vLLM: the tests run themselves")
+    if not install.is_installed(there.FAMILY):
+        pytest.skip(f"vLLM is not in {install.home()}: make engines-vllm-tests")
+    assert there.run_own_tests("-q") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_each_of_vllms_tests_has_the_expected_outcome() -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("this environment has vLLM: make engines-vllm-tests runs them")
+    if not (install.is_installed(there.FAMILY) and there.is_fetched()):
+        pytest.skip(f"vLLM and its tests are not in {install.home()}: make engines-vllm-tests")
+    assert there.run_vllm_tests() == 0
+
+
+def test_the_expected_outcomes_are_those_of_tests_that_are_named_once() -> None:
+    outcomes = read_outcomes(OUTCOMES)
+    text = [line for line in OUTCOMES.read_text().splitlines() if not line.startswith("#")]
+    assert write_outcomes(outcomes).splitlines() == text
+    counts = Counter(outcomes.values())
+    assert counts["passes"] >= PASSING
+    assert all(len(reason) > 20 for reason in counts if reason != "passes")

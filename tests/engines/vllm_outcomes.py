@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The expected outcomes of vLLM's own tests over kvcore: `vllm_outcomes.txt`.
+
+A line with `#` is a comment, one without indent ends in `:` and names an outcome: "passes", or the
+reason of a failure. Below it are files, and below a file its tests, each with its parameters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+OUTCOMES = Path(__file__).with_name("vllm_outcomes.txt")
+FOLDER = "tests/v1/core/"
+
+
+def read_outcomes(path: Path) -> dict[str, str]:
+    """Each test's id and what is expected of it."""
+    found: dict[str, str] = {}
+    outcome = file = ""
+    for line in path.read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        indent = len(line) - len(line.lstrip())
+        if indent == 0:
+            outcome = line.removesuffix(":")
+        elif indent == 2:
+            file = line.strip()
+        else:
+            name, *parameters = line.strip().split(" [")
+            for each in [f"[{part}" for part in parameters] or [""]:
+                found[f"{FOLDER}{file}::{name}{each}"] = outcome
+    return found
+
+
+def write_outcomes(outcomes: dict[str, str]) -> str:
+    """The text that `read_outcomes` reads, without comments."""
+    tree: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for node in sorted(outcomes):
+        file, _, test = node.removeprefix(FOLDER).partition("::")
+        name, bracket, parameters = test.partition("[")
+        tests = tree.setdefault(outcomes[node], {}).setdefault(file, {})
+        tests.setdefault(name, []).append(bracket + parameters)
+    lines = []
+    for outcome, files in tree.items():
+        lines.append(f"{outcome}:")
+        for file, tests in files.items():
+            lines.append(f"  {file}")
+            lines += [f"    {' '.join([name, *given]).strip()}" for name, given in tests.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of pytest: vLLM's own tests over kvcore, offline, each against its expected outcome.
+
+Loaded with `-p vllm_plugin` in a folder of vLLM's source distribution, without vLLM's conftest,
+which reads every model. KVCORE_VLLM_TESTS=own leaves vLLM's manager where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_models import write_models
+from vllm_outcomes import OUTCOMES, read_outcomes
+
+os.environ |= {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+}
+_folder = tempfile.TemporaryDirectory()
+os.environ["VLLM_MODEL_REDIRECT_PATH"] = str(write_models(Path(_folder.name)))
+
+import pytest
+
+OWN = os.environ.get("KVCORE_VLLM_TESTS") == "own"
+PASSED = "passes"
+
+
+class Verdicts:
+    """Collects outcomes, and fails a run in which one differs from what is expected."""
+
+    def __init__(self) -> None:
+        self.expected = read_outcomes(OUTCOMES)
+        self.failed: dict[str, str] = {}
+        self.run: set[str] = set()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Run what has an expected outcome."""
+        items[:] = [item for item in items if item.nodeid in self.expected]
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note each test that ran and each that failed."""
+        self.run.add(report.nodeid)
+        if not report.passed:
+            self.failed[report.nodeid] = str(report.longrepr)
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        """Status 0 if every outcome is the expected one, else 1."""
+        session.exitstatus = int(bool(self.differences()))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """What differs, and how many passed."""
+        for line in self.differences():
+            terminalreporter.write_line(line)
+        passed = len(self.run) - len(self.failed)
+        terminalreporter.write_line(f"{passed} of {len(self.run)} of vLLM's tests pass")
+
+    def differences(self) -> list[str]:
+        """A line for each test whose outcome is not the expected one."""
+        found = []
+        for name in sorted(self.run):
+            passes = OWN or self.expected[name] == PASSED
+            if passes and name in self.failed:
+                found.append(f"fails, and should pass: {name}")
+            if not passes and name not in self.failed:
+                found.append(f"passes, and was expected to fail ({self.expected[name]}): {name}")
+        return found
+
+
+def pytest_configure(config: Any) -> None:
+    """Put kvcore's manager in the place of vLLM's before a test module is imported."""
+    if not OWN:
+        from kvcore_vllm import install
+        from kvcore_vllm.manager import KVCacheManager
+        from vllm.v1.core import kv_cache_manager
+
+        install()
+        kv_cache_manager.KVCacheManager = KVCacheManager
+    config.pluginmanager.register(Verdicts(), "kvcore-verdicts")
+
+
+@pytest.fixture
+def default_vllm_config() -> Iterator[Any]:
+    """vLLM's defaults as the current configuration."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        yield config
+
+
+@pytest.fixture
+def should_do_global_cleanup_after_test() -> bool:
+    """A name that fixtures of vLLM ask for."""
+    return False
+
+
+@pytest.fixture
+def caplog_vllm(caplog: Any, monkeypatch: Any) -> Any:
+    """vLLM's log, which does not reach the root logger by itself."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        yield caplog
