@@ -25,13 +25,16 @@ import attrs
 import torch
 
 from benches.engines.options import Options, read_options
-from benches.vllm.compare import KINDS, MODEL  # sets the environment that vLLM reads
+from benches.vllm.compare import MODEL  # sets the environment that vLLM reads
 
 # isort: split
+import kvcore_vllm
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -46,6 +49,10 @@ INTERRUPTED = 0.002
 """A call that took so many seconds by the clock on the wall was interrupted: it does not count."""
 
 SIDES = ("vllm", "kvcore")
+KINDS = {
+    False: (Scheduler, kvcore_vllm.Scheduler),
+    True: (AsyncScheduler, kvcore_vllm.AsyncScheduler),
+}
 CALLS = (
     "new_step_starts",
     "get_computed_blocks",

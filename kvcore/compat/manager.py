@@ -71,6 +71,7 @@ class KVCacheManager:
         self._keeps_all = all(
             group.kind in ("full_attention", "mla") for group in config.groups
         )
+        self._publishes = config.publish == "scheduled"
         # Then a decode step at the end of a block takes one more in each group and no more happens.
         self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
         no_blocks = ((),) * len(config.groups)
@@ -206,16 +207,22 @@ class KVCacheManager:
                 or first.num_tokens > before
             ) and steps.notice(request.request_id, num_tokens, start):
                 return None
-        blocks = self.empty_kv_cache_blocks
+        blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
         if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
-            if not steps.wait(known, num_tokens, tail[1:]):
+            if num_new != (len(steps.tokens) > 0):
+                steps.settle()
+            try:
+                steps.tokens.extend(tail[1:])
+            except (TypeError, OverflowError):
                 return None
+            steps.waiting.append(known)
+            if steps.first is None:
+                steps.begin((request, num_tokens, start, start))
         else:
-            grown = self._append_now(known, num_tokens, tail[1:])
-            if grown is None:
+            blocks = self._append_now(known, num_tokens, tail[1:])
+            if blocks is None:
                 return None
-            blocks = grown
-        known.num_computed, known.decodes = start + 1, True
+        known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
         if num_new:
             known.last_token = tail[1]
         else:
@@ -345,51 +352,25 @@ class KVCacheManager:
     def _append_now(
         self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
     ) -> KVCacheBlocks | None:
-        """The same if a block begins or ends there."""
-        request, start = known.request, known.num_computed
-        if start == 0:
+        """The same if a block begins or ends there, at once."""
+        request, start, size = known.request, known.num_computed, self._block_divisor
+        if start % size == 0 and not (start and self._grows_by_one):
             return None
-        self._steps.settle()
+        new: list[bytes] = []
+        if len(token) and num_tokens % size == 0 and known.num_hashes is not None:
+            new = list((read_hashes(request) or ())[known.num_hashes : num_tokens // size])
+            if not self._publishes or [type(each) for each in new] != [bytes] or len(new[0]) != 32:
+                return None
         name = request.request_id
-        if len(token) and num_tokens % self.config.hash_block_size == 0 and known.num_hashes is not None:
-            got = self._append_hashed(known, num_tokens, token)
-            if got is None:
-                return None
-            blocks = self.create_kv_cache_blocks(got.blocks)
-        elif start % self._block_divisor == 0 and not self._grows_by_one:
+        done = self._core.append((name,), token if len(token) else None)
+        if not done.done:
             return None
-        else:
-            done = self._core.append((name,), token if len(token) else None)
-            if not done.done:
-                return None
-            blocks = self._read_grown(done)
+        if new:
+            self._core.add_block_hashes(name, new)
+            self._core.cache_blocks(name, num_tokens)
+            known.num_hashes = num_tokens // size
         self._steps.schedule(name, (request, num_tokens, start, start))
-        known.batch = self._steps.mark
-        return blocks
-
-    def _append_hashed(
-        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
-    ) -> CoreBlocks | None:
-        """The same if the token fills a block that the engine hashed; the new blocks.
-
-        None if it has other than one hash more, or the core refuses.
-        """
-        name, start, first = known.request.request_id, known.num_computed, known.num_hashes or 0
-        hashes = read_hashes(known.request) or ()
-        new = list(hashes[first : num_tokens // self.config.hash_block_size])
-        if len(new) != 1:
-            return None
-        # If this ends halfway, the request has to be looked at.
-        known.look_at()
-        self._core.add_tokens(name, token)
-        known.last_token = int(token[0])
-        self._core.add_block_hashes(name, new)
-        known.num_hashes = first + 1
-        got = self._core.allocate_slots(name, 1, num_output_placeholders=start + 1 - num_tokens)
-        if isinstance(got, Refused):
-            self._steps.change()
-            return None
-        return got
+        return self._read_grown(done)
 
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
         """The block that an append of one request began in each group; none where it had it."""

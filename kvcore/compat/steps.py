@@ -68,23 +68,9 @@ class Steps:
             if self.first is None:
                 self.first = scheduled
 
-    def wait(self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]) -> bool:
-        """Let a request wait that the open batch computes at its core's count.
-
-        False, and it does not, for what is no token in [0, 2**32).
-        """
-        if self.waiting and (len(token) > 0) != (len(self.tokens) > 0):
-            self.settle()
-        try:
-            self.tokens.extend(token)
-        except (TypeError, OverflowError):
-            return False
-        self.waiting.append(known)
-        known.batch = self.mark
-        if self.first is None:
-            start = known.num_computed
-            self.first, self._changed = (known.request, num_tokens, start, start), True
-        return True
+    def begin(self, scheduled: Scheduled) -> None:
+        """Note what the open batch schedules first, which waits."""
+        self.first, self._changed = scheduled, True
 
     def settle(self) -> None:
         """Tell the core of the requests that wait, which have been told of their slots."""
