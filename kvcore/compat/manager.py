@@ -209,7 +209,7 @@ class KVCacheManager:
                 return None
         blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
         if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
-            if num_new != (len(steps.tokens) > 0):
+            if steps.waiting and num_new != (len(steps.tokens) > 0):
                 steps.settle()
             try:
                 steps.tokens.extend(tail[1:])
@@ -370,7 +370,7 @@ class KVCacheManager:
             self._core.cache_blocks(name, num_tokens)
             known.num_hashes = num_tokens // size
         self._steps.schedule(name, (request, num_tokens, start, start))
-        return self._read_grown(done)
+        return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
 
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
         """The block that an append of one request began in each group; none where it had it."""

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, Seen, see
+from kvcore.compat.engine_request import EngineRequest, Seen, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Batch
@@ -87,6 +87,8 @@ class Steps:
             done = self._core.append(rows, tokens or None)
             if done.refused is not None:
                 for known in waiting[done.done :]:
+                    count = self._core.num_tokens(known.request.request_id)
+                    known.last_token = int(read_tokens(known.request, count - 1, count)[0])
                     known.look_at()
                 raise NoSlotLeft(request=waiting[done.done].request.request_id)
         return waiting

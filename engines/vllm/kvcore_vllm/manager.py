@@ -375,13 +375,16 @@ class KVCacheManager:
 
     def _free_simply(self, request: Any) -> bool:
         """Free a request unless two of its blocks have no key, whose order would differ."""
-        held = [b for table in self.compat.get_blocks(request.request_id).blocks for b in table if b]
+        tables = self.compat.get_blocks(request.request_id).blocks
+        held = [each for table in tables for each in table if each]
         has_key = self.compat.core.has_key
         num_found = sum(map(has_key, held))
         if len(held) - num_found > 1:
             return False
+        lasts = [next(filter(has_key, reversed(table)), 0) for table in tables]
         self.compat.free(request)
-        self.num_withdrawn += num_found - sum(map(has_key, held))
+        if not all(map(has_key, lasts)):  # keys are withdrawn from the end on
+            self.num_withdrawn += num_found - sum(map(has_key, held))
         if self.events is not None:
             self.events.collect(request)
         return True
