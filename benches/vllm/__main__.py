@@ -17,6 +17,7 @@ from benches.vllm.options import read_options
 
 FAMILY = "vllm033"
 ROOT = Path(__file__).parents[2]
+PATHS = (ROOT, ROOT / "engines" / "vllm")
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
     read_options()
     install.install([FAMILY])
     command = [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *sys.argv[1:]]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -27,6 +27,7 @@ os.environ |= {
 }  # before vLLM is imported
 
 import attrs
+import kvcore_vllm
 import torch
 from vllm.config import (
     CacheConfig,
@@ -41,12 +42,16 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benches.vllm.adapter import KvcoreAsyncScheduler, KvcoreScheduler
 from benches.vllm.options import MODES, read_options
 from benches.vllm.report import Step, Verdict, judge, summary
 from benches.vllm.traffic import Arrival, Traffic, sampled
@@ -66,6 +71,7 @@ MODEL = {
 """vLLM wants to know one; nothing is computed."""
 MAX_MODEL_LEN = 400
 NUM_DRAFTS = 3
+WINDOW = 40
 STEPS_BETWEEN_CHECKS = 10
 IN_FLIGHT = {False: 1, True: 2}
 """Steps that are scheduled when the output of the first comes; asynchronous or not."""
@@ -94,7 +100,7 @@ class World:
 def world_of(mode: str, seed: int) -> World:
     """Large and small blocks, roomy and tight pools, both policies, in turn."""
     block_size = (16, 4)[seed % 2]
-    num_slots = (960, 640)[seed // 2 % 2]
+    num_slots = (960, 640)[seed // 2 % 2] * (1 + MODES[mode].has_windows)
     return World(mode, block_size, num_slots // block_size, ("fcfs", "priority")[seed // 4 % 2])
 
 
@@ -130,15 +136,17 @@ class Side:
     """A scheduler with its requests, and a model that answers late."""
 
     def __init__(self, kind: type[Any], world: World, config: VllmConfig, seed: int) -> None:
-        spec = FullAttentionSpec(
-            block_size=world.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
+        shape = dict(block_size=world.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
+        if MODES[world.mode].has_windows:
+            window = SlidingWindowSpec(sliding_window=WINDOW, **shape)
+            groups.append(KVCacheGroupSpec(["window"], window))
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=world.num_blocks,
                 kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+                kv_cache_groups=groups,
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.block_size,
@@ -243,7 +251,10 @@ def decisions(planned: Any) -> dict[str, object]:
     }
 
 
-KINDS = {False: (Scheduler, KvcoreScheduler), True: (AsyncScheduler, KvcoreAsyncScheduler)}
+KINDS = {
+    False: (Scheduler, kvcore_vllm.Scheduler),
+    True: (AsyncScheduler, kvcore_vllm.AsyncScheduler),
+}
 
 
 def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:

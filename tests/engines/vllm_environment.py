@@ -98,4 +98,4 @@ def run_vllm_tests(*options: str) -> int:
 if __name__ == "__main__":
     install.install([FAMILY])
     fetch()
-    sys.exit(run_vllm_tests(*sys.argv[1:]) or run_own_tests(*sys.argv[1:]))
+    sys.exit(run_own_tests(*sys.argv[1:]) or run_vllm_tests(*sys.argv[1:]))
