@@ -35,8 +35,8 @@ MAX_RESTING = 1024
 class RegisteredRequest:
     """What the core knows of a request.
 
-    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
-    behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
+    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes; last_hash:
+    the last of them, empty if there is none. drafts: behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
     most tokens that it was scheduled to since it holds blocks. num_tokens, num_computed: the core's
     counts if it decodes without drafts, else -1.
     """
@@ -44,11 +44,21 @@ class RegisteredRequest:
     request: EngineRequest
     last_token: int
     num_hashes: int | None
+    last_hash: bytes = b""
     drafts: list[int] = attrs.field(factory=list)
     counted: int = 0
     end: int = 0
     num_tokens: int = -1
     num_computed: int = -1
+
+    def is_another(self, request: EngineRequest) -> bool:
+        """Whether this object is not the request that is known, or its own hashes changed: those
+        before the last follow from it.
+        """
+        hashes = read_hashes(request)
+        if request is not self.request or hashes is None or not self.num_hashes:
+            return request is not self.request
+        return len(hashes) < self.num_hashes or hashes[self.num_hashes - 1] != self.last_hash
 
     def next_token(self, num_tokens: int) -> tuple[int, ...] | None:
         """What follows the tokens that the core has, of the engine's num_tokens: one token, or none
@@ -110,7 +120,7 @@ class RequestRegistry:
         """
         name = seen.name
         known = self._known.get(name)
-        if known is not None and name in self._resting and known.request is not request:
+        if known is not None and name in self._resting and known.is_another(request):
             self._forget(name)
             known = None
         if known is None:
@@ -180,6 +190,7 @@ class RequestRegistry:
         self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
         known = RegisteredRequest(request, int(made.tokens[-1]), None if own is None else len(own))
+        known.last_hash = own[-1] if own else b""
         self._known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:
@@ -240,6 +251,7 @@ class RequestRegistry:
         if new:
             self._core.add_block_hashes(known.request.request_id, new)
             known.num_hashes += len(new)
+            known.last_hash = new[-1]
 
     def _rest(self, name: str) -> None:
         self._resting.pop(name, None)
