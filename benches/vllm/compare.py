@@ -136,7 +136,8 @@ class Side:
     """A scheduler with its requests, and a model that answers late."""
 
     def __init__(self, kind: type[Any], world: World, config: VllmConfig, seed: int) -> None:
-        shape = dict(block_size=world.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        shape = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        shape["block_size"] = world.block_size
         groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
         if MODES[world.mode].has_windows:
             window = SlidingWindowSpec(sliding_window=WINDOW, **shape)

@@ -35,10 +35,11 @@ MAX_RESTING = 1024
 class RegisteredRequest:
     """What the core knows of a request.
 
-    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes; last_hash:
-    the last of them, empty if there is none. drafts: behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
-    most tokens that it was scheduled to since it holds blocks. num_tokens, num_computed: the core's
-    counts if it decodes without drafts, else -1.
+    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. last_hash:
+    the last of those, empty if there is none. drafts: behind its tokens. counted: the engine's
+    count when it was scheduled last, at least. end: the most tokens that it was scheduled to since
+    it holds blocks. num_tokens, num_computed: the core's counts if it decodes without drafts, else
+    -1.
     """
 
     request: EngineRequest

@@ -76,7 +76,9 @@ class Both:
 
     def __init__(self, *groups: Any, **options: Any) -> None:
         register_all_kvcache_specs(make_config())
-        self.sides = [(make(kind, *groups, **options), {}) for kind in (VllmManager, KVCacheManager)]
+        self.sides: list[tuple[Any, dict[str, Any]]] = [
+            (make(kind, *groups, **options), {}) for kind in (VllmManager, KVCacheManager)
+        ]
 
     def add(self, name: str, tokens: list[int], **options: Any) -> None:
         """A request comes."""
@@ -112,7 +114,8 @@ class Both:
             request.status = RequestStatus.RUNNING
             return int(num_hit)
 
-        return self.ask(answer)
+        num_hit: int | None = self.ask(answer)
+        return num_hit
 
     def decode(self, name: str, token: int, num_in_flight: int = 0) -> None:
         """A token comes, and the next position is scheduled."""
@@ -144,7 +147,10 @@ class Both:
     [
         (MAMBA, "state-space layers, which layer layer1 needs"),
         (REPLAY, "groups of SlidingWindowMLASpec that are not cached, which layer layer1 needs"),
-        (EncoderOnlyAttentionSpec(**SHAPE), "groups of EncoderOnlyAttentionSpec, which layer layer1"),
+        (
+            EncoderOnlyAttentionSpec(**SHAPE),
+            "groups of EncoderOnlyAttentionSpec, which layer layer1",
+        ),
     ],
 )
 def test_a_group_that_is_not_served_stops_the_engine_and_its_layer_is_named(
@@ -159,17 +165,23 @@ def test_what_has_no_counterpart_is_refused_by_name() -> None:
     layers = ["a", "b", "c"]
     role = KVCacheGroupRole.HISPARSE_SOURCE
     hisparse = KVCacheConfig(
-        num_blocks=9, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(layers, FULL, role=role)]
+        num_blocks=9,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(layers, FULL, role=role)],
     )
-    given = {"max_model_len": 16, "scheduler_block_size": 4, "hash_block_size": 4}
-    with pytest.raises(NotServed, match=r"HiSparse groups \(hisparse_source\), which layer a and 2"):
+    given: Any = {"max_model_len": 16, "scheduler_block_size": 4, "hash_block_size": 4}
+    with pytest.raises(
+        NotServed, match=r"HiSparse groups \(hisparse_source\), which layer a and 2"
+    ):
         KVCacheManager(hisparse, **given)
     empty = KVCacheConfig(num_blocks=9, kv_cache_tensors=[], kv_cache_groups=[])
     with pytest.raises(NotServed, match="models without a cache"):
         KVCacheManager(empty, **given)
     with pytest.raises(NotServed, match="pcp_world_size=2"):
         make(KVCacheManager, pcp_world_size=2)
-    with pytest.raises(NotServed, match="hashes of 2 tokens, which are finer than the groups' blocks"):
+    with pytest.raises(
+        NotServed, match="hashes of 2 tokens, which are finer than the groups' blocks"
+    ):
         make(KVCacheManager, hash_block_size=2)
     with pytest.raises(NotServed, match="8 tokens are predicted by as many modules"):
         make(KVCacheManager, use_eagle=True, num_prefill_lookahead=8)
@@ -326,7 +338,7 @@ def test_events_are_vllms_with_session_adapter_salt_and_reported_hits() -> None:
     for _, requests in both.sides:
         requests["r"].session_id = "talk"
 
-    def events(manager: Any, requests: dict[str, Any]) -> list[Any]:
+    def events(manager: Any, _: dict[str, Any]) -> list[Any]:
         return [type(event).__name__ + repr(event) for event in manager.take_events()]
 
     both.admit("r")
@@ -371,7 +383,7 @@ def test_tokens_that_a_chunk_writes_again_are_published_late() -> None:
     both.admit("r", 8)
     both.add("s", list(range(13)))
 
-    def num_keys(manager: Any, requests: dict[str, Any]) -> object:
+    def num_keys(manager: Any, _: dict[str, Any]) -> object:
         tables = manager.get_blocks("r").blocks
         return [block.block_hash is not None for table in tables for block in table]
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 ADAPTER = ROOT / "engines" / "vllm"
 REQUIREMENTS = ROOT / "benches" / "peers" / "vllm_tests.txt"
-ABSENT = "vLLM 0.33.0 is not in this environment: make engines-vllm runs this"
+ABSENT = "vLLM 0.33.0 is not in this environment: make engines-vllm-tests runs this"
 
 
 def folder() -> Path:

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_models import write_models
-from vllm_outcomes import OUTCOMES, read_outcomes
+import pytest
+from vllm_models import write_models  # type: ignore[import-not-found] # the folder is on the path
+from vllm_outcomes import OUTCOMES, read_outcomes  # type: ignore[import-not-found] # the same
 
 os.environ |= {
     "CUDA_VISIBLE_DEVICES": "",
@@ -24,10 +25,6 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_TARGET_DEVICE": "cpu",
 }
-_folder = tempfile.TemporaryDirectory()
-os.environ["VLLM_MODEL_REDIRECT_PATH"] = str(write_models(Path(_folder.name)))
-
-import pytest
 
 OWN = os.environ.get("KVCORE_VLLM_TESTS") == "own"
 PASSED = "passes"
@@ -76,6 +73,9 @@ class Verdicts:
 
 def pytest_configure(config: Any) -> None:
     """Put kvcore's manager in the place of vLLM's before a test module is imported."""
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    os.environ["VLLM_MODEL_REDIRECT_PATH"] = str(write_models(Path(folder.name)))
     if not OWN:
         from kvcore_vllm import install
         from kvcore_vllm.manager import KVCacheManager

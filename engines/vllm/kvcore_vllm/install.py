@@ -90,14 +90,14 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
     native = scheduler.Scheduler.__init__
 
-    def __init__(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kw: Any) -> None:
+    def init(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kw: Any) -> None:
         """Refuse what is not served, and go on as vLLM does."""
         check_connectors(vllm_config.kv_transfer_config, len(kv_cache_config.kv_cache_groups))
         native(self, vllm_config, kv_cache_config, *args, **kw)
 
     return [
         (scheduler, "KVCacheManager", KVCacheManager),
-        (scheduler.Scheduler, "__init__", __init__),
+        (scheduler.Scheduler, "__init__", init),
     ]
 
 
