@@ -70,6 +70,12 @@ MODEL = {
 }
 """vLLM wants to know one; nothing is computed."""
 MAX_MODEL_LEN = 400
+SIZES = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 128,
+    "max_model_len": MAX_MODEL_LEN,
+    "long_prefill_token_threshold": 64,
+}
 NUM_DRAFTS = 3
 WINDOW = 40
 STEPS_BETWEEN_CHECKS = 10
@@ -104,8 +110,9 @@ def world_of(mode: str, seed: int) -> World:
     return World(mode, block_size, num_slots // block_size, ("fcfs", "priority")[seed // 4 % 2])
 
 
-def make_config(world: World, model: str) -> VllmConfig:
-    """vLLM's configuration of a world."""
+def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
+    """vLLM's configuration of a world. sizes: of the scheduler's that are others here."""
+    length = sizes.get("max_model_len", MAX_MODEL_LEN)
     method = "ngram_gpu" if world.is_async else "ngram"
     speculative = SpeculativeConfig(
         method=method, num_speculative_tokens=NUM_DRAFTS, prompt_lookup_max=5, prompt_lookup_min=2
@@ -114,13 +121,10 @@ def make_config(world: World, model: str) -> VllmConfig:
     cache.num_gpu_blocks = world.num_blocks
     return VllmConfig(
         model_config=ModelConfig(
-            model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=MAX_MODEL_LEN
+            model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=length
         ),
         scheduler_config=SchedulerConfig(
-            max_num_seqs=8,
-            max_num_batched_tokens=128,
-            max_model_len=MAX_MODEL_LEN,
-            long_prefill_token_threshold=64,
+            **SIZES | sizes,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
             async_scheduling=world.is_async,
@@ -179,16 +183,16 @@ class Side:
         planned = self.scheduler.schedule()
         decided = decisions(planned)
         if planned.total_num_scheduled_tokens:
-            self.in_flight.append((number, planned, self._answers(number, planned)))
+            self.in_flight.append((number, planned, self.answers(number, planned)))
         if self.in_flight and (
             len(self.in_flight) == IN_FLIGHT[self.world.is_async]
             or not planned.total_num_scheduled_tokens
         ):
-            decided["answers"] = self._take_output(*self.in_flight.popleft())
+            decided["answers"] = self.take_output(*self.in_flight.popleft())
         decided["usage"] = round(self.scheduler.kv_cache_manager.usage, 6)
         return decided
 
-    def _answers(self, number: int, planned: Any) -> list[list[int]]:
+    def answers(self, number: int, planned: Any) -> list[list[int]]:
         """What the model will say to each request of a step; nothing to a chunk of a prompt."""
         return [
             []
@@ -199,7 +203,7 @@ class Side:
             for name in planned.num_scheduled_tokens
         ]
 
-    def _take_output(self, number: int, planned: Any, answers: list[list[int]]) -> object:
+    def take_output(self, number: int, planned: Any, answers: list[list[int]]) -> object:
         names = list(planned.num_scheduled_tokens)
         known = {name: self.scheduler.requests.get(name) for name in names}
         self.scheduler.update_from_output(
