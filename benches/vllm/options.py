@@ -11,11 +11,15 @@ import attrs
 
 @attrs.frozen
 class Mode:
-    """How a scheduler works, and whether its requests are sessions that go on."""
+    """How a scheduler works, and whether its requests are sessions that go on.
+
+    has_windows: a second group has a sliding window.
+    """
 
     is_async: bool
     has_drafts: bool
     has_sessions: bool = False
+    has_windows: bool = False
 
 
 MODES = {
@@ -24,16 +28,20 @@ MODES = {
     "async-sessions": Mode(is_async=True, has_drafts=True, has_sessions=True),
     "sync": Mode(is_async=False, has_drafts=False),
     "sync-drafts": Mode(is_async=False, has_drafts=True),
+    "async-windows": Mode(is_async=True, has_drafts=False, has_windows=True),
+    "async-windows-drafts": Mode(is_async=True, has_drafts=True, has_windows=True),
+    "sync-windows": Mode(is_async=False, has_drafts=False, has_windows=True),
 }
 
 
 @attrs.frozen
 class Options:
-    """Which runs are compared."""
+    """Which runs are compared; cost: or what a step costs is measured instead."""
 
     modes: list[str]
     seeds: range
     steps: int
+    cost: bool = False
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
@@ -46,9 +54,11 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--seeds", type=int, default=40, help="runs of each mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     parser.add_argument("--steps", type=int, default=200, help="of a run")
+    parser.add_argument("--cost", action="store_true", help="measure what a step costs instead")
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
     unknown = set(modes) - set(MODES)
     if unknown:
         parser.error(f"no modes are called {', '.join(sorted(unknown))}")
-    return Options(modes, range(given.first, given.first + given.seeds), given.steps)
+    seeds = range(given.first, given.first + given.seeds)
+    return Options(modes, seeds, given.steps, given.cost)

@@ -368,7 +368,7 @@ class KVCacheManager:
         if new:
             self._core.add_block_hashes(name, new)
             self._core.cache_blocks(name, num_tokens)
-            known.num_hashes = num_tokens // size
+            known.num_hashes, known.last_hash = num_tokens // size, new[0]
         self._steps.schedule(name, (request, num_tokens, start, start))
         return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
 

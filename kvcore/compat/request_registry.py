@@ -36,7 +36,7 @@ class RegisteredRequest:
     """What the core knows of a request.
 
     row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
-    hashes. drafts: behind its tokens. counted: the engine's count when it was scheduled last, at
+    hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens. counted: the engine's count when it was scheduled last, at
     least. end: the most tokens that it was scheduled to since it holds blocks. num_computed: the
     core's count if it decodes without drafts, else 0; then num_ahead of those are to come. decodes:
     it was scheduled by `append` since counted and end were noted. batch: the mark of the last batch
@@ -47,6 +47,7 @@ class RegisteredRequest:
     row: int
     last_token: int
     num_hashes: int | None
+    last_hash: bytes = b""
     drafts: list[int] = attrs.field(factory=list)
     counted: int = 0
     end: int = 0
@@ -61,6 +62,15 @@ class RegisteredRequest:
             self.counted = self.num_computed - 1
             self.end = max(self.end, self.num_computed)
         self.num_computed, self.decodes = 0, False
+
+    def is_another(self, request: EngineRequest) -> bool:
+        """Whether this object is not the request that is known, or its own hashes changed: those
+        before the last follow from it.
+        """
+        hashes = read_hashes(request)
+        if request is not self.request or hashes is None or not self.num_hashes:
+            return request is not self.request
+        return len(hashes) < self.num_hashes or hashes[self.num_hashes - 1] != self.last_hash
 
 
 class RequestRegistry:
@@ -93,7 +103,7 @@ class RequestRegistry:
         """
         name = seen.name
         known = self.known.get(name)
-        if known is not None and name in self._resting and known.request is not request:
+        if known is not None and name in self._resting and known.is_another(request):
             self._forget(name)
             known = None
         if known is None:
@@ -170,6 +180,7 @@ class RequestRegistry:
         known = RegisteredRequest(
             request, row, int(made.tokens[-1]), None if own is None else len(own)
         )
+        known.last_hash = own[-1] if own else b""
         self.known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:
@@ -230,6 +241,7 @@ class RequestRegistry:
         if new:
             self._core.add_block_hashes(known.request.request_id, new)
             known.num_hashes += len(new)
+            known.last_hash = new[-1]
 
     def _rest(self, name: str) -> None:
         self._resting.pop(name, None)

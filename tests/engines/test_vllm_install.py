@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -15,8 +16,9 @@ from tests.engines.vllm_environment import ABSENT, ADAPTER
 
 pytest.importorskip("vllm", reason=ABSENT)
 
-import kvcore_vllm
 import tomllib
+
+import kvcore_vllm
 import vllm
 from kvcore_vllm import NotServed, pinned
 from kvcore_vllm.blocks import BlockPool, Blocks
@@ -55,7 +57,7 @@ def test_the_plugin_does_nothing_unless_the_variable_asks(monkeypatch: pytest.Mo
         plugin()
         assert place.KVCacheManager is OWN
     monkeypatch.setenv("KVCORE_VLLM", "yes")
-    with pytest.raises(NotServed, match="^KVCORE_VLLM='yes' is neither 0 nor 1$"):
+    with pytest.raises(NotServed, match=r"^KVCORE_VLLM='yes' is neither 0 nor 1$"):
         plugin()
     monkeypatch.setenv("KVCORE_VLLM", "1")
     plugin()
@@ -73,8 +75,6 @@ def test_the_package_is_imported_without_vllm(tmp_path: Path) -> None:
     code = "import sys, kvcore_vllm; sys.exit('vllm' in sys.modules)"
     script = tmp_path / "script.py"
     script.write_text(code)
-    import subprocess
-
     assert subprocess.run([sys.executable, str(script)], check=False).returncode == 0
 
 

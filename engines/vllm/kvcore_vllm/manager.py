@@ -7,7 +7,7 @@ one is taken as computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.v1.kv_cache_interface import AttentionSpec
@@ -20,6 +20,7 @@ from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
 from kvcore_vllm.groups import read_config, read_spec
 from kvcore_vllm.pinned import NotServed
+from kvcore_vllm.windows import Windows
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
@@ -60,6 +61,7 @@ class KVCacheManager:
             kv_cache_config,
             max_model_len=max_model_len,
             max_in_flight_tokens=max_in_flight_tokens,
+            scheduler_block_size=scheduler_block_size,
             hash_block_size=hash_block_size,
             enable_caching=enable_caching,
             enable_events=enable_kv_cache_events,
@@ -90,13 +92,14 @@ class KVCacheManager:
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
         self._append = compat.append
-        self.get_block_ids: Callable[[str], Tables] = compat.get_block_ids
+        self._windows = Windows(compat.core) if config.has_windows else None
         zeroed = kv_cache_config.needs_kv_cache_zeroing
         self._zeroed = [zeroed and isinstance(spec, AttentionSpec) for spec in specs]
         self._to_zero: list[int] = []
         self._in_step = False
         # Then nothing else has to be noted of a token that a request decodes.
-        self._only_appends = not (any(self._zeroed) or self.events or self._num_prefilled_again)
+        noted = (any(self._zeroed), self.events, self._num_prefilled_again, self._windows)
+        self._only_appends = not any(noted)
         if self._only_appends:
             self.cache_blocks = compat.cache_blocks  # type: ignore[method-assign] # nothing to add
 
@@ -196,6 +199,14 @@ class KVCacheManager:
             computed = num_new_computed_tokens + num_external_computed_tokens
             end = request.num_computed_tokens + computed + num_new_tokens
             num_lookahead_tokens = max(0, min(num_lookahead_tokens, self.max_model_len - end))
+        if self._windows is not None:
+            computed = num_new_computed_tokens + num_external_computed_tokens
+            self._windows.hold(
+                request.request_id,
+                self.compat.get_block_ids(request.request_id),
+                request.num_computed_tokens + computed,
+                request.num_in_flight_tokens,
+            )
         hit = None
         if new_computed_blocks is not None:
             hit = self.compat.create_kv_cache_blocks(read_ids(new_computed_blocks))
@@ -237,7 +248,7 @@ class KVCacheManager:
 
     def free(self, request: Any) -> None:
         """Give back a request's blocks, tail first."""
-        if not self._in_step and self._free_simply(request):
+        if not self._in_step and self._windows is None and self._free_simply(request):
             return
         tables = self._let_go(request)
         held = [[each for each in table if each != 0] for table in tables]
@@ -255,7 +266,9 @@ class KVCacheManager:
     ) -> None:
         """Give back the blocks that no query at this count or later sees."""
         del num_prompt_tokens  # of a kind of window that is not served
-        self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
+        if self._windows is not None:
+            self._windows.release(request_id, processed_computed_tokens)
+            self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks."""
@@ -272,7 +285,12 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> Blocks:
         """The blocks of a request."""
-        return self._result(self.compat.get_blocks(request_id).blocks)
+        return self._result(self.get_block_ids(request_id))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The same as one list of ids per group."""
+        tables = self.compat.get_block_ids(request_id)
+        return tables if self._windows is None else self._windows.complete(request_id, tables)
 
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
@@ -396,6 +414,8 @@ class KVCacheManager:
         held = [each for table in tables for each in table if each != 0]
         num_found = sum(map(core.has_key, held))
         core.pin(held)
+        if self._windows is not None:
+            core.unpin(self._windows.pop(request.request_id))
         self.compat.free(request)
         self.num_withdrawn += num_found - sum(map(core.has_key, held))
         if self.events is not None:
