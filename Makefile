@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers engines engines-vllm engines-vllm-tests engines-nano engines-transformers demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-tests engines-nano engines-transformers demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -116,6 +116,9 @@ bench: setup ## measure the twin, the Python API, the engine and the copies
 
 bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick takes a minute
 	$(BIN)/python -m benches.peers $(ARGS)
+
+bench-engines: setup ## what engines' steps cost over kvcore and over their own managers (10 minutes)
+	$(BIN)/python -m benches.engines $(ARGS)
 
 engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own manager: the same steps
 	$(BIN)/python -m benches.vllm $(ARGS)

@@ -30,7 +30,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     """The options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benches.engines",
-        description="CPU time of an engine's steps over kvcore and over its own manager, as ratios.",
+        description="CPU time of an engine's steps over kvcore and over its own manager.",
     )
     parser.add_argument("--engines", default=",".join(ENGINES), help="%(default)s")
     parser.add_argument("--running", default=",".join(map(str, SIZES)), help="%(default)s")
@@ -40,6 +40,9 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--steps", type=int, default=64, help="of a round")
     parser.add_argument("--by-call", action="store_true", help="also the time of each call")
     given = parser.parse_args(arguments)
+    unknown = set(given.engines.split(",")) - set(ENGINES)
+    if unknown:
+        parser.error(f"no engines are called {', '.join(sorted(unknown))}")
     return Options(
         engines=given.engines.split(","),
         sizes=[int(size) for size in given.running.split(",")],

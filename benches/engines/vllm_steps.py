@@ -210,39 +210,34 @@ class Spent:
         return sum(self.seconds.values())
 
 
-class Clocked:
-    """Times the calls of a manager, less what timing a call costs."""
+def clocked(manager: Any) -> Spent:
+    """What a manager's calls spend from here on, less what calls of an empty function take."""
+    spent = Spent()
+    for name in CALLS:
+        setattr(manager, name, timed(name, getattr(manager, name), spent))
+    return spent
 
-    def __init__(self, manager: Any) -> None:
-        self.spent = Spent()
-        empty = Spent()
-        idle = self._timed("free", lambda *_, **__: None, empty)
-        for _ in range(2000):
-            idle(None)
-        self._idle = empty.total / 2000
-        for name in CALLS:
-            setattr(manager, name, self._timed(name, getattr(manager, name), self.spent))
 
-    def take(self) -> Spent:
-        """What was spent."""
-        for name in CALLS:
-            self.spent.seconds[name] -= self.spent.counts[name] * self._idle
-        return self.spent
+def timed(name: str, call: Any, spent: Spent) -> Any:
+    """A call, with an empty one before it by the same arguments."""
+    clock, seconds, counts = time.perf_counter, spent.seconds, spent.counts
 
-    @staticmethod
-    def _timed(name: str, call: Any, spent: Spent) -> Any:
-        clock, seconds, counts = time.perf_counter, spent.seconds, spent.counts
+    def both(*args: Any, **options: Any) -> Any:
+        start = clock()
+        empty(*args, **options)
+        between = clock()
+        got = call(*args, **options)
+        end = clock()
+        if end - start < INTERRUPTED:
+            seconds[name] += end - between - (between - start)
+            counts[name] += 1
+        return got
 
-        def timed(*args: Any, **options: Any) -> Any:
-            start = clock()
-            got = call(*args, **options)
-            took = clock() - start
-            if took < INTERRUPTED:
-                seconds[name] += took
-                counts[name] += 1
-            return got
+    return both
 
-        return timed
+
+def empty(*_: Any, **__: Any) -> None:
+    """Do nothing."""
 
 
 @attrs.define
@@ -257,8 +252,7 @@ class Measured:
     def ratios(self) -> list[float]:
         """kvcore's rounds over vLLM's."""
         return [
-            mine / own
-            for own, mine in zip(self.rounds["vllm"], self.rounds["kvcore"], strict=True)
+            mine / own for own, mine in zip(self.rounds["vllm"], self.rounds["kvcore"], strict=True)
         ]
 
 
@@ -273,11 +267,10 @@ def measure(case: Case, options: Options, model: str) -> Measured:
         for side in SIDES if number % 2 else reversed(SIDES):
             seconds = sum(drives[side].step() for _ in range(options.steps))
             measured.rounds[side].append(seconds)
-    clocked = {side: Clocked(drives[side].scheduler.kv_cache_manager) for side in SIDES}
+    measured.calls = {side: clocked(drives[side].scheduler.kv_cache_manager) for side in SIDES}
     for measured.num_steps in range(1, 2 * options.steps + 1):
         for side in SIDES:
             drives[side].step()
-    measured.calls = {side: clocked[side].take() for side in SIDES}
     gc.unfreeze()
     if drives["vllm"].num_tokens != drives["kvcore"].num_tokens:
         raise RuntimeError(f"{case}: the sides schedule other numbers of tokens")

@@ -11,8 +11,6 @@ X-14.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import gcd
-from struct import Struct
 from typing import Any, Literal
 
 from kvcore.compat.allocation_span import (
@@ -23,7 +21,8 @@ from kvcore.compat.allocation_span import (
     withdraw,
 )
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
-from kvcore.compat.engine_request import EngineRequest, Seen, read_hashes, see, skips_reading
+from kvcore.compat.decoded_tokens import DecodedTokens
+from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
 from kvcore.compat.request_registry import RegisteredRequest, RequestRegistry
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
@@ -32,19 +31,18 @@ from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidConfig
 from kvcore.types.events import Event
-from kvcore.types.values import Appended, Hit, PrefixCacheStats, Refused, Verdict
+from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
-BLOCK = Struct("i")
 
-
-class KVCacheManager:
+class KVCacheManager(DecodedTokens):
     """Decides which block holds which tokens of an engine's requests; touches no tensor.
 
-    log_stats: whether look-ups are counted. own_hashes: whether a request's
-    block_hashes are used if it has them; they are 32 bytes, one for each `hash_block_size`
-    tokens of the config. keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
-    if duplicates are merged without keep_commands: only commands report the replaced blocks.
+    log_stats: whether look-ups are counted. own_hashes: whether a request's block_hashes are used
+    if it has them; they are 32 bytes, one for each `hash_block_size` tokens of the config.
+    keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last
+    `allocate_slots` gave None. Raises InvalidConfig if duplicates are merged without keep_commands:
+    only commands report the replaced blocks.
     """
 
     def __init__(
@@ -64,21 +62,11 @@ class KVCacheManager:
         self.enable_caching = config.enable_caching
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
-        self.last_refusal: Refused | None = None
-        sizes = [group.block_size for group in config.groups]
-        self._block_divisor = gcd(*sizes)
-        self._length_limit = config.length_limit
-        self._keeps_all = all(
-            group.kind in ("full_attention", "mla") for group in config.groups
-        )
-        self._publishes = config.publish == "scheduled"
-        # Then a decode step at the end of a block takes one more in each group and no more happens.
-        self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
         no_blocks = ((),) * len(config.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self._core.has_key)
         self._steps = Steps(self._core, keep_commands=keep_commands)
         self._registry = RequestRegistry(self._core, self._steps, own_hashes=own_hashes)
-        self._known = self._registry.known
+        super().__init__(self._core, self._steps, self._registry.known, self.empty_kv_cache_blocks)
 
     def __repr__(self) -> str:
         return f"<compat of {self._core!r}>"
@@ -181,55 +169,6 @@ class KVCacheManager:
             self._steps.publish_later(seen.name, span.end)
         return blocks
 
-    def append(self, request: EngineRequest) -> KVCacheBlocks | None:
-        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`, in one
-        call of the core; None, and nothing is scheduled, if that has more to look at.
-        """
-        try:
-            known, num_tokens = self._known[request.request_id], request.num_tokens
-            start, place = known.num_computed, known.num_computed - known.num_ahead
-            if known.request is not request or request.num_computed_tokens != start:
-                return None
-            tail = request.all_token_ids[place - 1 : num_tokens]  # type: ignore[attr-defined] # may lack
-        except (AttributeError, KeyError):
-            return None
-        num_new = num_tokens - place
-        if len(tail) != num_new + 1 or num_new > 1 or place > start or start >= self._length_limit:
-            return None
-        if tail[0] is not known.last_token and tail[0] != known.last_token:
-            return None
-        steps, size = self._steps, self._block_divisor
-        if steps.first is not None:
-            first, before, _, first_start = steps.first
-            if (
-                known.batch is steps.mark
-                or first.num_computed_tokens > first_start
-                or first.num_tokens > before
-            ) and steps.notice(request.request_id, num_tokens, start):
-                return None
-        blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
-        if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
-            if steps.waiting and num_new != (len(steps.tokens) > 0):
-                steps.settle()
-            try:
-                steps.tokens.extend(tail[1:])
-            except (TypeError, OverflowError):
-                return None
-            steps.waiting.append(known)
-            if steps.first is None:
-                steps.begin((request, num_tokens, start, start))
-        else:
-            blocks = self._append_now(known, num_tokens, tail[1:])
-            if blocks is None:
-                return None
-        known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
-        if num_new:
-            known.last_token = tail[1]
-        else:
-            known.num_ahead += 1
-        self.last_refusal = None
-        return blocks
-
     def free(self, request: EngineRequest) -> None:
         """Give back a request's blocks, tail first; one that holds nothing is left as it is.
 
@@ -301,12 +240,8 @@ class KVCacheManager:
         if not self.enable_caching:
             return
         decoding = self._registry.decoding(request)
-        if decoding is not None and type(num_computed_tokens) is int:
-            num_known = decoding.num_computed - decoding.num_ahead
-            left = self._block_divisor - num_known % self._block_divisor
-            if 0 <= num_computed_tokens < num_known + left:
-                if num_computed_tokens <= decoding.num_computed:
-                    return
+        if decoding is not None and self.is_in_block(decoding, num_computed_tokens):
+            return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
         self._steps.notice(*seen)
@@ -348,42 +283,6 @@ class KVCacheManager:
         For a runtime that applies them; rows are those of `core.get_row`. Raises CommandsNotKept.
         """
         return self._steps.take()
-
-    def _append_now(
-        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
-    ) -> KVCacheBlocks | None:
-        """The same if a block begins or ends there, at once."""
-        request, start, size = known.request, known.num_computed, self._block_divisor
-        if start % size == 0 and not (start and self._grows_by_one):
-            return None
-        new: list[bytes] = []
-        if len(token) and num_tokens % size == 0 and known.num_hashes is not None:
-            new = list((read_hashes(request) or ())[known.num_hashes : num_tokens // size])
-            if not self._publishes or [type(each) for each in new] != [bytes] or len(new[0]) != 32:
-                return None
-        name = request.request_id
-        done = self._core.append((name,), token if len(token) else None)
-        if not done.done:
-            return None
-        if new:
-            self._core.add_block_hashes(name, new)
-            self._core.cache_blocks(name, num_tokens)
-            known.num_hashes, known.last_hash = num_tokens // size, new[0]
-        self._steps.schedule(name, (request, num_tokens, start, start))
-        return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
-
-    def _read_grown(self, done: Appended) -> KVCacheBlocks:
-        """The block that an append of one request began in each group; none where it had it."""
-        columns = done.columns
-        if not columns:
-            return self.empty_kv_cache_blocks
-        if len(self.config.groups) == 1:
-            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._core.has_key)
-        _, groups, _, blocks = done.grown
-        grown: list[tuple[int, ...]] = [()] * len(self.config.groups)
-        for group, block in zip(groups, blocks, strict=True):
-            grown[group] = (block,)
-        return self.create_kv_cache_blocks(grown)
 
     def _allocate(
         self,

@@ -36,11 +36,11 @@ class RegisteredRequest:
     """What the core knows of a request.
 
     row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
-    hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens. counted: the engine's count when it was scheduled last, at
-    least. end: the most tokens that it was scheduled to since it holds blocks. num_computed: the
-    core's count if it decodes without drafts, else 0; then num_ahead of those are to come. decodes:
-    it was scheduled by `append` since counted and end were noted. batch: the mark of the last batch
-    that `append` put it in.
+    hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens.
+    counted: the engine's count when it was scheduled last, at least. end: the most tokens that it
+    was scheduled to since it holds blocks. num_computed: the core's count if it can go on by
+    `append`, else 0; num_ahead of those are to come. decodes: it went on so since counted and end
+    were noted. batch: the mark of the last batch that it went on in.
     """
 
     request: EngineRequest

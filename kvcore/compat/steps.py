@@ -11,10 +11,9 @@ does not grow with the batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, Seen, read_tokens, see
+from kvcore.compat.engine_request import EngineRequest, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Batch
@@ -108,8 +107,9 @@ class Steps:
         self._late.pop(name, None)
 
     def notice(self, name: str, num_tokens: int, num_computed: int) -> bool:
-        """Close the open batch if this request, or the batch's first, shows that it is over; returns
-        whether the open batch schedules the request.
+        """Close the open batch if this request, or the batch's first, shows that it is over.
+
+        Returns whether the open batch schedules the request.
         """
         if self.waiting:
             self.settle()

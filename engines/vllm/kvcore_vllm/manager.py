@@ -175,14 +175,18 @@ class KVCacheManager:
         skip_zeroing_group_ids: Sequence[int] = (),
     ) -> Blocks | None:
         """Slots for the next tokens: the blocks that tables grew by, or None."""
-        if num_new_tokens == 1 and new_computed_blocks is None and not (
-            num_lookahead_tokens
-            or num_new_computed_tokens
-            or num_external_computed_tokens
-            or delay_cache_blocks
-            or num_encoder_tokens
-            or full_sequence_must_fit
-            or reserved_blocks
+        if (
+            num_new_tokens == 1
+            and new_computed_blocks is None
+            and not (
+                num_lookahead_tokens
+                or num_new_computed_tokens
+                or num_external_computed_tokens
+                or delay_cache_blocks
+                or num_encoder_tokens
+                or full_sequence_must_fit
+                or reserved_blocks
+            )
         ):
             grown = self._append(request) if self._only_appends and self._in_step else None
             if grown is self.compat.empty_kv_cache_blocks:
