@@ -91,8 +91,9 @@ class KVCacheManager:
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
-        self._windows = Windows(compat.core) if config.has_windows else None
+        self._windows = Windows(compat) if config.has_windows else None
         zeroed = kv_cache_config.needs_kv_cache_zeroing
+        self._zeroes = zeroed
         self._zeroed = [zeroed and isinstance(spec, AttentionSpec) for spec in specs]
         self._to_zero: list[int] = []
         self._in_step = False
@@ -183,7 +184,6 @@ class KVCacheManager:
             computed = num_new_computed_tokens + num_external_computed_tokens
             self._windows.hold(
                 request.request_id,
-                self.compat.get_block_ids(request.request_id),
                 request.num_computed_tokens + computed,
                 request.num_in_flight_tokens,
             )
@@ -212,7 +212,7 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
-        if any(self._zeroed):
+        if self._zeroes:
             self._note_new(
                 request, got.blocks, num_external_computed_tokens, skip_zeroing_group_ids
             )
@@ -245,8 +245,8 @@ class KVCacheManager:
         """Give back the blocks that no query at this count or later sees."""
         del num_prompt_tokens  # of a kind of window that is not served
         if self._windows is not None:
-            self._windows.release(request_id, processed_computed_tokens)
             self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
+            self._windows.release(request_id, processed_computed_tokens)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks."""
