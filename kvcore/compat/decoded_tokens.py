@@ -39,8 +39,8 @@ class DecodedTokens:
         config = core.config
         sizes = [group.block_size for group in config.groups]
         self.last_refusal: Refused | None = None
-        self._appends, self._appended, self._nothing = core, steps, empty
-        self._decoding = known
+        self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
+        self._known = known
         self._block_divisor = gcd(*sizes)
         self._length_limit = config.length_limit
         self._num_groups = len(sizes)
@@ -54,11 +54,11 @@ class DecodedTokens:
         call of the core; None, and nothing is scheduled, if that has more to look at.
         """
         try:
-            known, num_tokens = self._decoding[request.request_id], request.num_tokens
+            known, num_tokens = self._known[request.request_id], request.num_tokens
             start, place = known.num_computed, known.num_computed - known.num_ahead
             if known.request is not request or request.num_computed_tokens != start:
                 return None
-            tail = request.all_token_ids[place - 1 : num_tokens]
+            tail = request.all_token_ids[place - 1 : num_tokens]  # type: ignore[attr-defined] # or not
         except (AttributeError, KeyError, TypeError):
             return None
         num_new = num_tokens - place
@@ -66,7 +66,7 @@ class DecodedTokens:
             return None
         if tail[0] is not known.last_token and tail[0] != known.last_token:
             return None
-        steps, size = self._appended, self._block_divisor
+        steps, size = self._steps, self._block_divisor
         if steps.first is not None:
             first, before, _, first_start = steps.first
             if (
@@ -75,7 +75,7 @@ class DecodedTokens:
                 or first.num_tokens > before
             ) and steps.notice(request.request_id, num_tokens, start):
                 return None
-        blocks: KVCacheBlocks | None = self._nothing
+        blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
         if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
             if steps.waiting and num_new != (len(steps.tokens) > 0):
                 steps.settle()
@@ -118,25 +118,25 @@ class DecodedTokens:
             if not self._publishes or [type(each) for each in new] != [bytes] or len(new[0]) != 32:
                 return None
         name = request.request_id
-        done = self._appends.append((name,), token if len(token) else None)
+        done = self._core.append((name,), token if len(token) else None)
         if not done.done:
             return None
         if new:
-            self._appends.add_block_hashes(name, new)
-            self._appends.cache_blocks(name, num_tokens)
+            self._core.add_block_hashes(name, new)
+            self._core.cache_blocks(name, num_tokens)
             known.num_hashes, known.last_hash = num_tokens // size, new[0]
-        self._appended.schedule(name, (request, num_tokens, start, start))
-        return self._nothing if start % size else self._read_grown(done)
+        self._steps.schedule(name, (request, num_tokens, start, start))
+        return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
 
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
         """The block that an append of one request began in each group; none where it had it."""
         columns = done.columns
         if not columns:
-            return self._nothing
+            return self.empty_kv_cache_blocks
         if self._num_groups == 1:
-            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._appends.has_key)
+            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._core.has_key)
         _, groups, _, blocks = done.grown
         grown: list[tuple[int, ...]] = [()] * self._num_groups
         for group, block in zip(groups, blocks, strict=True):
             grown[group] = (block,)
-        return KVCacheBlocks(tuple(grown), self._appends.has_key)
+        return KVCacheBlocks(tuple(grown), self._core.has_key)

@@ -57,16 +57,15 @@ class KVCacheManager(DecodedTokens):
         if config.duplicates == "merge" and not keep_commands:
             reason = "tables change in place, so the commands must be kept and applied"
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
-        self._core = Core(config, backend)
+        core = Core(config, backend)
+        steps = Steps(core, keep_commands=keep_commands)
+        self._registry = RequestRegistry(core, steps, own_hashes=own_hashes)
+        no_blocks = KVCacheBlocks(((),) * len(config.groups), core.has_key)
+        super().__init__(core, steps, self._registry.known, no_blocks)
         self.config = config
         self.enable_caching = config.enable_caching
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
-        no_blocks = ((),) * len(config.groups)
-        self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self._core.has_key)
-        self._steps = Steps(self._core, keep_commands=keep_commands)
-        self._registry = RequestRegistry(self._core, self._steps, own_hashes=own_hashes)
-        super().__init__(self._core, self._steps, self._registry.known, self.empty_kv_cache_blocks)
 
     def __repr__(self) -> str:
         return f"<compat of {self._core!r}>"

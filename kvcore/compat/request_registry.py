@@ -171,7 +171,10 @@ class RequestRegistry:
         config = self._core.config
         if config.enable_caching:
             made, num_tokens = cached_request(
-                request, config.hash_block_size, own_hashes=self._own_hashes
+                request,
+                config.hash_block_size,
+                own_hashes=self._own_hashes,
+                has_events=config.enable_events,
             )
         else:
             made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)

@@ -25,6 +25,7 @@ from kvcore_vllm.blocks import BlockPool, Blocks
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.install import load
 from kvcore_vllm.manager import KVCacheManager
+from vllm.config import SchedulerConfig
 from vllm.v1.core.sched import scheduler as place
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -42,7 +43,10 @@ def test_a_scheduler_by_name_has_kvcores_manager_and_leaves_vllm_as_it_was() -> 
         assert isinstance(scheduler.kv_cache_manager, KVCacheManager)
         assert place.KVCacheManager is OWN
         assert type(make_engine(kind, is_async=is_async).kv_cache_manager) is OWN
-    assert kvcore_vllm.Scheduler is not kvcore_vllm.AsyncScheduler
+    named = SchedulerConfig(
+        max_model_len=64, is_encoder_decoder=False, scheduler_cls="kvcore_vllm.Scheduler"
+    )
+    assert named.get_scheduler_cls() is kvcore_vllm.Scheduler is not kvcore_vllm.AsyncScheduler
 
 
 def test_the_plugin_does_nothing_unless_the_variable_asks(monkeypatch: pytest.MonkeyPatch) -> None:

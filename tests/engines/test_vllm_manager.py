@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter's manager beside vLLM's own: the same calls, and the same answers.
 
-Blocks of four tokens. Requests are vLLM's own, one object for each side.
+Blocks of four tokens.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,205 +16,17 @@ pytest.importorskip("vllm", reason=ABSENT)
 
 import kvcore_vllm
 import torch
-from kvcore_vllm import NotServed
-from kvcore_vllm.install import check_connectors
-from kvcore_vllm.manager import KVCacheManager
-from vllm.config import KVTransferConfig
 from vllm.lora.request import LoRARequest
-from vllm.v1.core.kv_cache_manager import KVCacheManager as VllmManager
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
-    EncoderOnlyAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupRole,
-    KVCacheGroupSpec,
-    MambaSpec,
-    SlidingWindowMLASpec,
-    SlidingWindowSpec,
-)
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from tests.engines.vllm_engine import (
-    BLOCK_SIZE,
-    FULL,
-    SHAPE,
-    make_cache,
-    make_config,
-    make_engine,
-    make_request,
-    steps,
-)
+from tests.engines.vllm_both import WINDOW, Answer, Both
+from tests.engines.vllm_engine import FULL, SHAPE, make_engine, make_request, steps
 
 pytestmark = pytest.mark.vllm
 
-WINDOW = SlidingWindowSpec(sliding_window=6, **SHAPE)
+HALVES = FullAttentionSpec(**SHAPE | {"dtype": torch.float16})
 CHUNKS = ChunkedLocalAttentionSpec(attention_chunk_size=8, **SHAPE)
-MAMBA = MambaSpec(block_size=4, shapes=((1,),), dtypes=(torch.float32,))
-REPLAY = SlidingWindowMLASpec(sliding_window=6, bounded_replay=True, **SHAPE)
-
-Answer = Callable[[Any, dict[str, Any]], object]
-"""What a side says, from its manager and its requests by name."""
-
-
-def make(kind: Any, *groups: Any, num_blocks: int = 33, **options: Any) -> Any:
-    """A manager of either kind."""
-    model_length = options.pop("max_model_len", 64)
-    return kind(
-        make_cache(*groups, num_blocks=num_blocks, **options.pop("cache", {})),
-        max_model_len=model_length,
-        scheduler_block_size=BLOCK_SIZE,
-        hash_block_size=options.pop("hash_block_size", BLOCK_SIZE),
-        **options,
-    )
-
-
-class Both:
-    """A manager of each kind, with requests of its own for each."""
-
-    def __init__(self, *groups: Any, **options: Any) -> None:
-        register_all_kvcache_specs(make_config())
-        self.sides: list[tuple[Any, dict[str, Any]]] = [
-            (make(kind, *groups, **options), {}) for kind in (VllmManager, KVCacheManager)
-        ]
-
-    def add(self, name: str, tokens: list[int], **options: Any) -> None:
-        """A request comes."""
-        for _, requests in self.sides:
-            requests[name] = make_request(name, tokens, **options)
-
-    def ask(self, answer: Answer) -> Any:
-        """The one answer of both sides, which then have the same tables and the same free queue."""
-        theirs, ours = (answer(*side) for side in self.sides)
-        assert ours == theirs
-        (vllm, requests), (kvcore, _) = self.sides
-        for name in requests:
-            assert kvcore.get_block_ids(name) == vllm.get_block_ids(name)
-        assert list(kvcore.compat.core.state().device.queue) == [
-            block.block_id for block in vllm.block_pool.free_block_queue.get_all_free_blocks()
-        ]
-        kvcore.compat.core.check()
-        return ours
-
-    def admit(self, name: str, count: int | None = None, **options: Any) -> int | None:
-        """Look up and allocate, as a scheduler does; returns the hit's tokens, None if refused."""
-
-        def answer(manager: Any, requests: dict[str, Any]) -> int | None:
-            request = requests[name]
-            manager.new_step_starts()
-            hit, num_hit, _ = manager.get_computed_blocks(request)
-            new = request.num_tokens - num_hit if count is None else count
-            got = manager.allocate_slots(request, new, num_hit, hit, **options)
-            manager.take_new_block_ids()
-            if got is None:
-                return None
-            request.num_computed_tokens = num_hit + new
-            request.status = RequestStatus.RUNNING
-            return int(num_hit)
-
-        num_hit: int | None = self.ask(answer)
-        return num_hit
-
-    def decode(self, name: str, token: int, num_in_flight: int = 0) -> None:
-        """A token comes, and the next position is scheduled."""
-
-        def answer(manager: Any, requests: dict[str, Any]) -> object:
-            request = requests[name]
-            request.append_output_token_ids(token)
-            request.num_in_flight_tokens = num_in_flight
-            manager.new_step_starts()
-            got = manager.allocate_slots(request, 1)
-            manager.take_new_block_ids()
-            request.num_computed_tokens += 1
-            return got and got.get_block_ids()
-
-        self.ask(answer)
-
-    def free(self, name: str) -> None:
-        """A request is over."""
-
-        def answer(manager: Any, requests: dict[str, Any]) -> None:
-            requests[name].status = RequestStatus.FINISHED_STOPPED
-            manager.free(requests.pop(name))
-
-        self.ask(answer)
-
-
-@pytest.mark.parametrize(
-    ("group", "sentence"),
-    [
-        (MAMBA, "state-space layers, which layer layer1 needs"),
-        (REPLAY, "groups of SlidingWindowMLASpec that are not cached, which layer layer1 needs"),
-        (
-            EncoderOnlyAttentionSpec(**SHAPE),
-            "groups of EncoderOnlyAttentionSpec, which layer layer1",
-        ),
-    ],
-)
-def test_a_group_that_is_not_served_stops_the_engine_and_its_layer_is_named(
-    group: Any, sentence: str
-) -> None:
-    refused = f"^kvcore does not serve {sentence}"
-    with pytest.raises(NotServed, match=refused):
-        make_engine(kvcore_vllm.Scheduler, cache_config=make_cache(FULL, group))
-
-
-def test_what_has_no_counterpart_is_refused_by_name() -> None:
-    layers = ["a", "b", "c"]
-    role = KVCacheGroupRole.HISPARSE_SOURCE
-    hisparse = KVCacheConfig(
-        num_blocks=9,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(layers, FULL, role=role)],
-    )
-    given: Any = {"max_model_len": 16, "scheduler_block_size": 4, "hash_block_size": 4}
-    with pytest.raises(
-        NotServed, match=r"HiSparse groups \(hisparse_source\), which layer a and 2"
-    ):
-        KVCacheManager(hisparse, **given)
-    empty = KVCacheConfig(num_blocks=9, kv_cache_tensors=[], kv_cache_groups=[])
-    with pytest.raises(NotServed, match="models without a cache"):
-        KVCacheManager(empty, **given)
-    with pytest.raises(NotServed, match="pcp_world_size=2"):
-        make(KVCacheManager, pcp_world_size=2)
-    with pytest.raises(
-        NotServed, match="hashes of 2 tokens, which are finer than the groups' blocks"
-    ):
-        make(KVCacheManager, hash_block_size=2)
-    with pytest.raises(NotServed, match="8 tokens are predicted by as many modules"):
-        make(KVCacheManager, use_eagle=True, num_prefill_lookahead=8)
-    with pytest.raises(ValueError, match="retention"):
-        make(KVCacheManager, cache={"prefix_cache_retention_interval": 4})
-
-
-def test_connectors_that_need_vllms_own_pool_are_refused_by_name() -> None:
-    check_connectors(None, 1)
-    both = {"kv_role": "kv_both"}
-    check_connectors(KVTransferConfig(kv_connector="OffloadingConnector", **both), 1)
-    with pytest.raises(NotServed, match="OffloadingConnector with 2 groups: it asks vLLM's own"):
-        check_connectors(KVTransferConfig(kv_connector="OffloadingConnector", **both), 2)
-    inner = [{"kv_connector": "NixlConnector"}, {"kv_connector": "SimpleCPUOffloadConnector"}]
-    several = KVTransferConfig(
-        kv_connector="MultiConnector", kv_connector_extra_config={"connectors": inner}, **both
-    )
-    with pytest.raises(NotServed, match="SimpleCPUOffloadConnector: it reads the free queue"):
-        check_connectors(several, 1)
-
-
-def test_a_small_pool_and_sparse_retention_are_taken_and_told(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.INFO):
-        both = Both(num_blocks=5)
-        assert "one request of max_model_len=64 tokens needs 16 blocks" in caplog.text
-        make(KVCacheManager, FULL, WINDOW, cache={"prefix_cache_retention_interval": 0})
-    assert caplog.text.count("keeps every cached block of a window") == 1
-    both.add("r", list(range(14)))
-    assert both.admit("r", num_lookahead_tokens=2) == 0
-    both.decode("r", 99)
-    both.add("long", list(range(30)))
-    assert both.admit("long", full_sequence_must_fit=True) is None
 
 
 def test_lookahead_ends_at_the_models_length_in_a_small_pool() -> None:
@@ -300,6 +110,31 @@ def test_blocks_behind_a_window_stay_while_a_step_in_flight_reads_them() -> None
     both.decode("r", 7, num_in_flight=6)
     both.free("r")
     assert kvcore.usage == 0.0
+
+
+def test_blocks_of_two_precisions_are_zeroed_unless_a_load_writes_them() -> None:
+    both = Both(FULL, HALVES)
+    both.add("r", list(range(9)))
+    both.admit("r")
+    both.add("loaded", list(range(50, 62)))
+    zeroed = []
+
+    def load(manager: Any, requests: dict[str, Any]) -> list[int]:
+        request = requests["loaded"]
+        manager.new_step_starts()
+        options = {"num_external_computed_tokens": 8, "delay_cache_blocks": True}
+        manager.allocate_slots(request, 0, **options, skip_zeroing_group_ids=(1,))
+        request.num_computed_tokens = 8
+        return sorted(manager.take_new_block_ids())
+
+    zeroed.append(both.ask(load))
+
+    def fail(manager: Any, _: dict[str, Any]) -> list[int]:
+        manager.record_blocks_for_zeroing("loaded", 4)
+        return sorted(manager.take_new_block_ids())
+
+    zeroed.append(both.ask(fail))
+    assert [len(blocks) for blocks in zeroed] == [2, 2]
 
 
 def test_questions_of_the_pool_have_vllms_answers() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
@@ -21,6 +20,7 @@ from kvcore_vllm.events import Events
 from kvcore_vllm.groups import read_config, read_spec
 from kvcore_vllm.pinned import NotServed
 from kvcore_vllm.windows import Windows
+from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
@@ -92,13 +92,11 @@ class KVCacheManager:
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
         self._append = compat.append
-        self._windows = Windows(compat.core) if config.has_windows else None
-        zeroed = kv_cache_config.needs_kv_cache_zeroing
-        self._zeroed = [zeroed and isinstance(spec, AttentionSpec) for spec in specs]
-        self._to_zero: list[int] = []
+        self._windows = Windows(compat) if config.has_windows else None
+        self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
         # Then nothing else has to be noted of a token that a request decodes.
-        noted = (any(self._zeroed), self.events, self._num_prefilled_again, self._windows)
+        noted = (self._zeroing.wanted, self.events, self._num_prefilled_again, self._windows)
         self._only_appends = not any(noted)
         if self._only_appends:
             self.cache_blocks = compat.cache_blocks  # type: ignore[method-assign] # nothing to add
@@ -199,18 +197,13 @@ class KVCacheManager:
                 request, new_computed_blocks, num_encoder_tokens
             ):
                 return None
-        if self.compat.max_model_len is None and num_lookahead_tokens:
-            computed = num_new_computed_tokens + num_external_computed_tokens
-            end = request.num_computed_tokens + computed + num_new_tokens
+        computed = request.num_computed_tokens + num_new_computed_tokens
+        computed += num_external_computed_tokens
+        end = computed + num_new_tokens
+        if self.compat.max_model_len is None:
             num_lookahead_tokens = max(0, min(num_lookahead_tokens, self.max_model_len - end))
         if self._windows is not None:
-            computed = num_new_computed_tokens + num_external_computed_tokens
-            self._windows.hold(
-                request.request_id,
-                self.compat.get_block_ids(request.request_id),
-                request.num_computed_tokens + computed,
-                request.num_in_flight_tokens,
-            )
+            self._windows.hold(request.request_id, computed, request.num_in_flight_tokens)
         hit = None
         if new_computed_blocks is not None:
             hit = self.compat.create_kv_cache_blocks(read_ids(new_computed_blocks))
@@ -227,8 +220,6 @@ class KVCacheManager:
             reserved_blocks=reserved_blocks,
         )
         if got is not None and self._num_prefilled_again and not delay_cache_blocks:
-            computed = num_new_computed_tokens + num_external_computed_tokens
-            end = request.num_computed_tokens + computed + num_new_tokens
             self._publish(request, min(end, request.num_tokens))
         if not self._in_step:
             self.compat.step_ends()
@@ -236,10 +227,10 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
-        if any(self._zeroed):
-            self._note_new(
-                request, got.blocks, num_external_computed_tokens, skip_zeroing_group_ids
-            )
+        if num_external_computed_tokens and self._zeroing.wanted:
+            self._zeroing.note(self.get_block_ids(request.request_id), skip_zeroing_group_ids)
+        else:
+            self._zeroing.note(got.blocks)
         return self._result(got.blocks)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
@@ -271,8 +262,8 @@ class KVCacheManager:
         """Give back the blocks that no query at this count or later sees."""
         del num_prompt_tokens  # of a kind of window that is not served
         if self._windows is not None:
-            self._windows.release(request_id, processed_computed_tokens)
             self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
+            self._windows.release(request_id, processed_computed_tokens)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks."""
@@ -339,17 +330,12 @@ class KVCacheManager:
         """Blocks to be zeroed. The schedule is made: what it has is computed."""
         self.compat.step_ends()
         self._in_step = False
-        taken, self._to_zero = self._to_zero, []
-        return taken
+        return self._zeroing.take()
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
         """Zero a request's blocks from a token on, which a failed load left unwritten."""
-        tables = self.get_block_ids(request_id)
-        for group, table, zeroed in zip(
-            self.compat.config.groups, tables, self._zeroed, strict=True
-        ):
-            if zeroed:
-                self._to_zero += table[start_token // group.block_size :]
+        pairs = zip(self.get_block_ids(request_id), self.compat.config.groups, strict=True)
+        self._zeroing.note([table[start_token // group.block_size :] for table, group in pairs])
 
     def take_events(self) -> list[Any]:
         """The events since the last call."""
@@ -380,16 +366,6 @@ class KVCacheManager:
         call = (request.request_id, num_tokens, hits, num_encoder_tokens, 0, 0, num_tokens)
         needed = self.coordinator.get_num_blocks_to_allocate(*call, apply_admission_cap=True)
         return needed + self.watermark_blocks <= self.block_pool.get_num_free_blocks()
-
-    def _note_new(
-        self, request: Any, grown: Tables, num_external: int, skipped: Sequence[int]
-    ) -> None:
-        """Note the blocks that are to be zeroed; a load writes those of the skipped groups."""
-        if num_external:
-            grown = self.get_block_ids(request.request_id)
-        for number, ids in enumerate(grown):
-            if self._zeroed[number] and not (num_external and number in skipped):
-                self._to_zero += [each for each in ids if each != 0]
 
     def _publish(self, request: Any, num_tokens: int) -> None:
         """Make full blocks findable, but for tokens that a chunk to come writes anew."""

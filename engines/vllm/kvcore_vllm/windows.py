@@ -7,34 +7,30 @@ since an asynchronous load may write to a free block before the step that reads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kvcore import KVCacheManager
+from kvcore.compat import KVCacheManager
 from kvcore.types.groups import skipped_blocks
 
 
 class Windows:
     """Pins of such blocks, by request, group and place in the table."""
 
-    def __init__(self, core: KVCacheManager) -> None:
-        self._core = core
+    def __init__(self, compat: KVCacheManager) -> None:
+        self._compat = compat
         self._held: dict[str, dict[tuple[int, int], int]] = {}
 
-    def hold(
-        self, name: str, tables: Sequence[Sequence[int]], num_computed: int, num_in_flight: int
-    ) -> None:
+    def hold(self, name: str, num_computed: int, num_in_flight: int) -> None:
         """Let go what no step reads any more, and hold what this count is about to give back."""
         processed = max(0, num_computed - num_in_flight)
         self.release(name, processed)
         if not num_in_flight:
             return
-        held = self._held.setdefault(name, {})
-        for number, group in enumerate(self._core.config.groups):
+        held, tables = self._held.setdefault(name, {}), self._compat.get_block_ids(name)
+        for number, group in enumerate(self._compat.config.groups):
             end = min(len(tables[number]), skipped_blocks(group, num_computed))
             for place in range(skipped_blocks(group, processed), end):
                 block = tables[number][place]
                 if block != 0 and (number, place) not in held:
-                    self._core.pin([block])
+                    self._compat.core.pin([block])
                     held[number, place] = block
 
     def release(self, name: str, processed: int) -> None:
@@ -42,9 +38,11 @@ class Windows:
         held = self._held.get(name)
         if not held:
             return
-        groups = self._core.config.groups
+        groups = self._compat.config.groups
         over = [at for at in held if at[1] < skipped_blocks(groups[at[0]], processed)]
-        self._core.unpin([held.pop(at) for at in sorted(over, reverse=True)])
+        self._compat.remove_skipped_blocks(name, processed)  # those in the table are the newest
+        over.sort(key=lambda at: (at[0], -at[1]))
+        self._compat.core.unpin([held.pop(at) for at in over])
         if not held:
             del self._held[name]
 
