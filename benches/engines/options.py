@@ -36,7 +36,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--running", default=",".join(map(str, SIZES)), help="%(default)s")
     parser.add_argument("--loads", default=",".join(LOADS), help="%(default)s")
     parser.add_argument("--modes", default="sync,async", help="%(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="of each side, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side, in turn")
     parser.add_argument("--steps", type=int, default=64, help="of a round")
     parser.add_argument("--by-call", action="store_true", help="also the time of each call")
     given = parser.parse_args(arguments)

@@ -50,8 +50,9 @@ class DecodedTokens:
         self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
 
     def append(self, request: Any) -> KVCacheBlocks | None:
-        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`, in one
-        call of the core; None, and nothing is scheduled, if that has more to look at.
+        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`.
+
+        None, and nothing is scheduled, if that has more to look at.
         """
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
@@ -79,10 +80,11 @@ class DecodedTokens:
         if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
             if steps.waiting and num_new != (len(steps.tokens) > 0):
                 steps.settle()
-            try:
-                steps.tokens.extend(tail[1:])
-            except (TypeError, OverflowError):
-                return None
+            if num_new:
+                try:
+                    steps.tokens.append(tail[1])
+                except (TypeError, OverflowError):
+                    return None
             steps.waiting.append(known)
             if steps.first is None:
                 steps.begin((request, num_tokens, start, start))
@@ -98,7 +100,7 @@ class DecodedTokens:
         self.last_refusal = None
         return blocks
 
-    def is_in_block(self, known: RegisteredRequest, count: Any) -> bool:
+    def _is_in_block(self, known: RegisteredRequest, count: Any) -> bool:
         """Whether the tokens up to count fill no block that the core does not know to be full."""
         num_known, size = known.num_computed - known.num_ahead, self._block_divisor
         if type(count) is not int or not 0 <= count <= known.num_computed:

@@ -229,7 +229,9 @@ class KVCacheManager(DecodedTokens):
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The same as one list per group."""
-        return self.get_blocks(request_id).get_block_ids()
+        if request_id not in self._registry:
+            return self.empty_kv_cache_blocks.get_block_ids()
+        return self._core.get_block_ids(request_id)
 
     def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publish a request's full blocks up to a token count, whose caching was delayed.
@@ -239,7 +241,7 @@ class KVCacheManager(DecodedTokens):
         if not self.enable_caching:
             return
         decoding = self._registry.decoding(request)
-        if decoding is not None and self.is_in_block(decoding, num_computed_tokens):
+        if decoding is not None and self._is_in_block(decoding, num_computed_tokens):
             return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
@@ -252,7 +254,7 @@ class KVCacheManager(DecodedTokens):
 
     def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
         """Blocks as a result; the one empty object where no group has any."""
-        groups = tuple(tuple(ids) for ids in blocks)
+        groups = tuple(map(tuple, blocks))
         return (
             KVCacheBlocks(groups, self._core.has_key) if any(groups) else self.empty_kv_cache_blocks
         )

@@ -373,8 +373,8 @@ class KVCacheManager:
 
     def _free_simply(self, request: Any) -> bool:
         """Free a request unless two of its blocks have no key, whose order would differ."""
-        tables = self.compat.get_blocks(request.request_id).blocks
-        held = [each for table in tables for each in table if each]
+        tables = self.compat.get_block_ids(request.request_id)
+        held = tables[0] if len(tables) == 1 else [each for table in tables for each in table]
         has_key = self.compat.core.has_key
         num_found = sum(map(has_key, held))
         if len(held) - num_found > 1:
