@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run vLLM 0.33.0's schedulers over its own manager and over kvcore, and compare every step.
 
-Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200] [--cost].
+Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200].
 Installs vLLM first, outside the project (benches/peers/install.py). Ends with status 1 where a step
 differs.
 """
@@ -23,9 +23,9 @@ PATHS = (ROOT, ROOT / "engines" / "vllm")
 
 def main() -> int:
     """Install, and compare in vLLM's environment."""
-    module = "cost" if read_options().cost else "compare"
+    read_options()
     install.install([FAMILY])
-    command = [str(install.python_of(FAMILY)), "-m", f"benches.vllm.{module}", *sys.argv[1:]]
+    command = [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *sys.argv[1:]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 

@@ -36,12 +36,11 @@ MODES = {
 
 @attrs.frozen
 class Options:
-    """Which runs are compared; cost: or what a step costs is measured instead."""
+    """Which runs are compared."""
 
     modes: list[str]
     seeds: range
     steps: int
-    cost: bool = False
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
@@ -54,11 +53,9 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--seeds", type=int, default=40, help="runs of each mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     parser.add_argument("--steps", type=int, default=200, help="of a run")
-    parser.add_argument("--cost", action="store_true", help="measure what a step costs instead")
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
     unknown = set(modes) - set(MODES)
     if unknown:
         parser.error(f"no modes are called {', '.join(sorted(unknown))}")
-    seeds = range(given.first, given.first + given.seeds)
-    return Options(modes, seeds, given.steps, given.cost)
+    return Options(modes, range(given.first, given.first + given.seeds), given.steps)

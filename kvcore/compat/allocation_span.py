@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvcore.compat.engine_request import Seen
 from kvcore.compat.errors import BehindWindow
-from kvcore.compat.request_registry import RegisteredRequest
+from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.errors import BeyondComputed, InvalidCount

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvcore.compat.blocks import KVCacheBlocks
 from kvcore.compat.engine_request import read_hashes
-from kvcore.compat.request_registry import RegisteredRequest
+from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.values import Appended, Refused
@@ -57,9 +57,9 @@ class DecodedTokens:
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
             start, place = known.num_computed, known.num_computed - known.num_ahead
+            tail = request.all_token_ids[place - 1 : num_tokens]
             if known.request is not request or request.num_computed_tokens != start:
                 return None
-            tail = request.all_token_ids[place - 1 : num_tokens]  # type: ignore[attr-defined] # or not
         except (AttributeError, KeyError, TypeError):
             return None
         num_new = num_tokens - place
@@ -117,7 +117,11 @@ class DecodedTokens:
         new: list[bytes] = []
         if len(token) and num_tokens % size == 0 and known.num_hashes is not None:
             new = list((read_hashes(request) or ())[known.num_hashes : num_tokens // size])
-            if not self._publishes or [type(each) for each in new] != [bytes] or len(new[0]) != 32:
+            if (
+                not self._publishes
+                or [type(each) for each in new] != [bytes]
+                or len(new[0]) != HASH_BYTES
+            ):
                 return None
         name = request.request_id
         done = self._core.append((name,), token if len(token) else None)

@@ -23,7 +23,8 @@ from kvcore.compat.allocation_span import (
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.decoded_tokens import DecodedTokens
 from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
-from kvcore.compat.request_registry import RegisteredRequest, RequestRegistry
+from kvcore.compat.registered_request import RegisteredRequest
+from kvcore.compat.request_registry import RequestRegistry
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.arguments import read_count, read_ints, read_list
@@ -119,17 +120,10 @@ class KVCacheManager(DecodedTokens):
         what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
         TokensChanged besides.
         """
-        if (
-            num_new_tokens == 1
-            and new_computed_blocks is None
-            and num_new_computed_tokens == 0
-            and num_lookahead_tokens == 0
-            and num_external_computed_tokens == 0
-            and num_encoder_tokens == 0
-            and reserved_blocks == 0
-            and delay_cache_blocks is False
-            and full_sequence_must_fit is False
-        ):
+        no_hit = new_computed_blocks is None and num_new_computed_tokens == 0
+        no_more = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
+        no_gate = delay_cache_blocks is full_sequence_must_fit is False and reserved_blocks == 0
+        if num_new_tokens == 1 and no_hit and no_more and no_gate:
             grown = self.append(request)
             if grown is not None:
                 return grown

@@ -11,18 +11,15 @@ does not grow with the batch.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from kvcore.compat.engine_request import EngineRequest, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
+from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Batch
 
-if TYPE_CHECKING:
-    from kvcore.compat.request_registry import RegisteredRequest
-
 MAX_UNREAD_BATCHES = 64
-
 
 Scheduled: TypeAlias = tuple[EngineRequest, int, int, int]
 """A request of the open batch; its tokens and its count when it was scheduled first; and where the

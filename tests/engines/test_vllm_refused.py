@@ -16,7 +16,7 @@ import kvcore_vllm
 import torch
 from kvcore_vllm import NotServed
 from kvcore_vllm.install import check_connectors
-from kvcore_vllm.manager import KVCacheManager
+from kvcore_vllm.short_ways import KVCacheManager
 from vllm.config import KVTransferConfig
 from vllm.v1.kv_cache_interface import (
     EncoderOnlyAttentionSpec,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvcore_vllm.manager import KVCacheManager
+from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as VllmManager
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import SlidingWindowSpec

@@ -81,7 +81,7 @@ def pytest_configure(config: Any) -> None:
     os.environ["VLLM_MODEL_REDIRECT_PATH"] = str(write_models(Path(folder.name)))
     if not OWN:
         from kvcore_vllm import install
-        from kvcore_vllm.manager import KVCacheManager
+        from kvcore_vllm.short_ways import KVCacheManager
         from vllm.v1.core import kv_cache_manager
 
         install()

@@ -86,7 +86,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     """Where, which name, and what stands there while kvcore is installed."""
     from vllm.v1.core.sched import scheduler
 
-    from kvcore_vllm.manager import KVCacheManager
+    from kvcore_vllm.short_ways import KVCacheManager
 
     native = scheduler.Scheduler.__init__
 

@@ -91,15 +91,9 @@ class KVCacheManager:
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
-        self._append = compat.append
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
-        # Then nothing else has to be noted of a token that a request decodes.
-        noted = (self._zeroing.wanted, self.events, self._num_prefilled_again, self._windows)
-        self._only_appends = not any(noted)
-        if self._only_appends:
-            self.cache_blocks = compat.cache_blocks  # type: ignore[method-assign] # nothing to add
 
     @property
     def usage(self) -> float:
@@ -173,24 +167,6 @@ class KVCacheManager:
         skip_zeroing_group_ids: Sequence[int] = (),
     ) -> Blocks | None:
         """Slots for the next tokens: the blocks that tables grew by, or None."""
-        if (
-            num_new_tokens == 1
-            and new_computed_blocks is None
-            and not (
-                num_lookahead_tokens
-                or num_new_computed_tokens
-                or num_external_computed_tokens
-                or delay_cache_blocks
-                or num_encoder_tokens
-                or full_sequence_must_fit
-                or reserved_blocks
-            )
-        ):
-            grown = self._append(request) if self._only_appends and self._in_step else None
-            if grown is self.compat.empty_kv_cache_blocks:
-                return self.empty_kv_cache_blocks
-            if grown is not None:
-                return self._result(grown.blocks)
         if self.watermark_blocks and has_scheduled_reqs and request.status in ADMITTED:
             reserved_blocks += self.watermark_blocks
             if full_sequence_must_fit and not self._whole_fits(
@@ -243,8 +219,6 @@ class KVCacheManager:
 
     def free(self, request: Any) -> None:
         """Give back a request's blocks, tail first."""
-        if not self._in_step and self._windows is None and self._free_simply(request):
-            return
         tables = self._let_go(request)
         held = [[each for each in table if each != 0] for table in tables]
         core = self.compat.core
@@ -370,22 +344,6 @@ class KVCacheManager:
     def _publish(self, request: Any, num_tokens: int) -> None:
         """Make full blocks findable, but for tokens that a chunk to come writes anew."""
         self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
-
-    def _free_simply(self, request: Any) -> bool:
-        """Free a request unless two of its blocks have no key, whose order would differ."""
-        tables = self.compat.get_block_ids(request.request_id)
-        held = tables[0] if len(tables) == 1 else [each for table in tables for each in table]
-        has_key = self.compat.core.has_key
-        num_found = sum(map(has_key, held))
-        if len(held) - num_found > 1:
-            return False
-        lasts = [next(filter(has_key, reversed(table)), 0) for table in tables]
-        self.compat.free(request)
-        if not all(map(has_key, lasts)):  # keys are withdrawn from the end on
-            self.num_withdrawn += num_found - sum(map(has_key, held))
-        if self.events is not None:
-            self.events.collect(request)
-        return True
 
     def _let_go(self, request: Any) -> Tables:
         """Free a request, but hold its blocks by pins; returns its tables."""
