@@ -123,10 +123,9 @@ class KVCacheManager(DecodedTokens):
         no_hit = new_computed_blocks is None and num_new_computed_tokens == 0
         no_more = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
         no_gate = delay_cache_blocks is full_sequence_must_fit is False and reserved_blocks == 0
-        if num_new_tokens == 1 and no_hit and no_more and no_gate:
-            grown = self.append(request)
-            if grown is not None:
-                return grown
+        is_plain = num_new_tokens == 1 and no_hit and no_more and no_gate
+        if is_plain and (grown := self.append(request)) is not None:
+            return grown
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
             num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
@@ -158,7 +157,7 @@ class KVCacheManager(DecodedTokens):
         self._registry.hold(known, seen, counted, span.end)
         if not (span.again or delay_cache_blocks):
             self._registry.note_counts(known, seen.name)
-        if span.again and not delay_cache_blocks:
+        elif not delay_cache_blocks:
             self._steps.publish_later(seen.name, span.end)
         return blocks
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager with short ways for what happens in every step: decoded tokens, and requests that end.
+"""The manager with short ways for what each step has: decoded tokens, and requests that end.
 
 They are taken where nothing else has to be noted: no events, no windows, no blocks to zero, no
 modules that predict several tokens. All else goes the way of `manager.py`, with the same outcome.
