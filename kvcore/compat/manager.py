@@ -121,10 +121,9 @@ class KVCacheManager(DecodedTokens):
         TokensChanged besides.
         """
         no_hit = new_computed_blocks is None and num_new_computed_tokens == 0
-        no_more = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
+        alone = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
         no_gate = delay_cache_blocks is full_sequence_must_fit is False and reserved_blocks == 0
-        is_plain = num_new_tokens == 1 and no_hit and no_more and no_gate
-        if is_plain and (grown := self.append(request)) is not None:
+        if no_hit and alone and no_gate and num_new_tokens == 1 and (grown := self.append(request)):
             return grown
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
