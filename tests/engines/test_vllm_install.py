@@ -24,7 +24,7 @@ from kvcore_vllm import NotServed, pinned
 from kvcore_vllm.blocks import BlockPool, Blocks
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.install import load
-from kvcore_vllm.short_ways import KVCacheManager
+from kvcore_vllm.manager import KVCacheManager
 from vllm.config import SchedulerConfig
 from vllm.v1.core.sched import scheduler as place
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler

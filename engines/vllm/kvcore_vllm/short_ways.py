@@ -7,6 +7,7 @@ modules that predict several tokens. All else goes the way of `manager.py`, with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvcore_vllm.blocks import Blocks
@@ -28,20 +29,41 @@ class KVCacheManager(Whole):
         self,
         request: Any,
         num_new_tokens: int,
-        *given: Any,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
         num_lookahead_tokens: int = 0,
-        **options: Any,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: Sequence[int] = (),
     ) -> Blocks | None:
         """Slots for the next tokens: the blocks that tables grew by, or None."""
-        if num_lookahead_tokens:
-            options["num_lookahead_tokens"] = num_lookahead_tokens
-        elif num_new_tokens == 1 and not (given or options) and self._is_plain and self._in_step:
-            grown = self._append(request)
-            if grown is self._nothing:
-                return self.empty_kv_cache_blocks
-            if grown is not None:
-                return self._result(grown.blocks)
-        return super().allocate_slots(request, num_new_tokens, *given, **options)
+        if num_new_tokens == 1 and new_computed_blocks is None and self._is_plain and self._in_step:
+            counts = num_new_computed_tokens or num_lookahead_tokens or num_external_computed_tokens
+            others = delay_cache_blocks or num_encoder_tokens or full_sequence_must_fit
+            if not (counts or others or reserved_blocks):
+                grown = self._append(request)
+                if grown is self._nothing:
+                    return self.empty_kv_cache_blocks
+                if grown is not None:
+                    return self._result(grown.blocks)
+        return super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_blocks,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            delay_cache_blocks,
+            num_encoder_tokens,
+            full_sequence_must_fit,
+            reserved_blocks,
+            has_scheduled_reqs,
+            skip_zeroing_group_ids,
+        )
 
     def free(self, request: Any) -> None:
         """Give back a request's blocks, tail first."""
