@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers engines-vllm engines-nano engines-transformers demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-tests engines-nano engines-transformers demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -117,14 +117,22 @@ bench: setup ## measure the twin, the Python API, the engine and the copies
 bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick takes a minute
 	$(BIN)/python -m benches.peers $(ARGS)
 
+bench-engines: setup ## what engines' steps cost over kvcore and over their own managers (10 minutes)
+	$(BIN)/python -m benches.engines $(ARGS)
+
 engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own manager: the same steps
 	$(BIN)/python -m benches.vllm $(ARGS)
+
+engines-vllm-tests: setup ## run vLLM 0.33.0's own tests of its scheduler and manager over kvcore
+	$(BIN)/python -m tests.engines.vllm_environment $(ARGS)
 
 engines-nano: setup ## run nano-vllm's scheduler over kvcore and over its own manager, and compare
 	$(BIN)/python -m benches.nano_vllm $(ARGS)
 
 engines-transformers: setup ## install transformers 5.23.0 outside the project and test kvcore under it
 	$(BIN)/python -m tests.engines.transformers_environment $(ARGS)
+
+engines: engines-nano engines-transformers engines-vllm-tests engines-vllm ## all adapters for engines, each under its engine (an hour)
 
 demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
 	$(BIN)/python -m tests.engines.transformers_environment demo

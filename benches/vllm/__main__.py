@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run vLLM 0.33.0's schedulers over its own manager and over kvcore, and compare every step.
 
-Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200]. Installs vLLM
-first, outside the project (benches/peers/install.py). Ends with status 1 where a step differs.
+Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200].
+Installs vLLM first, outside the project (benches/peers/install.py). Ends with status 1 where a step
+differs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from benches.vllm.options import read_options
 
 FAMILY = "vllm033"
 ROOT = Path(__file__).parents[2]
+PATHS = (ROOT, ROOT / "engines" / "vllm")
 
 
 def main() -> int:
@@ -24,7 +26,7 @@ def main() -> int:
     read_options()
     install.install([FAMILY])
     command = [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *sys.argv[1:]]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

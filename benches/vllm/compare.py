@@ -27,6 +27,7 @@ os.environ |= {
 }  # before vLLM is imported
 
 import attrs
+import kvcore_vllm
 import torch
 from vllm.config import (
     CacheConfig,
@@ -41,12 +42,16 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benches.vllm.adapter import KvcoreAsyncScheduler, KvcoreScheduler
 from benches.vllm.options import MODES, read_options
 from benches.vllm.report import Step, Verdict, judge, summary
 from benches.vllm.traffic import Arrival, Traffic, sampled
@@ -65,7 +70,14 @@ MODEL = {
 }
 """vLLM wants to know one; nothing is computed."""
 MAX_MODEL_LEN = 400
+SIZES = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 128,
+    "max_model_len": MAX_MODEL_LEN,
+    "long_prefill_token_threshold": 64,
+}
 NUM_DRAFTS = 3
+WINDOW = 40
 STEPS_BETWEEN_CHECKS = 10
 IN_FLIGHT = {False: 1, True: 2}
 """Steps that are scheduled when the output of the first comes; asynchronous or not."""
@@ -94,12 +106,13 @@ class World:
 def world_of(mode: str, seed: int) -> World:
     """Large and small blocks, roomy and tight pools, both policies, in turn."""
     block_size = (16, 4)[seed % 2]
-    num_slots = (960, 640)[seed // 2 % 2]
+    num_slots = (960, 640)[seed // 2 % 2] * (1 + MODES[mode].has_windows)
     return World(mode, block_size, num_slots // block_size, ("fcfs", "priority")[seed // 4 % 2])
 
 
-def make_config(world: World, model: str) -> VllmConfig:
-    """vLLM's configuration of a world."""
+def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
+    """vLLM's configuration of a world. sizes: of the scheduler's that are others here."""
+    length = sizes.get("max_model_len", MAX_MODEL_LEN)
     method = "ngram_gpu" if world.is_async else "ngram"
     speculative = SpeculativeConfig(
         method=method, num_speculative_tokens=NUM_DRAFTS, prompt_lookup_max=5, prompt_lookup_min=2
@@ -108,13 +121,10 @@ def make_config(world: World, model: str) -> VllmConfig:
     cache.num_gpu_blocks = world.num_blocks
     return VllmConfig(
         model_config=ModelConfig(
-            model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=MAX_MODEL_LEN
+            model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=length
         ),
         scheduler_config=SchedulerConfig(
-            max_num_seqs=8,
-            max_num_batched_tokens=128,
-            max_model_len=MAX_MODEL_LEN,
-            long_prefill_token_threshold=64,
+            **SIZES | sizes,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
             async_scheduling=world.is_async,
@@ -130,15 +140,18 @@ class Side:
     """A scheduler with its requests, and a model that answers late."""
 
     def __init__(self, kind: type[Any], world: World, config: VllmConfig, seed: int) -> None:
-        spec = FullAttentionSpec(
-            block_size=world.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
+        shape = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        shape["block_size"] = world.block_size
+        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
+        if MODES[world.mode].has_windows:
+            window = SlidingWindowSpec(sliding_window=WINDOW, **shape)
+            groups.append(KVCacheGroupSpec(["window"], window))
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=world.num_blocks,
                 kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+                kv_cache_groups=groups,
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.block_size,
@@ -170,16 +183,16 @@ class Side:
         planned = self.scheduler.schedule()
         decided = decisions(planned)
         if planned.total_num_scheduled_tokens:
-            self.in_flight.append((number, planned, self._answers(number, planned)))
+            self.in_flight.append((number, planned, self.answers(number, planned)))
         if self.in_flight and (
             len(self.in_flight) == IN_FLIGHT[self.world.is_async]
             or not planned.total_num_scheduled_tokens
         ):
-            decided["answers"] = self._take_output(*self.in_flight.popleft())
+            decided["answers"] = self.take_output(*self.in_flight.popleft())
         decided["usage"] = round(self.scheduler.kv_cache_manager.usage, 6)
         return decided
 
-    def _answers(self, number: int, planned: Any) -> list[list[int]]:
+    def answers(self, number: int, planned: Any) -> list[list[int]]:
         """What the model will say to each request of a step; nothing to a chunk of a prompt."""
         return [
             []
@@ -190,7 +203,7 @@ class Side:
             for name in planned.num_scheduled_tokens
         ]
 
-    def _take_output(self, number: int, planned: Any, answers: list[list[int]]) -> object:
+    def take_output(self, number: int, planned: Any, answers: list[list[int]]) -> object:
         names = list(planned.num_scheduled_tokens)
         known = {name: self.scheduler.requests.get(name) for name in names}
         self.scheduler.update_from_output(
@@ -243,7 +256,10 @@ def decisions(planned: Any) -> dict[str, object]:
     }
 
 
-KINDS = {False: (Scheduler, KvcoreScheduler), True: (AsyncScheduler, KvcoreAsyncScheduler)}
+KINDS = {
+    False: (Scheduler, kvcore_vllm.Scheduler),
+    True: (AsyncScheduler, kvcore_vllm.AsyncScheduler),
+}
 
 
 def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:

@@ -11,11 +11,15 @@ import attrs
 
 @attrs.frozen
 class Mode:
-    """How a scheduler works, and whether its requests are sessions that go on."""
+    """How a scheduler works, and whether its requests are sessions that go on.
+
+    has_windows: a second group has a sliding window.
+    """
 
     is_async: bool
     has_drafts: bool
     has_sessions: bool = False
+    has_windows: bool = False
 
 
 MODES = {
@@ -24,6 +28,9 @@ MODES = {
     "async-sessions": Mode(is_async=True, has_drafts=True, has_sessions=True),
     "sync": Mode(is_async=False, has_drafts=False),
     "sync-drafts": Mode(is_async=False, has_drafts=True),
+    "async-windows": Mode(is_async=True, has_drafts=False, has_windows=True),
+    "async-windows-drafts": Mode(is_async=True, has_drafts=True, has_windows=True),
+    "sync-windows": Mode(is_async=False, has_drafts=False, has_windows=True),
 }
 
 

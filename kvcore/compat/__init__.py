@@ -10,6 +10,7 @@ from kvcore.compat.engine_request import EngineRequest
 from kvcore.compat.errors import (
     BehindWindow,
     CommandsNotKept,
+    NoSlotLeft,
     NotOneGroup,
     TokensChanged,
     UnreadCommands,
@@ -22,6 +23,7 @@ __all__ = [
     "EngineRequest",
     "KVCacheBlocks",
     "KVCacheManager",
+    "NoSlotLeft",
     "NotOneGroup",
     "TokensChanged",
     "UnreadCommands",

@@ -12,11 +12,11 @@ token is computed here (X-06), though its slot is there for the load.
 
 from __future__ import annotations
 
-import attrs
+from typing import NamedTuple
 
 from kvcore.compat.engine_request import Seen
 from kvcore.compat.errors import BehindWindow
-from kvcore.compat.request_registry import RegisteredRequest
+from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.errors import BeyondComputed, InvalidCount
@@ -24,8 +24,7 @@ from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
-@attrs.frozen(kw_only=True)
-class TokenCounts:
+class TokenCounts(NamedTuple):
     """The tokens of a call: new, hit, external and looked ahead."""
 
     num_new: int
@@ -34,8 +33,7 @@ class TokenCounts:
     num_lookahead: int
 
 
-@attrs.frozen(kw_only=True)
-class AllocationSpan:
+class AllocationSpan(NamedTuple):
     """The tokens that are requested of the core.
 
     start: first position that the engine computes. end: behind the last. again: it has slots

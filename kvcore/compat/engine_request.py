@@ -122,17 +122,23 @@ def uncached_request(request: EngineRequest, *, own_hashes: bool) -> tuple[Reque
 
 
 def cached_request(
-    request: EngineRequest, hash_block_size: int, *, own_hashes: bool
+    request: EngineRequest, hash_block_size: int, *, own_hashes: bool, has_events: bool
 ) -> tuple[Request, int]:
     """The request with what its keys are made of, and its tokens in it: of a prompt that is given
-    as embeddings no more than that prompt.
+    as embeddings no more than that prompt. Own hashes are the keys, and events name the rest.
     """
     seen = see(request)
+    hashes = read_hashes(request) if own_hashes else None
+    if hashes is not None and not has_events:
+        own = list(hashes[: seen.num_tokens // hash_block_size])
+        skips = skips_reading(request)
+        tokens = read_tokens(request, 0, seen.num_tokens)
+        made = Request(seen.name, tokens, block_hashes=own, skip_reading_prefix_cache=skips)
+        return made, seen.num_tokens
     embeds = _read_embeds(getattr(request, "prompt_embeds", None))
     num_tokens = seen.num_tokens
     if embeds is not None:
         num_tokens = min(num_tokens, len(embeds.data) // embeds.bytes_per_token)
-    hashes = read_hashes(request) if own_hashes else None
     made = Request(
         seen.name,
         read_tokens(request, 0, num_tokens),

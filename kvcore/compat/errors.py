@@ -43,3 +43,12 @@ class UnreadCommands(KvcoreError):
     """Batches wait for `take_commands`, and no more of them are kept."""
 
     message = "{num_batches} batches wait to be read: call take_commands in every step"
+
+
+class NoSlotLeft(KvcoreError):
+    """A slot in a request's last block was promised, and the block was pinned or forked since."""
+
+    message = (
+        "request {request!r} was told of a slot in its last block, which was pinned or forked "
+        "through the core before, and no block is free to copy it to"
+    )

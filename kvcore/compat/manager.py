@@ -11,7 +11,6 @@ X-14.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import gcd
 from typing import Any, Literal
 
 from kvcore.compat.allocation_span import (
@@ -22,8 +21,10 @@ from kvcore.compat.allocation_span import (
     withdraw,
 )
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
+from kvcore.compat.decoded_tokens import DecodedTokens
 from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
-from kvcore.compat.request_registry import RegisteredRequest, RequestRegistry
+from kvcore.compat.registered_request import RegisteredRequest
+from kvcore.compat.request_registry import RequestRegistry
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.arguments import read_count, read_ints, read_list
@@ -35,14 +36,14 @@ from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
-class KVCacheManager:
+class KVCacheManager(DecodedTokens):
     """Decides which block holds which tokens of an engine's requests; touches no tensor.
 
-    log_stats: whether look-ups are counted. own_hashes: whether a request's
-    block_hashes are used if it has them; they are 32 bytes, one for each `hash_block_size`
-    tokens of the config. keep_commands: whether `take_commands` hands out the batches. core: the
-    manager underneath. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
-    if duplicates are merged without keep_commands: only commands report the replaced blocks.
+    log_stats: whether look-ups are counted. own_hashes: whether a request's block_hashes are used
+    if it has them; they are 32 bytes, one for each `hash_block_size` tokens of the config.
+    keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last
+    `allocate_slots` gave None. Raises InvalidConfig if duplicates are merged without keep_commands:
+    only commands report the replaced blocks.
     """
 
     def __init__(
@@ -57,29 +58,33 @@ class KVCacheManager:
         if config.duplicates == "merge" and not keep_commands:
             reason = "tables change in place, so the commands must be kept and applied"
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
-        self.core = Core(config, backend)
+        core = Core(config, backend)
+        steps = Steps(core, keep_commands=keep_commands)
+        self._registry = RequestRegistry(core, steps, own_hashes=own_hashes)
+        no_blocks = KVCacheBlocks(((),) * len(config.groups), core.has_key)
+        super().__init__(core, steps, self._registry.known, no_blocks)
         self.config = config
         self.enable_caching = config.enable_caching
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
-        self.last_refusal: Refused | None = None
-        self._block_divisor = gcd(*(group.block_size for group in config.groups))
-        no_blocks = ((),) * len(config.groups)
-        self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
-        self._steps = Steps(self.core, keep_commands=keep_commands)
-        self._registry = RequestRegistry(self.core, self._steps, own_hashes=own_hashes)
 
     def __repr__(self) -> str:
-        return f"<compat of {self.core!r}>"
+        return f"<compat of {self._core!r}>"
+
+    @property
+    def core(self) -> Core:
+        """The manager underneath, with all calls so far in it: get it anew after others."""
+        self._steps.settle()
+        return self._core
 
     @property
     def usage(self) -> float:
         """Share of the usable blocks that have an owner, 0.0 to 1.0."""
-        return self.core.usage
+        return self._core.usage
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """The look-up statistics since the last call; None if they are not logged."""
-        return self.core.take_stats() if self.log_stats else None
+        return self._core.take_stats() if self.log_stats else None
 
     def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
         """The longest cached prefix that leaves a token to compute, and its tokens.
@@ -89,9 +94,9 @@ class KVCacheManager:
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
         seen = see(request)
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         self._registry.bring(request, seen)
-        hit = self.core.get_computed_blocks(seen.name)
+        hit = self._core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
 
     def allocate_slots(
@@ -115,11 +120,11 @@ class KVCacheManager:
         what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
         TokensChanged besides.
         """
-        others = [num_new_computed_tokens, num_lookahead_tokens, num_external_computed_tokens]
-        others += [num_encoder_tokens, reserved_blocks, delay_cache_blocks, full_sequence_must_fit]
-        is_plain = new_computed_blocks is None and others == [0] * len(others)
-        if num_new_tokens == 1 and is_plain and self._append(request):
-            return self.empty_kv_cache_blocks
+        no_hit = new_computed_blocks is None and num_new_computed_tokens == 0
+        alone = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
+        no_gate = delay_cache_blocks is full_sequence_must_fit is False and reserved_blocks == 0
+        if no_hit and alone and no_gate and num_new_tokens == 1 and (grown := self.append(request)):
+            return grown
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
             num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
@@ -129,9 +134,9 @@ class KVCacheManager:
         looked_up = self.enable_caching and not skips_reading(request)
         hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
         seen = see(request)
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         known = self._registry.bring(request, seen)
-        span = find_span(self.core, self._steps, known, seen, counts)
+        span = find_span(self._core, self._steps, known, seen, counts)
         blocks = self.empty_kv_cache_blocks
         if span.num_new or span.num_external:
             got = self._allocate(
@@ -144,14 +149,14 @@ class KVCacheManager:
             if isinstance(got, Refused):
                 self.last_refusal = got
                 return None
-            blocks = self.create_kv_cache_blocks(new_blocks(self.core, span, got))
+            blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
-        self._steps.schedule(request, seen, span.start)
+        self._steps.schedule(seen.name, (request, *seen[1:], span.start))
         counted = span.start if counts.num_new else seen.num_computed
         self._registry.hold(known, seen, counted, span.end)
         if not (span.again or delay_cache_blocks):
             self._registry.note_counts(known, seen.name)
-        if span.again and not delay_cache_blocks:
+        elif not delay_cache_blocks:
             self._steps.publish_later(seen.name, span.end)
         return blocks
 
@@ -165,10 +170,10 @@ class KVCacheManager:
         seen = see(request)
         if seen.name not in self._registry:
             return
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         if self._registry.was_lowered(seen):
-            withdraw(self.core, self._steps, seen)
-        self.core.free(seen.name)
+            withdraw(self._core, self._steps, seen)
+        self._core.free(seen.name)
         self._steps.leave(seen.name)
         self._steps.change()
         self._registry.leave(request, seen.name)
@@ -182,41 +187,43 @@ class KVCacheManager:
         if request_id not in self._registry:
             return
         self._steps.notice_known(request_id)
-        count = min(count, self.core.num_tokens(request_id))
-        count = min(count, self.core.num_computed_tokens(request_id))
-        self.core.remove_skipped_blocks(request_id, count)
+        count = min(count, self._core.num_tokens(request_id))
+        count = min(count, self._core.num_computed_tokens(request_id))
+        self._core.remove_skipped_blocks(request_id, count)
         self._steps.change()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks; their owners keep them, and the null block has none."""
         blocks = read_ints(read_list("block_ids", block_ids))
-        self.core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
+        self._core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
         self._steps.change()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key; False, and nothing happens, while any block is used."""
         self._steps.change()
-        return self.core.reset_prefix_cache()
+        return self._core.reset_prefix_cache()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Leading blocks per group that all requests with blocks hold."""
         if running_request_id not in self._registry:
             return [0] * len(self.config.groups)
-        return self.core.get_num_common_prefix_blocks(running_request_id)
+        return self._core.get_num_common_prefix_blocks(running_request_id)
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
-        return list(self.core.take_events())
+        return list(self._core.take_events())
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The blocks of a request; none of one that holds none or is not known."""
         if request_id not in self._registry:
             return self.empty_kv_cache_blocks
-        return self.create_kv_cache_blocks(self.core.get_blocks(request_id).blocks)
+        return self.create_kv_cache_blocks(self._core.get_blocks(request_id).blocks)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The same as one list per group."""
-        return self.get_blocks(request_id).get_block_ids()
+        if request_id not in self._registry:
+            return self.empty_kv_cache_blocks.get_block_ids()
+        return self._core.get_block_ids(request_id)
 
     def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publish a request's full blocks up to a token count, whose caching was delayed.
@@ -225,23 +232,23 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return
+        decoding = self._registry.decoding(request)
+        if decoding is not None and self._is_in_block(decoding, num_computed_tokens):
+            return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
-        decoding = self._registry.decoding(request)
-        if decoding is not None and not decoding.fills_block(seen, count, self._block_divisor):
-            return
-        self._steps.notice(seen)
+        self._steps.notice(*seen)
         known = self._registry.bring(request, seen, count)
-        counted = self.core.num_computed_tokens(seen.name)
-        self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
+        counted = self._core.num_computed_tokens(seen.name)
+        self._core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
         if decoding is not None:
             self._registry.note_counts(known, seen.name)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
         """Blocks as a result; the one empty object where no group has any."""
-        groups = tuple(tuple(ids) for ids in blocks)
+        groups = tuple(map(tuple, blocks))
         return (
-            KVCacheBlocks(groups, self.core.has_key) if any(groups) else self.empty_kv_cache_blocks
+            KVCacheBlocks(groups, self._core.has_key) if any(groups) else self.empty_kv_cache_blocks
         )
 
     def take_new_block_ids(self) -> list[int]:
@@ -249,12 +256,12 @@ class KVCacheManager:
 
         Recorded with `Config.record_new_blocks`.
         """
-        return self.core.take_new_block_ids()
+        return self._core.take_new_block_ids()
 
     def new_step_starts(self) -> None:
         """Say that a step begins: what was scheduled before is computed. Raises UnreadCommands."""
         self._steps.close()
-        self.core.new_step_starts()
+        self._core.new_step_starts()
 
     def step_ends(self) -> None:
         """Say that the schedule of a step is made: a request that is freed now is computed in it.
@@ -269,32 +276,6 @@ class KVCacheManager:
         For a runtime that applies them; rows are those of `core.get_row`. Raises CommandsNotKept.
         """
         return self._steps.take()
-
-    def _append(self, request: EngineRequest) -> bool:
-        """Schedule the next token of a request that decodes, in one call of the core.
-
-        False, and nothing is scheduled, if a block begins there or there is more to look at.
-        """
-        known = self._registry.decoding(request)
-        if known is None:
-            return False
-        name, start = request.request_id, known.num_computed
-        seen = Seen(name, request.num_tokens, request.num_computed_tokens)
-        hashes, size = known.num_hashes, self.config.hash_block_size
-        if seen.num_computed != start or start % self._block_divisor == 0:
-            return False
-        if hashes is not None and seen.num_tokens // size > hashes:
-            return False
-        token = known.next_token(seen.num_tokens)
-        self._steps.notice(seen)
-        if token is None or name in self._steps or start >= self.config.length_limit:
-            return False
-        if not self.core.append((name,), token or None).done:
-            return False
-        self.last_refusal = None
-        self._steps.schedule(request, seen, start)
-        known.append(token)
-        return True
 
     def _allocate(
         self,
@@ -317,9 +298,9 @@ class KVCacheManager:
         try:
             if options["full_sequence_must_fit"] and options["reserved_blocks"]:
                 gate = options | {"reserved_blocks": 0}
-                is_open = self.core.can_allocate(*call, **gate) is Verdict.OK
+                is_open = self._core.can_allocate(*call, **gate) is Verdict.OK
                 options = options | {"full_sequence_must_fit": False} if is_open else gate
-            got = self.core.allocate_slots(*call, **options)
+            got = self._core.allocate_slots(*call, **options)
         finally:
             if not isinstance(got, CoreBlocks):
                 self._steps.change()

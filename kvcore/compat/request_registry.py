@@ -12,8 +12,6 @@ was scheduled before its token is known stays until the engine has the token or 
 
 from __future__ import annotations
 
-import attrs
-
 from kvcore.compat.engine_request import (
     EngineRequest,
     Seen,
@@ -25,59 +23,11 @@ from kvcore.compat.engine_request import (
     uncached_request,
 )
 from kvcore.compat.errors import TokensChanged
+from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 
 MAX_RESTING = 1024
-
-
-@attrs.define
-class RegisteredRequest:
-    """What the core knows of a request.
-
-    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
-    behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
-    most tokens that it was scheduled to since it holds blocks. num_tokens, num_computed: the core's
-    counts if it decodes without drafts, else -1.
-    """
-
-    request: EngineRequest
-    last_token: int
-    num_hashes: int | None
-    drafts: list[int] = attrs.field(factory=list)
-    counted: int = 0
-    end: int = 0
-    num_tokens: int = -1
-    num_computed: int = -1
-
-    def next_token(self, num_tokens: int) -> tuple[int, ...] | None:
-        """What follows the tokens that the core has, of the engine's num_tokens: one token, or none
-        if the next position is to come; None if that has to be looked at.
-        """
-        num_new, place = num_tokens - self.num_tokens, self.num_tokens
-        every = getattr(self.request, "all_token_ids", None)
-        if every is None or not 0 <= num_new <= 1 or place > self.num_computed:
-            return None
-        if len(every) < num_tokens or every[place - 1] != self.last_token:
-            return None
-        return (every[place],) if num_new else ()
-
-    def fills_block(self, seen: Seen, count: int, size: int) -> bool:
-        """Whether the engine has tokens that fill a block up to count, or a hash may be new of one
-        that is full; size: all sizes' divisor.
-        """
-        if self.num_hashes is not None and count // size > self.num_hashes:
-            return True
-        return count > self.num_computed or seen.num_tokens // size > self.num_tokens // size
-
-    def append(self, token: tuple[int, ...]) -> None:
-        """Note that the core has this token, or none, and schedules the next position."""
-        self.counted = self.num_computed
-        self.num_computed += 1
-        self.end = max(self.end, self.num_computed)
-        if token:
-            self.num_tokens += 1
-            self.last_token = int(token[0])
 
 
 class RequestRegistry:
@@ -92,12 +42,12 @@ class RequestRegistry:
         self._own_hashes = own_hashes
         largest = max(group.block_size for group in core.config.groups)
         self._num_slots = core.config.num_usable_blocks * largest
-        self._known: dict[str, RegisteredRequest] = {}
+        self.known: dict[str, RegisteredRequest] = {}
         self._resting: dict[str, None] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the core knows a request of this id."""
-        return name in self._known
+        return name in self.known
 
     def bring(
         self, request: EngineRequest, seen: Seen, end: int | None = None
@@ -109,13 +59,14 @@ class RequestRegistry:
         TokensChanged.
         """
         name = seen.name
-        known = self._known.get(name)
-        if known is not None and name in self._resting and known.request is not request:
+        known = self.known.get(name)
+        if known is not None and name in self._resting and known.is_another(request):
             self._forget(name)
             known = None
         if known is None:
             return self._add(request, seen)
-        known.request, known.num_computed = request, -1
+        known.request = request
+        known.look_at()
         if name in self._resting:
             self._resting[name] = self._resting.pop(name)
         if name in self._steps:
@@ -125,8 +76,8 @@ class RequestRegistry:
 
     def decoding(self, request: EngineRequest) -> RegisteredRequest | None:
         """The request if it is known by this object, holds blocks and has no drafts."""
-        known = self._known.get(getattr(request, "request_id", ""))
-        return known if known and known.request is request and known.num_computed >= 0 else None
+        known = self.known.get(getattr(request, "request_id", ""))
+        return known if known and known.request is request and known.num_computed else None
 
     def hold(self, known: RegisteredRequest, seen: Seen, counted: int, end: int) -> None:
         """Note that a request holds blocks, and that it is scheduled up to end."""
@@ -134,14 +85,18 @@ class RequestRegistry:
         known.counted, known.end = counted, max(known.end, end)
 
     def note_counts(self, known: RegisteredRequest, name: str) -> None:
-        """Note what the core counts of a request that holds blocks, if it has no drafts."""
-        if not known.drafts and name not in self._resting:
-            known.num_tokens = self._core.num_tokens(name)
+        """Note what the core counts of a request that holds blocks, if it can go on by `append`."""
+        if known.drafts or name in self._resting:
+            return
+        tokens, size = self._core.num_tokens(name), self._core.config.hash_block_size
+        if known.num_hashes is None or known.num_hashes == tokens // size:
             known.num_computed = self._core.num_computed_tokens(name)
+            known.num_ahead = known.num_computed - tokens
 
     def was_lowered(self, seen: Seen) -> bool:
         """Whether the engine counts less of a known request than when it was scheduled last."""
-        return seen.num_computed < self._known[seen.name].counted
+        known = self.known[seen.name]
+        return seen.num_computed < (known.num_computed - 1 if known.decodes else known.counted)
 
     def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
         """Set a request's drafts to this many; returns how many tokens are to come instead.
@@ -164,23 +119,29 @@ class RequestRegistry:
         if is_finished(request):
             self._forget(name)
             return
-        known = self._known[name]
+        known = self.known[name]
+        known.look_at()
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
-        known.num_computed = -1
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
         config = self._core.config
         if config.enable_caching:
             made, num_tokens = cached_request(
-                request, config.hash_block_size, own_hashes=self._own_hashes
+                request,
+                config.hash_block_size,
+                own_hashes=self._own_hashes,
+                has_events=config.enable_events,
             )
         else:
             made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)
-        self._core.add_request(made)
+        row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
-        known = RegisteredRequest(request, int(made.tokens[-1]), None if own is None else len(own))
-        self._known[seen.name] = known
+        known = RegisteredRequest(
+            request, row, int(made.tokens[-1]), None if own is None else len(own)
+        )
+        known.last_hash = own[-1] if own else b""
+        self.known[seen.name] = known
         self._rest(seen.name)
         if num_tokens < seen.num_tokens:
             self._extend(known, seen, seen.num_tokens)
@@ -240,6 +201,7 @@ class RequestRegistry:
         if new:
             self._core.add_block_hashes(known.request.request_id, new)
             known.num_hashes += len(new)
+            known.last_hash = new[-1]
 
     def _rest(self, name: str) -> None:
         self._resting.pop(name, None)
@@ -249,5 +211,5 @@ class RequestRegistry:
 
     def _forget(self, name: str) -> None:
         self._core.remove_request(name)
-        del self._known[name]
+        del self.known[name]
         self._resting.pop(name, None)

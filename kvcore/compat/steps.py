@@ -10,32 +10,30 @@ does not grow with the batch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from array import array
+from typing import TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, Seen, see
-from kvcore.compat.errors import CommandsNotKept, UnreadCommands
+from kvcore.compat.engine_request import EngineRequest, read_tokens, see
+from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
+from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Batch
 
 MAX_UNREAD_BATCHES = 64
 
-
-class Scheduled(NamedTuple):
-    """A request of the open batch: its counts when it was scheduled first.
-
-    start: where the batch's computation begins, behind hits and external tokens.
-    """
-
-    request: EngineRequest
-    num_tokens: int
-    num_computed: int
-    start: int
+Scheduled: TypeAlias = tuple[EngineRequest, int, int, int]
+"""A request of the open batch; its tokens and its count when it was scheduled first; and where the
+batch's computation begins, behind hits and external tokens.
+"""
 
 
 class Steps:
     """Closes the core's batches.
 
-    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES.
+    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. first:
+    the request that the open batch scheduled first, if it has any. mark: stands for the open batch.
+    waiting: requests of it that get a slot in a block of theirs each, which the core is still to be
+    told, and with the tokens that they have more, each or none.
     """
 
     def __init__(self, core: Core, *, keep_commands: bool) -> None:
@@ -43,6 +41,10 @@ class Steps:
         self._keeps = keep_commands
         self._unread: list[Batch] = []
         self._scheduled: dict[str, Scheduled] = {}
+        self.first: Scheduled | None = None
+        self.mark = object()
+        self.waiting: list[RegisteredRequest] = []
+        self.tokens = array("I")
         self._late: dict[str, int] = {}
         self._changed = False
 
@@ -54,16 +56,42 @@ class Steps:
         """Note that the open batch may have commands."""
         self._changed = True
 
-    def schedule(self, request: EngineRequest, seen: Seen, start: int) -> None:
+    def schedule(self, name: str, scheduled: Scheduled) -> None:
         """Note that the open batch computes this request's tokens from start on."""
         self._changed = True
-        if seen.name not in self._scheduled:
-            made = Scheduled(request, seen.num_tokens, seen.num_computed, start)
-            self._scheduled[seen.name] = made
+        if name not in self._scheduled:
+            self._scheduled[name] = scheduled
+            if self.first is None:
+                self.first = scheduled
+
+    def begin(self, scheduled: Scheduled) -> None:
+        """Note what the open batch schedules first, which waits."""
+        self.first, self._changed = scheduled, True
+
+    def settle(self) -> None:
+        """Tell the core of the requests that wait, which have been told of their slots."""
+        for known in self._hand_over():
+            start, request = known.num_computed - 1, known.request
+            num_tokens = known.num_computed - known.num_ahead
+            self._scheduled[request.request_id] = (request, num_tokens, start, start)
+
+    def _hand_over(self) -> list[RegisteredRequest]:
+        waiting, self.waiting = self.waiting, []
+        tokens, self.tokens = self.tokens, array("I")
+        if waiting:
+            rows = array("I", [known.row for known in waiting])
+            done = self._core.append(rows, tokens or None)
+            if done.refused is not None:
+                for known in waiting[done.done :]:
+                    count = self._core.num_tokens(known.request.request_id)
+                    known.last_token = int(read_tokens(known.request, count - 1, count)[0])
+                    known.look_at()
+                raise NoSlotLeft(request=waiting[done.done].request.request_id)
+        return waiting
 
     def count_before(self, name: str) -> int:
         """The engine's count of a request of the open batch when it was scheduled first."""
-        return self._scheduled[name].num_computed
+        return self._scheduled[name][2]
 
     def publish_later(self, name: str, num_tokens: int) -> None:
         """Publish a request's blocks up to a number of tokens when the open batch is closed."""
@@ -72,24 +100,34 @@ class Steps:
     def leave(self, name: str) -> None:
         """Forget what was noted of a request."""
         self._scheduled.pop(name, None)
+        self.first = next(iter(self._scheduled.values()), None)
         self._late.pop(name, None)
 
-    def notice(self, seen: Seen) -> None:
-        """Close the open batch if this request, or the batch's first, shows that it is over."""
-        own = self._scheduled.get(seen.name)
-        over = own is not None and _is_over(own, seen.num_tokens, seen.num_computed)
-        if not over and self._scheduled:
-            first = next(iter(self._scheduled.values()))
-            request = first.request
-            over = _is_over(first, request.num_tokens, request.num_computed_tokens)
+    def notice(self, name: str, num_tokens: int, num_computed: int) -> bool:
+        """Close the open batch if this request, or the batch's first, shows that it is over.
+
+        Returns whether the open batch schedules the request.
+        """
+        if self.waiting:
+            self.settle()
+        first = self.first
+        if first is None:
+            return False
+        own = self._scheduled.get(name)
+        over = own is not None and (num_computed > own[3] or num_tokens > own[1])
+        if not over:
+            request, before, _, start = first
+            over = request.num_computed_tokens > start or request.num_tokens > before
         if over:
             self.close()
+        return own is not None and not over
 
     def notice_known(self, name: str) -> None:
         """The same for a request that is given by its id."""
+        self.settle()
         own = self._scheduled.get(name)
         if own is not None:
-            self.notice(see(own.request))
+            self.notice(*see(own[0]))
 
     def close(self) -> None:
         """Close the open batch if anything is in it. Raises UnreadCommands."""
@@ -97,12 +135,15 @@ class Steps:
             return
         if self._keeps and len(self._unread) >= MAX_UNREAD_BATCHES:
             raise UnreadCommands(num_batches=len(self._unread))
+        self._hand_over()
         batch = self._core.take_batch()
+        self.mark = object()
         self._changed = False
         if self._keeps:
             self._unread.append(batch)
         late, self._late = self._late, {}
         self._scheduled.clear()
+        self.first = None
         for name, num_tokens in late.items():
             self._core.cache_blocks(name, num_tokens)
 
@@ -115,7 +156,3 @@ class Steps:
         read += self._unread
         self._unread = []
         return read
-
-
-def _is_over(scheduled: Scheduled, num_tokens: int, num_computed: int) -> bool:
-    return num_computed > scheduled.start or num_tokens > scheduled.num_tokens

@@ -57,6 +57,36 @@ def test_a_hash_that_comes_with_the_last_token_is_published_by_cache_blocks(
     assert manager.get_computed_blocks(plain("other", [1, 2, 3], block_hashes=[hashed]))[1] == 2
 
 
+def test_own_hashes_that_change_while_a_request_rests_are_taken_anew(backend: Backend) -> None:
+    """A session's next input changes the hash that covers a token behind a block."""
+    manager = make(backend)
+    old, new = bytes([1]) * 32, bytes([2]) * 32
+    request = plain("r", [1, 2, 3], block_hashes=[old])
+    assert manager.allocate_slots(request, 3) is not None
+    manager.step_ends()
+    request.num_computed_tokens = 3
+    manager.free(request)
+    request.num_computed_tokens, request.block_hashes = 0, [new]
+    assert manager.get_computed_blocks(request)[1] == 0
+    assert manager.allocate_slots(request, 3) is not None
+    for hashed in (old, new):
+        other = plain(f"other {hashed[0]}", [1, 2, 9], block_hashes=[hashed])
+        assert manager.get_computed_blocks(other)[1] == 2
+
+
+def test_with_own_hashes_only_events_read_what_keys_are_made_of(backend: Backend) -> None:
+    flat = [SimpleNamespace(identifier="cat", offset=1, length=9)]
+    for enable_events in (False, True):
+        manager = make(backend, enable_events=enable_events)
+        request = plain("r", [1, 2, 3], block_hashes=[bytes(32)], mm_features=flat)
+        if enable_events:
+            with pytest.raises(UnsortedMedia):
+                manager.allocate_slots(request, 3)
+        else:
+            assert manager.allocate_slots(request, 3) is not None
+            assert manager.core.get_block_keys("r")[0][0][:32] == bytes(32)
+
+
 def test_an_engines_hashes_can_be_left_to_kvcore(backend: Backend) -> None:
     manager = make(backend, own_hashes=False)
     first = plain("first", [1, 2, 3], block_hashes=[b"16 bytes of xxh3"])

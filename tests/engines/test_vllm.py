@@ -10,7 +10,13 @@ import pytest
 
 from benches.peers import install
 from tests.engines import vllm_environment as there
-from tests.engines.vllm_outcomes import OUTCOMES, read_outcomes, write_outcomes
+from tests.engines.vllm_outcomes import (
+    OUTCOMES,
+    PASSES,
+    differences,
+    read_outcomes,
+    write_outcomes,
+)
 
 PASSING = 310
 """Of vLLM's tests that reach the manager by its public methods, at least."""
@@ -40,5 +46,15 @@ def test_the_expected_outcomes_are_those_of_tests_that_are_named_once() -> None:
     text = [line for line in OUTCOMES.read_text().splitlines() if not line.startswith("#")]
     assert write_outcomes(outcomes).splitlines() == text
     counts = Counter(outcomes.values())
-    assert counts["passes"] >= PASSING
-    assert all(len(reason) > 20 for reason in counts if reason != "passes")
+    assert counts[PASSES] >= PASSING
+    assert all(len(reason) > 20 for reason in counts if reason != PASSES)
+
+
+def test_an_outcome_that_is_not_the_expected_one_fails_a_run() -> None:
+    expected = {"a": PASSES, "b": PASSES, "c": "kvcore has no such thing", "d": "nor that"}
+    assert differences(expected, {"a": True, "b": True, "c": False, "d": False}) == []
+    assert differences(expected, {"b": False, "c": True, "d": False}) == [
+        "fails, and should pass: b",
+        "is not there any more: a",
+        "passes, and was expected to fail (kvcore has no such thing): c",
+    ]

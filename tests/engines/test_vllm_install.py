@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -15,14 +16,16 @@ from tests.engines.vllm_environment import ABSENT, ADAPTER
 
 pytest.importorskip("vllm", reason=ABSENT)
 
-import kvcore_vllm
 import tomllib
+
+import kvcore_vllm
 import vllm
 from kvcore_vllm import NotServed, pinned
 from kvcore_vllm.blocks import BlockPool, Blocks
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.install import load
 from kvcore_vllm.manager import KVCacheManager
+from vllm.config import SchedulerConfig
 from vllm.v1.core.sched import scheduler as place
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -40,7 +43,10 @@ def test_a_scheduler_by_name_has_kvcores_manager_and_leaves_vllm_as_it_was() -> 
         assert isinstance(scheduler.kv_cache_manager, KVCacheManager)
         assert place.KVCacheManager is OWN
         assert type(make_engine(kind, is_async=is_async).kv_cache_manager) is OWN
-    assert kvcore_vllm.Scheduler is not kvcore_vllm.AsyncScheduler
+    named = SchedulerConfig(
+        max_model_len=64, is_encoder_decoder=False, scheduler_cls="kvcore_vllm.Scheduler"
+    )
+    assert named.get_scheduler_cls() is kvcore_vllm.Scheduler is not kvcore_vllm.AsyncScheduler
 
 
 def test_the_plugin_does_nothing_unless_the_variable_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +61,7 @@ def test_the_plugin_does_nothing_unless_the_variable_asks(monkeypatch: pytest.Mo
         plugin()
         assert place.KVCacheManager is OWN
     monkeypatch.setenv("KVCORE_VLLM", "yes")
-    with pytest.raises(NotServed, match="^KVCORE_VLLM='yes' is neither 0 nor 1$"):
+    with pytest.raises(NotServed, match=r"^KVCORE_VLLM='yes' is neither 0 nor 1$"):
         plugin()
     monkeypatch.setenv("KVCORE_VLLM", "1")
     plugin()
@@ -73,8 +79,6 @@ def test_the_package_is_imported_without_vllm(tmp_path: Path) -> None:
     code = "import sys, kvcore_vllm; sys.exit('vllm' in sys.modules)"
     script = tmp_path / "script.py"
     script.write_text(code)
-    import subprocess
-
     assert subprocess.run([sys.executable, str(script)], check=False).returncode == 0
 
 

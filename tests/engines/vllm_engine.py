@@ -47,6 +47,7 @@ def model() -> str:
 def make_config(**changed: Any) -> VllmConfig:
     """vLLM's configuration; changed: of the scheduler's."""
     cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
+    cache_config.num_gpu_blocks = 33
     return VllmConfig(
         model_config=ModelConfig(
             model=model(), skip_tokenizer_init=True, dtype="float16", max_model_len=64
@@ -81,11 +82,9 @@ def make_engine(
 ) -> Any:
     """A scheduler of this class."""
     config = make_config(async_scheduling=is_async, **changed)
-    cache_config = cache_config or make_cache()
-    config.cache_config.num_gpu_blocks = cache_config.num_blocks
     return kind(
         vllm_config=config,
-        kv_cache_config=cache_config,
+        kv_cache_config=cache_config or make_cache(),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
         log_stats=True,
@@ -93,14 +92,15 @@ def make_engine(
 
 
 def make_request(name: str, tokens: list[int], **options: Any) -> Request:
-    """A request that wants three tokens."""
+    """A request that wants three tokens. lookahead: tokens behind a block that its hash covers."""
+    lookahead = options.pop("lookahead", 0)
     sampling = SamplingParams(max_tokens=options.pop("max_tokens", 3), ignore_eos=True)
     return Request(
         request_id=name,
         prompt_token_ids=list(tokens),
         sampling_params=sampling,
         pooling_params=None,
-        block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
+        block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256, lookahead),
         **options,
     )
 

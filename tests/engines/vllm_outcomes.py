@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+PASSES = "passes"
 OUTCOMES = Path(__file__).with_name("vllm_outcomes.txt")
 FOLDER = "tests/v1/core/"
 
@@ -30,6 +31,17 @@ def read_outcomes(path: Path) -> dict[str, str]:
             for each in [f"[{part}" for part in parameters] or [""]:
                 found[f"{FOLDER}{file}::{name}{each}"] = outcome
     return found
+
+
+def differences(expected: dict[str, str], found: dict[str, bool]) -> list[str]:
+    """A line for each test that is not there or has another outcome; found: whether it passed."""
+    lines = [f"is not there any more: {name}" for name in expected.keys() - found.keys()]
+    for name, passed in found.items():
+        if not passed and expected[name] == PASSES:
+            lines.append(f"fails, and should pass: {name}")
+        if passed and expected[name] != PASSES:
+            lines.append(f"passes, and was expected to fail ({expected[name]}): {name}")
+    return sorted(lines)
 
 
 def write_outcomes(outcomes: dict[str, str]) -> str:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benches.peers import install
-from benches.vllm.__main__ import FAMILY
+from benches.vllm.__main__ import FAMILY, PATHS, ROOT
 from benches.vllm.report import Step, judge, summary
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.vllm
@@ -28,7 +25,7 @@ def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
     done = subprocess.run(
         [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *options],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS))},
         capture_output=True,
         text=True,
         check=False,

@@ -136,8 +136,9 @@ class BlockPool:
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
         """The block of this content in each group, None unless every group has one. O(pool)."""
         firsts = self._core.state().device.index.firsts
-        found = [firsts.get(make_key(block_hash, group)) for group in kv_cache_group_ids]
-        return None if None in found else [self.block(each) for each in found]
+        keys = [make_key(block_hash, group) for group in kv_cache_group_ids]
+        found = [firsts.get(key) for key in keys]
+        return None if None in found else [self.block(each) for each in found if each is not None]
 
     def take_events(self) -> list[Any]:
         """The events since the last call, without the kinds of their groups."""

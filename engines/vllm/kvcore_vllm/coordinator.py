@@ -53,7 +53,7 @@ class Coordinator:
         del total_computed_tokens, num_local_computed_tokens  # what is computed has its blocks
         del num_tokens_main_model, prefill_end  # of state-space groups
         needed = 0
-        tables = self._manager.compat.get_blocks(request_id).blocks
+        tables = self._manager.get_block_ids(request_id)
         for number, (group, table, hits) in enumerate(
             zip(self._core.config.groups, tables, new_computed_blocks, strict=True)
         ):

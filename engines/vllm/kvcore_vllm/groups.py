@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from vllm.v1 import kv_cache_interface as specs
+from vllm.v1.core.kv_cache_coordinator import _validate_prefix_cache_retention_interval
 
 from kvcore import Config, Group
 from kvcore.errors import InvalidConfig
@@ -68,18 +69,22 @@ def read_config(
     *,
     max_model_len: int,
     max_in_flight_tokens: int | None,
+    scheduler_block_size: int,
     hash_block_size: int,
     enable_caching: bool,
     enable_events: bool,
     use_eagle: bool,
     dcp_world_size: int,
 ) -> Config:
-    """The configuration of vLLM's manager as kvcore's. Raises NotServed, InvalidConfig.
+    """The configuration of vLLM's manager as kvcore's. Raises NotServed, InvalidConfig, and
+    ValueError for an interval that vLLM does not take.
 
     A pool that cannot hold one request of max_model_len is taken, with a warning, as vLLM takes it.
     """
     if not kv_cache_config.kv_cache_groups:
         raise NotServed("kvcore does not serve models without a cache")
+    interval = kv_cache_config.prefix_cache_retention_interval
+    _validate_prefix_cache_retention_interval(interval, scheduler_block_size, kv_cache_config)
     groups = tuple(
         read_group(group, use_eagle=use_eagle, dcp_world_size=dcp_world_size)
         for group in kv_cache_config.kv_cache_groups
@@ -102,6 +107,6 @@ def read_config(
             f"kvcore does not serve hashes of {hash_block_size} tokens, which are finer than the"
             f" groups' blocks of {[group.block_size for group in groups]} tokens"
         )
-    if kv_cache_config.prefix_cache_retention_interval is not None and config.has_windows:
+    if interval is not None and config.has_windows:
         logger.info("kvcore keeps every cached block of a window until its room is needed")
     return config

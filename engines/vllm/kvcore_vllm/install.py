@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put kvcore's manager in the place of vLLM's own, and back.
 
-vLLM's scheduler makes its manager by a name of its module, which is all that is replaced.
+vLLM's scheduler makes its manager by a name of its module: that is replaced, and the scheduler asks
+first whether its configuration is served.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from typing import Any
 from kvcore_vllm.pinned import NotServed, check_release
 
 VARIABLE = "KVCORE_VLLM"
-SHADOW = "KVCORE_SHADOW"
+CONNECTORS = {
+    "SimpleCPUOffloadConnector": "reads the free queue of vLLM's own pool",
+    "OffloadingConnector": "asks vLLM's own coordinator about single groups",
+}
+"""Connectors that are not served, the second only with several groups, and why."""
 
-_swapped: list[tuple[Any, Any]] = []
-"""vLLM's manager and what stands in its place, while something does."""
+_before: list[tuple[Any, str, Any, Any]] = []
+"""What was replaced: where, its name, vLLM's value, ours."""
 
 
 def load() -> None:
@@ -25,49 +30,36 @@ def load() -> None:
 
     Raises NotServed, also for another value than 0 and 1.
     """
-    if is_set(VARIABLE) and not _swapped:
-        install()
-
-
-def is_set(variable: str) -> bool:
-    """Whether an environment variable is 1. Raises NotServed for another value than 0 and 1."""
-    value = os.environ.get(variable, "0")
+    value = os.environ.get(VARIABLE, "0")
     if value not in ("0", "1"):
-        raise NotServed(f"{variable}={value!r} is neither 0 nor 1")
-    return value == "1"
+        raise NotServed(f"{VARIABLE}={value!r} is neither 0 nor 1")
+    if value == "1" and not _before:
+        install()
 
 
 def install() -> None:
     """Let schedulers that are made from now on have kvcore's manager.
 
-    If KVCORE_SHADOW is 1, they have vLLM's, and kvcore's behind it (shadow.py). Raises NotServed
-    for another vLLM, or if it is installed.
+    Raises NotServed for another vLLM, or if it is installed.
     """
-    if _swapped:
+    if _before:
         raise NotServed("kvcore_vllm is installed: call uninstall() first")
     check_release()
-    from vllm.v1.core.sched import scheduler
-
-    from kvcore_vllm.manager import KVCacheManager
-    from kvcore_vllm.shadow import shadowed
-
-    own = scheduler.KVCacheManager
-    ours = shadowed(own) if is_set(SHADOW) else KVCacheManager
-    _swapped.append((own, ours))
-    scheduler.KVCacheManager = ours
+    for holder, name, ours in replacements():
+        _before.append((holder, name, vars(holder)[name], ours))
+        setattr(holder, name, ours)
 
 
 def uninstall() -> None:
-    """Put vLLM's manager back. Raises NotServed if kvcore's does not stand there."""
-    if not _swapped:
+    """Put everything back. Raises NotServed if nothing is installed, or if others came on top."""
+    if not _before:
         raise NotServed("kvcore_vllm is not installed: there is nothing to undo")
-    from vllm.v1.core.sched import scheduler
-
-    own, ours = _swapped[0]
-    if scheduler.KVCacheManager is not ours:
-        raise NotServed("KVCacheManager was replaced after install(): undo that first")
-    scheduler.KVCacheManager = own
-    _swapped.clear()
+    for holder, name, _, ours in _before:
+        if vars(holder)[name] is not ours:
+            raise NotServed(f"{name} was replaced after install(): undo that first")
+    while _before:
+        holder, name, theirs, _ = _before.pop()
+        setattr(holder, name, theirs)
 
 
 @contextmanager
@@ -83,8 +75,39 @@ def installed() -> Iterator[None]:
 @contextmanager
 def swapped() -> Iterator[None]:
     """The same, for one scheduler that is made; also while it is installed."""
-    if _swapped:
+    if _before:
         yield
         return
     with installed():
         yield
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """Where, which name, and what stands there while kvcore is installed."""
+    from vllm.v1.core.sched import scheduler
+
+    from kvcore_vllm.short_ways import KVCacheManager
+
+    native = scheduler.Scheduler.__init__
+
+    def init(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kw: Any) -> None:
+        """Refuse what is not served, and go on as vLLM does."""
+        check_connectors(vllm_config.kv_transfer_config, len(kv_cache_config.kv_cache_groups))
+        native(self, vllm_config, kv_cache_config, *args, **kw)
+
+    return [
+        (scheduler, "KVCacheManager", KVCacheManager),
+        (scheduler.Scheduler, "__init__", init),
+    ]
+
+
+def check_connectors(config: Any, num_groups: int) -> None:
+    """Refuse connectors that take vLLM's own objects for granted. Raises NotServed."""
+    if config is None:
+        return
+    listed = (config.kv_connector_extra_config or {}).get("connectors", ())
+    for name in (config.kv_connector, *(each.get("kv_connector") for each in listed)):
+        several = name == "OffloadingConnector"
+        if name in CONNECTORS and (num_groups > 1 or not several):
+            where = f" with {num_groups} groups" if several else ""
+            raise NotServed(f"kvcore does not serve {name}{where}: it {CONNECTORS[name]}")

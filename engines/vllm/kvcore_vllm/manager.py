@@ -7,10 +7,9 @@ one is taken as computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
@@ -20,6 +19,8 @@ from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
 from kvcore_vllm.groups import read_config, read_spec
 from kvcore_vllm.pinned import NotServed
+from kvcore_vllm.windows import Windows
+from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
@@ -60,6 +61,7 @@ class KVCacheManager:
             kv_cache_config,
             max_model_len=max_model_len,
             max_in_flight_tokens=max_in_flight_tokens,
+            scheduler_block_size=scheduler_block_size,
             hash_block_size=hash_block_size,
             enable_caching=enable_caching,
             enable_events=enable_kv_cache_events,
@@ -89,10 +91,8 @@ class KVCacheManager:
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
-        self.get_block_ids: Callable[[str], Tables] = compat.get_block_ids
-        zeroed = kv_cache_config.needs_kv_cache_zeroing
-        self._zeroed = [zeroed and isinstance(spec, AttentionSpec) for spec in specs]
-        self._to_zero: list[int] = []
+        self._windows = Windows(compat) if config.has_windows else None
+        self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
 
     @property
@@ -173,10 +173,13 @@ class KVCacheManager:
                 request, new_computed_blocks, num_encoder_tokens
             ):
                 return None
-        if self.compat.max_model_len is None and num_lookahead_tokens:
-            computed = num_new_computed_tokens + num_external_computed_tokens
-            end = request.num_computed_tokens + computed + num_new_tokens
+        computed = request.num_computed_tokens + num_new_computed_tokens
+        computed += num_external_computed_tokens
+        end = computed + num_new_tokens
+        if self.compat.max_model_len is None:
             num_lookahead_tokens = max(0, min(num_lookahead_tokens, self.max_model_len - end))
+        if self._windows is not None:
+            self._windows.hold(request.request_id, computed, request.num_in_flight_tokens)
         hit = None
         if new_computed_blocks is not None:
             hit = self.compat.create_kv_cache_blocks(read_ids(new_computed_blocks))
@@ -193,8 +196,6 @@ class KVCacheManager:
             reserved_blocks=reserved_blocks,
         )
         if got is not None and self._num_prefilled_again and not delay_cache_blocks:
-            computed = num_new_computed_tokens + num_external_computed_tokens
-            end = request.num_computed_tokens + computed + num_new_tokens
             self._publish(request, min(end, request.num_tokens))
         if not self._in_step:
             self.compat.step_ends()
@@ -202,10 +203,10 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
-        if any(self._zeroed):
-            self._note_new(
-                request, got.blocks, num_external_computed_tokens, skip_zeroing_group_ids
-            )
+        if num_external_computed_tokens and self._zeroing.wanted:
+            self._zeroing.note(self.get_block_ids(request.request_id), skip_zeroing_group_ids)
+        else:
+            self._zeroing.note(got.blocks)
         return self._result(got.blocks)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
@@ -234,7 +235,9 @@ class KVCacheManager:
     ) -> None:
         """Give back the blocks that no query at this count or later sees."""
         del num_prompt_tokens  # of a kind of window that is not served
-        self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
+        if self._windows is not None:
+            self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
+            self._windows.release(request_id, processed_computed_tokens)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks."""
@@ -251,7 +254,12 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> Blocks:
         """The blocks of a request."""
-        return self._result(self.compat.get_blocks(request_id).blocks)
+        return self._result(self.get_block_ids(request_id))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The same as one list of ids per group."""
+        tables = self.compat.get_block_ids(request_id)
+        return tables if self._windows is None else self._windows.complete(request_id, tables)
 
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
@@ -270,8 +278,10 @@ class KVCacheManager:
         for group, table in zip(self.compat.config.groups, tables, strict=True):
             if not group.is_cross:
                 has_key = self.compat.core.has_key
-                found = [at for at, each in enumerate(table, 1) if each != 0 and has_key(each)]
-                counts.append(max(found, default=0) * group.block_size)
+                num_blocks = len(table)
+                while num_blocks and not (table[num_blocks - 1] and has_key(table[num_blocks - 1])):
+                    num_blocks -= 1
+                counts.append(num_blocks * group.block_size)
         return min(counts)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
@@ -294,17 +304,12 @@ class KVCacheManager:
         """Blocks to be zeroed. The schedule is made: what it has is computed."""
         self.compat.step_ends()
         self._in_step = False
-        taken, self._to_zero = self._to_zero, []
-        return taken
+        return self._zeroing.take()
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
         """Zero a request's blocks from a token on, which a failed load left unwritten."""
-        tables = self.get_block_ids(request_id)
-        for group, table, zeroed in zip(
-            self.compat.config.groups, tables, self._zeroed, strict=True
-        ):
-            if zeroed:
-                self._to_zero += table[start_token // group.block_size :]
+        pairs = zip(self.get_block_ids(request_id), self.compat.config.groups, strict=True)
+        self._zeroing.note([table[start_token // group.block_size :] for table, group in pairs])
 
     def take_events(self) -> list[Any]:
         """The events since the last call."""
@@ -336,16 +341,6 @@ class KVCacheManager:
         needed = self.coordinator.get_num_blocks_to_allocate(*call, apply_admission_cap=True)
         return needed + self.watermark_blocks <= self.block_pool.get_num_free_blocks()
 
-    def _note_new(
-        self, request: Any, grown: Tables, num_external: int, skipped: Sequence[int]
-    ) -> None:
-        """Note the blocks that are to be zeroed; a load writes those of the skipped groups."""
-        if num_external:
-            grown = self.get_block_ids(request.request_id)
-        for number, ids in enumerate(grown):
-            if self._zeroed[number] and not (num_external and number in skipped):
-                self._to_zero += [each for each in ids if each != 0]
-
     def _publish(self, request: Any, num_tokens: int) -> None:
         """Make full blocks findable, but for tokens that a chunk to come writes anew."""
         self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
@@ -357,6 +352,8 @@ class KVCacheManager:
         held = [each for table in tables for each in table if each != 0]
         num_found = sum(map(core.has_key, held))
         core.pin(held)
+        if self._windows is not None:
+            core.unpin(self._windows.pop(request.request_id))
         self.compat.free(request)
         self.num_withdrawn += num_found - sum(map(core.has_key, held))
         if self.events is not None:

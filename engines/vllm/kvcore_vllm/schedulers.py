@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's schedulers, which make kvcore's manager: `vllm serve --scheduler-cls` takes them by name."""
+"""vLLM's schedulers over kvcore, for `vllm serve --scheduler-cls`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's steps cost over kvcore, as a ratio to what they cost over its own manager.
+
+Run: python -m benches.engines [--engines vllm] [--running 256] [--loads decode] [--modes async]
+[--by-call]. CPU time, both sides in turn, in each engine's own environment. What is not installed
+is left out with the reason; `python -m benches.peers.install` installs vLLM and transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+
+from benches.engines.options import read_options
+from benches.nano_vllm import checkout
+from benches.peers import install
+
+ROOT = Path(__file__).parents[2]
+PATHS = (ROOT, ROOT / "engines" / "vllm")
+
+
+@attrs.frozen
+class Bench:
+    """The program that measures an engine. family: the environment it needs, or that it starts."""
+
+    module: str
+    family: str | None = None
+    runs_there: bool = False
+    options: tuple[str, ...] = ()
+
+    def missing(self) -> str | None:
+        """Why it cannot run; None if it can."""
+        if self.family is None:
+            return checkout.missing()
+        if install.is_installed(self.family):
+            return None
+        return f"{install.PACKAGES[self.family].requirement} is not in {install.home()}"
+
+    def run(self, arguments: list[str]) -> int:
+        """Run it; returns its status."""
+        python = str(install.python_of(self.family or "")) if self.runs_there else sys.executable
+        environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+        if self.runs_there:
+            environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
+        command = [python, "-m", self.module, *self.options, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+BENCHES = {
+    "vllm": Bench("benches.engines.vllm_steps", "vllm033", runs_there=True),
+    "nano-vllm": Bench("benches.nano_vllm", options=("--quick",)),
+    "transformers": Bench("benches.transformers_steps", "transformers"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure the engines that are there; 1 if one of them failed."""
+    failed = False
+    for engine in read_options(arguments).engines:
+        bench = BENCHES[engine]
+        reason = bench.missing()
+        if reason is not None:
+            print(f"{engine}: left out: {reason}", flush=True)
+            continue
+        print(f"{engine}:", flush=True)
+        failed |= bench.run(arguments if bench.runs_there else []) != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager with short ways for what each step has: decoded tokens, and requests that end.
+
+They are taken where nothing else has to be noted: no events, no windows, no blocks to zero, no
+modules that predict several tokens. All else goes the way of `manager.py`, with the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore_vllm.blocks import Blocks
+from kvcore_vllm.manager import KVCacheManager as Whole
+
+
+class KVCacheManager(Whole):
+    """vLLM's manager by its names."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        noted = (self._zeroing.wanted, self.events, self._num_prefilled_again, self._windows)
+        self._is_plain = not any(noted)
+        self._append, self._nothing = self.compat.append, self.compat.empty_kv_cache_blocks
+        if self._is_plain:
+            self.cache_blocks = self.compat.cache_blocks  # type: ignore[method-assign] # the same
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: Sequence[int] = (),
+    ) -> Blocks | None:
+        """Slots for the next tokens: the blocks that tables grew by, or None."""
+        if num_new_tokens == 1 and new_computed_blocks is None and self._is_plain and self._in_step:
+            counts = num_new_computed_tokens or num_lookahead_tokens or num_external_computed_tokens
+            others = delay_cache_blocks or num_encoder_tokens or full_sequence_must_fit
+            if not (counts or others or reserved_blocks):
+                grown = self._append(request)
+                if grown is self._nothing:
+                    return self.empty_kv_cache_blocks
+                if grown is not None:
+                    return self._result(grown.blocks)
+        return super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_blocks,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            delay_cache_blocks,
+            num_encoder_tokens,
+            full_sequence_must_fit,
+            reserved_blocks,
+            has_scheduled_reqs,
+            skip_zeroing_group_ids,
+        )
+
+    def free(self, request: Any) -> None:
+        """Give back a request's blocks, tail first."""
+        if self._in_step or not self._is_plain or not self._free_in_order(request):
+            super().free(request)
+
+    def _free_in_order(self, request: Any) -> bool:
+        """Free a request unless two of its blocks have no key: only their order would differ."""
+        tables = self.get_block_ids(request.request_id)
+        held = tables[0] if len(tables) == 1 else [each for table in tables for each in table]
+        has_key = self.compat.core.has_key
+        num_found = sum(map(has_key, held))
+        if len(held) - num_found > 1:
+            return False
+        lasts = [next(filter(has_key, reversed(table)), 0) for table in tables]
+        self.compat.free(request)
+        if not all(map(has_key, lasts)):  # keys are withdrawn from the end on
+            self.num_withdrawn += num_found - sum(map(has_key, held))
+        return True

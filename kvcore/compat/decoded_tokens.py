@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The next token of a request that decodes, without a look at anything but that token.
+
+Invariants: a token that gets a slot in a block that its request has, and fills none, changes no
+block and no key. So it waits until the step is over or the core is asked, and all of a step reach
+the core in one call. A token that fills a block or begins one is handed over at once. Windows give
+blocks back inside a block, so with them no token waits. Everything else is for `allocate_slots`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd
+from struct import Struct
+from typing import Any
+
+from kvcore.compat.blocks import KVCacheBlocks
+from kvcore.compat.engine_request import read_hashes
+from kvcore.compat.registered_request import RegisteredRequest
+from kvcore.compat.steps import Steps
+from kvcore.manager import KVCacheManager as Core
+from kvcore.types.values import Appended, Refused
+
+KEEPING = ("full_attention", "mla")
+HASH_BYTES = 32
+BLOCK = Struct("i")
+
+
+class DecodedTokens:
+    """The part of a manager that decodes; `known`: the registry's requests, by id."""
+
+    def __init__(
+        self,
+        core: Core,
+        steps: Steps,
+        known: Mapping[str, RegisteredRequest],
+        empty: KVCacheBlocks,
+    ) -> None:
+        config = core.config
+        sizes = [group.block_size for group in config.groups]
+        self.last_refusal: Refused | None = None
+        self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
+        self._known = known
+        self._block_divisor = gcd(*sizes)
+        self._length_limit = config.length_limit
+        self._num_groups = len(sizes)
+        self._publishes = config.publish == "scheduled"
+        self._keeps_all = all(group.kind in KEEPING for group in config.groups)
+        # Then a token that begins a block takes one more in each group, and no more happens.
+        self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
+
+    def append(self, request: Any) -> KVCacheBlocks | None:
+        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`.
+
+        None, and nothing is scheduled, if that has more to look at.
+        """
+        try:
+            known, num_tokens = self._known[request.request_id], request.num_tokens
+            start, place = known.num_computed, known.num_computed - known.num_ahead
+            tail = request.all_token_ids[place - 1 : num_tokens]
+            if known.request is not request or request.num_computed_tokens != start:
+                return None
+        except (AttributeError, KeyError, TypeError):
+            return None
+        num_new = num_tokens - place
+        if len(tail) != num_new + 1 or num_new > 1 or place > start or start >= self._length_limit:
+            return None
+        if tail[0] is not known.last_token and tail[0] != known.last_token:
+            return None
+        steps, size = self._steps, self._block_divisor
+        if steps.first is not None:
+            first, before, _, first_start = steps.first
+            if (
+                known.batch is steps.mark
+                or first.num_computed_tokens > first_start
+                or first.num_tokens > before
+            ) and steps.notice(request.request_id, num_tokens, start):
+                return None
+        blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
+        if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
+            if steps.waiting and num_new != (len(steps.tokens) > 0):
+                steps.settle()
+            if num_new:
+                try:
+                    steps.tokens.append(tail[1])
+                except (TypeError, OverflowError):
+                    return None
+            steps.waiting.append(known)
+            if steps.first is None:
+                steps.begin((request, num_tokens, start, start))
+        else:
+            blocks = self._append_now(known, num_tokens, tail[1:])
+            if blocks is None:
+                return None
+        known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
+        if num_new:
+            known.last_token = tail[1]
+        else:
+            known.num_ahead += 1
+        self.last_refusal = None
+        return blocks
+
+    def _is_in_block(self, known: RegisteredRequest, count: Any) -> bool:
+        """Whether the tokens up to count fill no block that the core does not know to be full."""
+        num_known, size = known.num_computed - known.num_ahead, self._block_divisor
+        if type(count) is not int or not 0 <= count <= known.num_computed:
+            return False
+        return count < num_known - num_known % size + size
+
+    def _append_now(
+        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
+    ) -> KVCacheBlocks | None:
+        """The same if a block begins or ends there, at once."""
+        request, start, size = known.request, known.num_computed, self._block_divisor
+        if start % size == 0 and not (start and self._grows_by_one):
+            return None
+        new: list[bytes] = []
+        if len(token) and num_tokens % size == 0 and known.num_hashes is not None:
+            new = list((read_hashes(request) or ())[known.num_hashes : num_tokens // size])
+            if (
+                not self._publishes
+                or [type(each) for each in new] != [bytes]
+                or len(new[0]) != HASH_BYTES
+            ):
+                return None
+        name = request.request_id
+        done = self._core.append((name,), token if len(token) else None)
+        if not done.done:
+            return None
+        if new:
+            self._core.add_block_hashes(name, new)
+            self._core.cache_blocks(name, num_tokens)
+            known.num_hashes, known.last_hash = num_tokens // size, new[0]
+        self._steps.schedule(name, (request, num_tokens, start, start))
+        return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
+
+    def _read_grown(self, done: Appended) -> KVCacheBlocks:
+        """The block that an append of one request began in each group; none where it had it."""
+        columns = done.columns
+        if not columns:
+            return self.empty_kv_cache_blocks
+        if self._num_groups == 1:
+            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._core.has_key)
+        _, groups, _, blocks = done.grown
+        grown: list[tuple[int, ...]] = [()] * self._num_groups
+        for group, block in zip(groups, blocks, strict=True):
+            grown[group] = (block,)
+        return KVCacheBlocks(tuple(grown), self._core.has_key)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of one request that the core knows, beside the core's own state."""
+
+from __future__ import annotations
+
+import attrs
+
+from kvcore.compat.engine_request import EngineRequest, read_hashes
+
+
+@attrs.define
+class RegisteredRequest:
+    """What the core knows of a request.
+
+    row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
+    hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens.
+    counted: the engine's count when it was scheduled last, at least. end: the most tokens that it
+    was scheduled to since it holds blocks. num_computed: the core's count if it can go on by
+    `append`, else 0; num_ahead of those are to come. decodes: it went on so since counted and end
+    were noted. batch: the mark of the last batch that it went on in.
+    """
+
+    request: EngineRequest
+    row: int
+    last_token: int
+    num_hashes: int | None
+    last_hash: bytes = b""
+    drafts: list[int] = attrs.field(factory=list)
+    counted: int = 0
+    end: int = 0
+    num_computed: int = 0
+    num_ahead: int = 0
+    decodes: bool = False
+    batch: object = None
+
+    def look_at(self) -> None:
+        """Note what was left to note while it decoded; it does not until its counts are noted."""
+        if self.decodes:
+            self.counted = self.num_computed - 1
+            self.end = max(self.end, self.num_computed)
+        self.num_computed, self.decodes = 0, False
+
+    def is_another(self, request: EngineRequest) -> bool:
+        """Whether this object is not the request that is known, or its own hashes changed: those
+        before the last follow from it.
+        """
+        hashes = read_hashes(request)
+        if request is not self.request or hashes is None or not self.num_hashes:
+            return request is not self.request
+        return len(hashes) < self.num_hashes or hashes[self.num_hashes - 1] != self.last_hash
