@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's block objects over kvcore's block ids, made when they are asked for.
+"""vLLM's block objects and its pool over kvcore's block ids.
 
-A block's owners and key are questions to the core: nothing is kept twice.
+A block's owners, and whether it has a key, are questions to the core.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ class Keys:
 
     def note_hit(self, tables: Tables, block_hashes: Sequence[bytes]) -> None:
         """Note the keys of a hit, if keys are asked for here at all."""
+        if not self._known:
+            return
         for number, (table, scale) in enumerate(zip(tables, self.core.config.scales, strict=True)):
             hashes = block_hashes[scale - 1 :: scale]
-            for block_id, each in zip(table, hashes, strict=False) if self._known else ():
+            for block_id, each in zip(table, hashes, strict=False):
                 self._known[block_id] = make_key(each, number)
 
     def forget(self, tables: Tables) -> None:
