@@ -94,6 +94,8 @@ class KVCacheManager:
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
+        if self.events is None and not self._num_prefilled_again:
+            vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
     @property
     def usage(self) -> float:
@@ -204,6 +206,8 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
+        if got is self.compat.empty_kv_cache_blocks and not num_external_computed_tokens:
+            return self.empty_kv_cache_blocks
         grown: Tables = got.blocks
         if num_external_computed_tokens:
             grown = self.get_block_ids(request.request_id)
