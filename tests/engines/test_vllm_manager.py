@@ -154,6 +154,7 @@ def test_questions_of_the_pool_have_vllms_answers() -> None:
             [block.block_id for block in found],
             owned,
             pool.get_cached_block(b"\0" * 32, [0]),
+            [each.block_pool is pool for each in manager.coordinator.single_type_managers],
             [[pool.is_block_writable(block) for block in table] for table in tables],
             [[bytes(block.block_hash or b"") for block in table] for table in tables],
             manager.get_blocks("r").get_unhashed_block_ids_all_groups(),
