@@ -129,6 +129,8 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
             is_encoder_decoder=False,
             async_scheduling=world.is_async,
             policy=world.policy,
+            # With windows vLLM's gate counts blocks that a request does not hold.
+            scheduler_reserve_full_isl=not MODES[world.mode].has_windows,
         ),
         cache_config=cache,
         device_config=DeviceConfig("cpu"),

@@ -6,6 +6,7 @@ Blocks of four tokens.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -153,6 +154,7 @@ def test_questions_of_the_pool_have_vllms_answers() -> None:
             [block.block_id for block in found],
             owned,
             pool.get_cached_block(b"\0" * 32, [0]),
+            [each.block_pool is pool for each in manager.coordinator.single_type_managers],
             [[pool.is_block_writable(block) for block in table] for table in tables],
             [[bytes(block.block_hash or b"") for block in table] for table in tables],
             manager.get_blocks("r").get_unhashed_block_ids_all_groups(),
@@ -164,6 +166,42 @@ def test_questions_of_the_pool_have_vllms_answers() -> None:
         )
 
     both.ask(answer)
+
+
+def test_keys_of_blocks_are_vllms_while_blocks_are_used_again() -> None:
+    both = Both(FULL, WINDOW, num_blocks=17, max_model_len=16)
+    dice = random.Random(3)
+
+    def keys(manager: Any, _: dict[str, Any]) -> list[bytes]:
+        return [bytes(block.block_hash or b"") for block in manager.block_pool.blocks]
+
+    changed, before = 0, both.ask(keys)
+    for number in range(20):
+        prompt = [*([1, 2, 3, 4] * dice.randrange(3)), *(dice.randrange(9) for _ in range(5))]
+        both.add(str(number), prompt)
+        both.admit(str(number))
+        if number % 3:
+            both.decode(str(number), dice.randrange(9))
+        both.free(str(number))
+        changed += both.ask(keys) != before
+        before = both.ask(keys)
+    assert changed > 10
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (WINDOW,), (FULL, WINDOW)])
+def test_a_cached_block_is_found_by_its_hash(groups: Any) -> None:
+    both = Both(*groups)
+    both.add("r", list(range(9)))
+    both.admit("r")
+
+    def found(manager: Any, requests: dict[str, Any]) -> list[list[int] | None]:
+        every = [*requests["r"].block_hashes, bytes(32)]
+        blocks = [
+            manager.block_pool.get_cached_block(each, list(range(len(groups)))) for each in every
+        ]
+        return [each and [block.block_id for block in each] for each in blocks]
+
+    assert [each is None for each in both.ask(found)] == [False, False, True]
 
 
 def test_events_are_vllms_with_session_adapter_salt_and_reported_hits() -> None:

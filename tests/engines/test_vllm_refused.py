@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,15 @@ def test_what_has_no_counterpart_is_refused_by_name() -> None:
         make(KVCacheManager, use_eagle=True, num_prefill_lookahead=8)
     with pytest.raises(ValueError, match="retention"):
         make(KVCacheManager, cache={"prefix_cache_retention_interval": 4})
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_model_with_a_scheduler_of_its_own_is_served_by_the_plugin_only(is_async: bool) -> None:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=is_async), diffusion_config=object()
+    )
+    with pytest.raises(NotServed, match=r"^diffusion models have a scheduler of their own: set"):
+        kvcore_vllm.Scheduler(config)
 
 
 def test_connectors_that_need_vllms_own_pool_are_refused_by_name() -> None:

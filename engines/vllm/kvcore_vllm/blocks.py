@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's block objects over kvcore's block ids, made when they are asked for.
+"""vLLM's block objects and its pool over kvcore's block ids.
 
-A block's owners and key are questions to the core: nothing is kept twice.
+A block's owners, and whether it has a key, are questions to the core.
 """
 
 from __future__ import annotations
@@ -17,18 +17,53 @@ from kvcore.types.keys import make_key
 Tables = tuple[Sequence[int], ...]
 
 
+class Keys:
+    """The keys of blocks. The core tells whether a block has one; which one is read of its whole
+    state, O(pool), and kept until the block is allocated again. Those of hits are known before.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._known: dict[int, bytes] = {}
+
+    def get(self, block_id: int) -> bytes | None:
+        """A block's key, None without one; the null block has none."""
+        if block_id == 0 or not self.core.has_key(block_id):
+            return None
+        if block_id not in self._known:
+            keys = self.core.state().device.keys
+            self._known = {number: bytes(key) for number, key in enumerate(keys) if key is not None}
+        return self._known[block_id]
+
+    def note_hit(self, tables: Tables, block_hashes: Sequence[bytes]) -> None:
+        """Note the keys of a hit, if keys are asked for here at all."""
+        if not self._known:
+            return
+        for number, (table, scale) in enumerate(zip(tables, self.core.config.scales, strict=True)):
+            hashes = block_hashes[scale - 1 :: scale]
+            for block_id, each in zip(table, hashes, strict=False):
+                self._known[block_id] = make_key(each, number)
+
+    def forget(self, tables: Tables) -> None:
+        """Forget the keys of blocks that were allocated."""
+        if self._known:
+            for table in tables:
+                for block_id in table:
+                    self._known.pop(block_id, None)
+
+
 class Block:
     """One block of the pool, with the fields of vLLM's KVCacheBlock that others read."""
 
-    __slots__ = ("_core", "block_id")
+    __slots__ = ("_keys", "block_id")
     pool = None
 
-    def __init__(self, core: Core, block_id: int) -> None:
-        self._core = core
+    def __init__(self, keys: Keys, block_id: int) -> None:
+        self._keys = keys
         self.block_id = block_id
 
     def __repr__(self) -> str:
-        return f"<block {self.block_id} of {self._core!r}>"
+        return f"<block {self.block_id} of {self._keys.core!r}>"
 
     @property
     def is_null(self) -> bool:
@@ -36,17 +71,19 @@ class Block:
         return self.block_id == 0
 
     @property
+    def has_key(self) -> bool:
+        """Whether it can be found."""
+        return self._keys.core.has_key(self.block_id)
+
+    @property
     def ref_cnt(self) -> int:
         """Its owners; those of the null block are not counted."""
-        return 0 if self.is_null else self._core.num_owners(self.block_id)
+        return 0 if self.is_null else self._keys.core.num_owners(self.block_id)
 
     @property
     def block_hash(self) -> bytes | None:
-        """The key that it is found by, None if it has none. O(pool) if it has one."""
-        if self.is_null or not self._core.has_key(self.block_id):
-            return None
-        key = self._core.state().device.keys[self.block_id]
-        return None if key is None else bytes(key)
+        """The key that it is found by, None if it has none."""
+        return self._keys.get(self.block_id)
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
@@ -73,6 +110,13 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
             return None
         return tuple(list(each) for each in ids)
 
+    def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
+        """The blocks without a key, one list per group; the null block is none of them."""
+        return [
+            [each.block_id for each in group if not each.is_null and not each.has_key]
+            for group in self.blocks
+        ]
+
     def new_empty(self) -> Blocks:
         """No blocks, in as many groups."""
         return Blocks(((),) * len(self.ids), self._get_block)
@@ -91,26 +135,16 @@ class BlockPool:
     def __init__(self, manager: Any, hash_block_size: int) -> None:
         self._manager = manager
         self._core: Core = manager.compat.core
-        self._views: list[Block | None] = [None] * self._core.config.num_blocks
+        self.keys = Keys(self._core)
         self.hash_block_size = hash_block_size
         self.num_gpu_blocks = self._core.config.num_blocks
         self.enable_caching = self._core.config.enable_caching
+        self.blocks = [Block(self.keys, number) for number in range(self.num_gpu_blocks)]
+        self.block = self.blocks.__getitem__
         self.null_block = self.block(0)
         self.get_usage: Callable[[], float] = lambda: self._core.usage
         self.evict_blocks = manager.evict_blocks
         self.reset_prefix_cache = manager.reset_prefix_cache
-
-    def block(self, block_id: int) -> Block:
-        """The one object of a block."""
-        view = self._views[block_id]
-        if view is None:
-            view = self._views[block_id] = Block(self._core, block_id)
-        return view
-
-    @property
-    def blocks(self) -> list[Block]:
-        """All of them."""
-        return [self.block(each) for each in range(self.num_gpu_blocks)]
 
     def get_num_free_blocks(self) -> int:
         """Blocks without an owner."""
@@ -134,7 +168,14 @@ class BlockPool:
         self._core.unpin([each for each in ids if self._core.has_key(each)])
 
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
-        """The block of this content in each group, None unless every group has one. O(pool)."""
+        """The block of this content in each group, None unless every group has one.
+
+        O(pool) if there are several groups, or if hits drop their last block.
+        """
+        config = self._core.config
+        if len(config.groups) == 1 and not config.use_eagle:
+            ids, num_tokens = self._manager.coordinator.look_up([block_hash], config.block_size)
+            return [self.block(ids[0][0])] if num_tokens else None
         firsts = self._core.state().device.index.firsts
         keys = [make_key(block_hash, group) for group in kv_cache_group_ids]
         found = [firsts.get(key) for key in keys]

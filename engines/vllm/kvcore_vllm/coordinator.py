@@ -29,7 +29,10 @@ class Coordinator:
         self.retention_interval = manager.kv_cache_config.prefix_cache_retention_interval
         self.single_type_managers = tuple(
             SimpleNamespace(
-                kv_cache_group_id=number, kv_cache_spec=spec, block_size=group.block_size
+                block_pool=self.block_pool,
+                block_size=group.block_size,
+                kv_cache_group_id=number,
+                kv_cache_spec=spec,
             )
             for number, (group, spec) in enumerate(zip(groups, specs, strict=True))
         )

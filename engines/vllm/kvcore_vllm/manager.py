@@ -94,6 +94,8 @@ class KVCacheManager:
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
+        if self.events is None and not self._num_prefilled_again:
+            vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
     @property
     def usage(self) -> float:
@@ -120,6 +122,7 @@ class KVCacheManager:
             ids, num_tokens = look_up(request.block_hashes, max_cache_hit_length)
         if self.events is not None:
             self.events.report_hit(request, ids)
+        self.block_pool.keys.note_hit(ids, request.block_hashes)
         return self._result(ids), num_tokens, 0
 
     def get_computed_blocks_for_connector(
@@ -203,10 +206,13 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
-        if num_external_computed_tokens and self._zeroing.wanted:
-            self._zeroing.note(self.get_block_ids(request.request_id), skip_zeroing_group_ids)
-        else:
-            self._zeroing.note(got.blocks)
+        if got is self.compat.empty_kv_cache_blocks and not num_external_computed_tokens:
+            return self.empty_kv_cache_blocks
+        grown: Tables = got.blocks
+        if num_external_computed_tokens:
+            grown = self.get_block_ids(request.request_id)
+        self._zeroing.note(grown, skip_zeroing_group_ids if num_external_computed_tokens else ())
+        self.block_pool.keys.forget(grown)
         return self._result(got.blocks)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
