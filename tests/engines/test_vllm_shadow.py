@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason=ABSENT)
 
 import kvcore_vllm
 from kvcore_vllm import NotServed
-from kvcore_vllm.manager import KVCacheManager
 from kvcore_vllm.shadow import Shadow
+from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
 
 from tests.engines.vllm_engine import make_engine, run

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's block objects and its pool over kvcore's block ids.
 
-A block's owners, and whether it has a key, are questions to the core.
+A block's owners and key are questions to the core.
 """
 
 from __future__ import annotations
@@ -17,53 +17,18 @@ from kvcore.types.keys import make_key
 Tables = tuple[Sequence[int], ...]
 
 
-class Keys:
-    """The keys of blocks. The core tells whether a block has one; which one is read of its whole
-    state, O(pool), and kept until the block is allocated again. Those of hits are known before.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self._known: dict[int, bytes] = {}
-
-    def get(self, block_id: int) -> bytes | None:
-        """A block's key, None without one; the null block has none."""
-        if block_id == 0 or not self.core.has_key(block_id):
-            return None
-        if block_id not in self._known:
-            keys = self.core.state().device.keys
-            self._known = {number: bytes(key) for number, key in enumerate(keys) if key is not None}
-        return self._known[block_id]
-
-    def note_hit(self, tables: Tables, block_hashes: Sequence[bytes]) -> None:
-        """Note the keys of a hit, if keys are asked for here at all."""
-        if not self._known:
-            return
-        for number, (table, scale) in enumerate(zip(tables, self.core.config.scales, strict=True)):
-            hashes = block_hashes[scale - 1 :: scale]
-            for block_id, each in zip(table, hashes, strict=False):
-                self._known[block_id] = make_key(each, number)
-
-    def forget(self, tables: Tables) -> None:
-        """Forget the keys of blocks that were allocated."""
-        if self._known:
-            for table in tables:
-                for block_id in table:
-                    self._known.pop(block_id, None)
-
-
 class Block:
     """One block of the pool, with the fields of vLLM's KVCacheBlock that others read."""
 
-    __slots__ = ("_keys", "block_id")
+    __slots__ = ("_core", "block_id")
     pool = None
 
-    def __init__(self, keys: Keys, block_id: int) -> None:
-        self._keys = keys
+    def __init__(self, core: Core, block_id: int) -> None:
+        self._core = core
         self.block_id = block_id
 
     def __repr__(self) -> str:
-        return f"<block {self.block_id} of {self._keys.core!r}>"
+        return f"<block {self.block_id} of {self._core!r}>"
 
     @property
     def is_null(self) -> bool:
@@ -73,17 +38,17 @@ class Block:
     @property
     def has_key(self) -> bool:
         """Whether it can be found."""
-        return self._keys.core.has_key(self.block_id)
+        return self._core.has_key(self.block_id)
 
     @property
     def ref_cnt(self) -> int:
         """Its owners; those of the null block are not counted."""
-        return 0 if self.is_null else self._keys.core.num_owners(self.block_id)
+        return 0 if self.is_null else self._core.num_owners(self.block_id)
 
     @property
     def block_hash(self) -> bytes | None:
         """The key that it is found by, None if it has none."""
-        return self._keys.get(self.block_id)
+        return self._core.get_block_key(self.block_id)
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
@@ -135,11 +100,10 @@ class BlockPool:
     def __init__(self, manager: Any, hash_block_size: int) -> None:
         self._manager = manager
         self._core: Core = manager.compat.core
-        self.keys = Keys(self._core)
         self.hash_block_size = hash_block_size
         self.num_gpu_blocks = self._core.config.num_blocks
         self.enable_caching = self._core.config.enable_caching
-        self.blocks = [Block(self.keys, number) for number in range(self.num_gpu_blocks)]
+        self.blocks = [Block(self._core, number) for number in range(self.num_gpu_blocks)]
         self.block = self.blocks.__getitem__
         self.null_block = self.block(0)
         self.get_usage: Callable[[], float] = lambda: self._core.usage
@@ -168,17 +132,9 @@ class BlockPool:
         self._core.unpin([each for each in ids if self._core.has_key(each)])
 
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
-        """The block of this content in each group, None unless every group has one.
-
-        O(pool) if there are several groups, or if hits drop their last block.
-        """
-        config = self._core.config
-        if len(config.groups) == 1 and not config.use_eagle:
-            ids, num_tokens = self._manager.coordinator.look_up([block_hash], config.block_size)
-            return [self.block(ids[0][0])] if num_tokens else None
-        firsts = self._core.state().device.index.firsts
+        """The block of this content in each group, None unless every group has one."""
         keys = [make_key(block_hash, group) for group in kv_cache_group_ids]
-        found = [firsts.get(key) for key in keys]
+        found = [self._core.get_cached_block(key) for key in keys]
         return None if None in found else [self.block(each) for each in found if each is not None]
 
     def take_events(self) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from kvcore_vllm.pinned import NotServed, check_release
 
 VARIABLE = "KVCORE_VLLM"
+SHADOW = "KVCORE_SHADOW"
 CONNECTORS = {
     "SimpleCPUOffloadConnector": "reads the free queue of vLLM's own pool",
     "OffloadingConnector": "asks vLLM's own coordinator about single groups",
@@ -30,17 +31,23 @@ def load() -> None:
 
     Raises NotServed, also for another value than 0 and 1.
     """
-    value = os.environ.get(VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise NotServed(f"{VARIABLE}={value!r} is neither 0 nor 1")
-    if value == "1" and not _before:
+    if is_set(VARIABLE) and not _before:
         install()
+
+
+def is_set(variable: str) -> bool:
+    """Whether an environment variable is 1. Raises NotServed for another value than 0 and 1."""
+    value = os.environ.get(variable, "0")
+    if value not in ("0", "1"):
+        raise NotServed(f"{variable}={value!r} is neither 0 nor 1")
+    return value == "1"
 
 
 def install() -> None:
     """Let schedulers that are made from now on have kvcore's manager.
 
-    Raises NotServed for another vLLM, or if it is installed.
+    If KVCORE_SHADOW is 1, they have vLLM's, and kvcore's behind it (shadow.py). Raises NotServed
+    for another vLLM, or if it is installed.
     """
     if _before:
         raise NotServed("kvcore_vllm is installed: call uninstall() first")
@@ -86,8 +93,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
     """Where, which name, and what stands there while kvcore is installed."""
     from vllm.v1.core.sched import scheduler
 
+    from kvcore_vllm.shadow import shadowed
     from kvcore_vllm.short_ways import KVCacheManager
 
+    ours = shadowed(scheduler.KVCacheManager) if is_set(SHADOW) else KVCacheManager
     native = scheduler.Scheduler.__init__
 
     def init(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kw: Any) -> None:
@@ -96,7 +105,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         native(self, vllm_config, kv_cache_config, *args, **kw)
 
     return [
-        (scheduler, "KVCacheManager", KVCacheManager),
+        (scheduler, "KVCacheManager", ours),
         (scheduler.Scheduler, "__init__", init),
     ]
 

@@ -122,7 +122,6 @@ class KVCacheManager:
             ids, num_tokens = look_up(request.block_hashes, max_cache_hit_length)
         if self.events is not None:
             self.events.report_hit(request, ids)
-        self.block_pool.keys.note_hit(ids, request.block_hashes)
         return self._result(ids), num_tokens, 0
 
     def get_computed_blocks_for_connector(
@@ -212,7 +211,6 @@ class KVCacheManager:
         if num_external_computed_tokens:
             grown = self.get_block_ids(request.request_id)
         self._zeroing.note(grown, skip_zeroing_group_ids if num_external_computed_tokens else ())
-        self.block_pool.keys.forget(grown)
         return self._result(got.blocks)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:

@@ -20,8 +20,8 @@ from vllm.logger import init_logger
 
 from kvcore.types.commands import Batch, Evict
 from kvcore_vllm.blocks import read_ids
-from kvcore_vllm.manager import KVCacheManager
 from kvcore_vllm.pinned import NotServed
+from kvcore_vllm.short_ways import KVCacheManager
 
 logger = init_logger("vllm.kvcore")
 EVERY = "KVCORE_SHADOW_EVERY"
@@ -268,4 +268,4 @@ def count_evictions(shadow: Shadow) -> None:
         return batch
 
     pool._maybe_evict_cached_block = dropped
-    core.take_batch = taken
+    setattr(core, "take_batch", taken)  # noqa: B010 # mypy takes no method by assignment

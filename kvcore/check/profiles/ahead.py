@@ -79,8 +79,8 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-drafts-large": Profile(
         "two requests and a draft to come",
-        world(4, 2, 3, 1, "cancel", **DRAFTS),
-        *(1301792, 4629965),
+        world(3, 2, 3, 1, "cancel", **DRAFTS),
+        *(425260, 1547478),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -170,8 +170,8 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-fork-large": Profile(
         "forks while output is to come; a larger one",
-        world(4, 2, 3, 1, "cancel", **{**FLYING, "without": LEFT}),
-        *(490876, 1576111),
+        world(3, 2, 3, 1, "cancel", **{**FLYING, "without": LEFT}),
+        *(183529, 592248),
         slow=True,
         backend="rust",
         shows=SHOWS,
