@@ -94,6 +94,13 @@ def test_a_facade_is_no_larger_than_what_it_stands_for(generation: str) -> None:
     assert count(generation) <= BOUNDS[generation]
 
 
+def test_the_page_has_the_figures() -> None:
+    page = (ROOT / "docs" / "generations.md").read_text()
+    rows = {"v0_3": "0.3, with what all share", "v0": "V0", "v1_first": "early V1"}
+    for generation, name in {**rows, "v1_0_8": "V1 of 0.8.5"}.items():
+        assert f"\n| {name} | {count(generation):,} |" in page
+
+
 def test_each_file_of_the_twin_counts_for_a_generation() -> None:
     counted = {twin for each in GENERATIONS for path in files_of(each) for twin in twins_of(path)}
     whole = {*(TWIN / "legacy").rglob("*.rs")}
