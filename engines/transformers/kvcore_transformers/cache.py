@@ -41,6 +41,7 @@ class Held:
 class KvcoreCache(PagedAttentionCache):
     """transformers' paged cache over a `KVCacheManager`."""
 
+    called: ClassVar[str] = "kvcore"
     of_installation: ClassVar[Statistics] = Statistics()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -127,7 +128,7 @@ class KvcoreCache(PagedAttentionCache):
         self._tell(state, held, past + request_len)
         # More than request_len only for the requests of a warm-up, which begin in mid-prompt.
         num_new = past + request_len - self.manager.num_computed_tokens(request_id)
-        if num_new < 1:  # only in a shadow, which may have found more than the engine
+        if num_new < 1:  # only in a shadow, which may have found what the engine computes
             return True
         got = self.manager.allocate_slots(request_id, num_new)
         if not got:

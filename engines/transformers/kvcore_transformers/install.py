@@ -108,14 +108,14 @@ def shadowing() -> list[tuple[Any, str, Any]]:
 
     from kvcore_transformers.shadow import ShadowCache
 
-    start = starting(ShadowCache, lambda manager: None)
+    start = starting(ShadowCache, lambda _: None)
     return [
         (continuous_api, "PagedAttentionCache", ShadowCache),
         (continuous_api.ContinuousMixin, "init_continuous_batching", start),
     ]
 
 
-def starting(ours: type, then: Callable[[Any], None]) -> Callable[..., Any]:
+def starting(ours: Any, then: Callable[[Any], None]) -> Callable[..., Any]:
     """A model's method that makes or finds a manager over a cache of ours."""
     from transformers.generation.continuous_batching import continuous_api
 
@@ -165,12 +165,12 @@ def watch(manager: Any) -> None:
     manager._handle_critical_error = _handle_critical_error
 
 
-def not_served(manager: Any, ours: type) -> str | None:
+def not_served(manager: Any, ours: Any) -> str | None:
     """Why a manager's settings cannot be followed, None if they can."""
     processor = manager.batch_processor
     if processor is not None and not isinstance(processor.cache, ours):
         return (
-            "the model keeps a persistent manager that was made without kvcore: call"
+            f"the model keeps a persistent manager that was made without {ours.called}: call"
             " model.destroy_cached_continuous_batching_manager() first"
         )
     if manager.distributed_helper.tp_size > 1:

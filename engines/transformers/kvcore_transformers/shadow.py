@@ -2,10 +2,10 @@
 """kvcore behind transformers' own cache: the same calls, the answers compared, no say in anything.
 
 transformers' cache and schedulers stay in charge, and each call costs what both cost. That kvcore
-finds more tokens is no difference: it goes ahead, and waits there for the engine. The first call in
-which it finds fewer, refuses what transformers grants, or raises is told with both answers and what
-both hold; from then on kvcore is not asked any more. KVCORE_SHADOW_EVERY=n compares the answers of
-every n-th step only.
+finds more tokens is no difference: it is counted, and kvcore follows the engine, which computes
+them. The first call in which kvcore finds fewer, refuses what transformers grants, or raises is
+told with both answers and what both hold; from then on kvcore is not asked any more.
+KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.requests import RequestState
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.utils import logger
 
 from kvcore import CopyOnWrite, Evict
 from kvcore_transformers.allocators import group_of
 from kvcore_transformers.cache import KvcoreCache
 from kvcore_transformers.pinned import NotServed
+from kvcore_transformers.statistics import Statistics
 
 EVERY = "KVCORE_SHADOW_EVERY"
 
@@ -49,33 +50,55 @@ class Behind(KvcoreCache):
         # PagedAttentionCache.__init__ would make the tensor.
         self.num_sectors, self.use_prefix_sharing = own.num_sectors, own.allow_block_sharing
         allocators = own.cache_allocators.values()
+        self.engine_shares = own.use_prefix_sharing
         self.begin([Tables(each.blocks_per_sector) for each in allocators])
         self.manager = self.make_manager(tuple(map(group_of, allocators)))
+        self.total, self.statistics = self.statistics, Statistics()
         self.num_hits = self.num_evictions = 0
 
-    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Look a prompt up, and take the blocks that are found; returns their tokens."""
-        found = super().search_prefix_match(request_id, prompt_ids)
-        self.num_hits += found
-        return found
-
     def search_as(self, request_id: str, prompt_ids: list[int], found: int) -> int:
-        """The same, if the engine found something: else that it takes a slot is waited for."""
-        return self.search_prefix_match(request_id, prompt_ids) if found else 0
+        """Take what the engine found, and no more; returns the tokens, which can be fewer."""
+        hit = self.search_prefix_match(request_id, prompt_ids[: found + 1]) if found else 0
+        self._count(hit, len(prompt_ids) if found else 0)
+        return hit
 
     def store_as(self, state: RequestState, request_len: int, granted: bool) -> bool:
-        """Schedule the next tokens of a request if the engine does."""
-        if granted and state.request_id not in self.requests:
-            self.search_prefix_match(state.request_id, state.initial_tokens + state.generated_tokens)
+        """Schedule the next tokens of a request if the engine does.
+
+        A prompt is looked up at each part of it, as far as the part reaches: so no more is held
+        than the engine has. If that never shares, the whole prompt is looked up once.
+        """
+        name, past = state.request_id, state.position_offset
+        is_new, is_prompt = name not in self.requests, state.status != RequestStatus.DECODING
+        if granted and (is_new or (self.engine_shares and is_prompt and request_len > 1)):
+            tokens = state.initial_tokens + state.generated_tokens
+            self.free_blocks(name)
+            reach = past + request_len + 1 if self.engine_shares else None
+            hit = self.search_prefix_match(name, tokens[:reach])
+            is_asked = is_new and not state.is_cpu_offloaded
+            self._count(max(0, hit - past), len(tokens) if is_asked else 0)
         return granted and self.can_store_request_tokens(state, request_len)
 
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
         kinds = self.manager.take_batch().column("kind").tolist()
         self.num_evictions += kinds.count(Evict.kind)
-        self.statistics.evictions += kinds.count(Evict.kind)
-        self.statistics.copies += kinds.count(CopyOnWrite.kind)
+        self.total.evictions += kinds.count(Evict.kind)
+        self.total.copies += kinds.count(CopyOnWrite.kind)
         self.scheduled.clear()
+
+    def _count(self, num_hits: int, num_queries: int) -> None:
+        """Count tokens that were found, and looked up for the first time."""
+        self.num_hits += num_hits
+        self.total.hits += num_hits
+        self.total.queries += num_queries
+
+    def show(self, request_id: str) -> str:
+        """What is free, and what a request holds, in sectors."""
+        manager, known = self.manager, request_id in self.requests
+        held = [len(ids) for ids in manager.get_block_ids(request_id)] if known else []
+        usable = manager.config.num_usable_blocks
+        return f"{manager.num_free_blocks} of {usable} sectors free, {held} held by the request"
 
     def _swap_in(self, state: RequestState, request_len: int) -> bool:
         """Nothing to bring back: the request is as new."""
@@ -87,8 +110,8 @@ class Shadow:
     """What the two did, without transformers' cache, so that it outlives that.
 
     kvcore: None if it could not be made. difference: what is said of the first one, None as long as
-    there is none. nanoseconds: in each cache, and of comparing. hit_tokens: of all look-ups.
-    num_evictions: in blocks of each cache. num_refused: calls in which transformers had no room.
+    there is none. num_refused: calls in which transformers had no room. nanoseconds: in each cache,
+    and of comparing.
     """
 
     def __init__(self, own: ShadowCache, every: int) -> None:
@@ -148,14 +171,10 @@ class Shadow:
         held = [len(each.block_table.get(request_id, ())) for each in own.cache_allocators.values()]
         free = own.compute_free_capacity(relative=False) / own.bytes_per_sector
         sides = [f"{free:g} of {own.num_sectors} sectors free, {held} blocks held by the request"]
-        sides.append("it was not made")
-        if self.kvcore is not None:
-            manager, known = self.kvcore.manager, request_id in self.kvcore.requests
-            ids = manager.get_block_ids(request_id) if known else ()
-            sides[1] = (
-                f"{manager.num_free_blocks} of {manager.config.num_usable_blocks} sectors free, "
-                f"{list(map(len, ids))} held by the request"
-            )
+        try:
+            sides.append("it was not made" if self.kvcore is None else self.kvcore.show(request_id))
+        except Exception as error:  # no less an error of kvcore
+            sides.append(f"it cannot tell what it holds: {error!r}")
         whose = f"{name} of request {request_id!r}" if request_id else name
         self.difference = (
             f"kvcore parts from transformers' cache in call {self.num_calls}, step "
@@ -184,6 +203,7 @@ class Shadow:
 class ShadowCache(PagedAttentionCache):
     """transformers' own cache, with kvcore behind it. The report comes when it is dropped."""
 
+    called: ClassVar[str] = "kvcore's shadow"
     every: ClassVar[int] = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
