@@ -20,6 +20,7 @@ from kvcore_transformers.cache import KvcoreCache
 from kvcore_transformers.install import replacements
 from kvcore_transformers.offloading import Offload
 from kvcore_transformers.schedulers import Fifo
+from kvcore_transformers.shadow import ShadowCache
 from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 
@@ -118,6 +119,7 @@ def test_each_replaced_method_is_pinned_and_takes_what_the_release_gives_it() ->
     num_checked = 0
     for ours, methods in (
         (KvcoreCache, pins["PagedAttentionCache"]),
+        (ShadowCache, pins["PagedAttentionCache"]),
         (Full, named),
         (Sliding, {**named, **pins["SlidingAttentionCacheAllocator"]}),
         (Pool, pins["CachePool"]),

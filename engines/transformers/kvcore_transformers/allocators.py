@@ -49,7 +49,7 @@ class Pool:
 def group_of(allocator: Any) -> Group:
     """An allocator as a group of kvcore."""
     size = allocator.blocks_per_sector * allocator.tokens_per_page
-    if isinstance(allocator, Sliding):
+    if isinstance(allocator, SlidingAttentionCacheAllocator):
         return Group(size, kind="sliding_window", window=allocator.sliding_window)
     return Group(size)
 

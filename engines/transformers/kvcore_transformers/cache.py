@@ -18,7 +18,7 @@ from attrs import define
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 
-from kvcore import Config, CopyOnWrite, Evict, KVCacheManager, Request
+from kvcore import Config, CopyOnWrite, Evict, Group, KVCacheManager, Request
 from kvcore.errors import HitInOpenBatch
 from kvcore_transformers.allocators import Pool, group_of, within
 from kvcore_transformers.copies import KINDS, Copies
@@ -41,15 +41,21 @@ class Held:
 class KvcoreCache(PagedAttentionCache):
     """transformers' paged cache over a `KVCacheManager`."""
 
+    called: ClassVar[str] = "kvcore"
     of_installation: ClassVar[Statistics] = Statistics()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.statistics = self.of_installation
-        self.parts = list(self.cache_allocators.values())
         self.pool = Pool()
-        for each in self.parts:
+        for each in self.cache_allocators.values():
             each.pool = self.pool
+        self.begin(list(self.cache_allocators.values()))
+        self.use_host(None, None)
+
+    def begin(self, parts: list[Any]) -> None:
+        """Begin with no request, over allocators or what has tables as they have."""
+        self.statistics = self.of_installation
+        self.parts = parts
         self.requests: dict[str, Held] = {}
         self.missing: dict[str, int] = {}
         """Blocks that each refused request lacked."""
@@ -59,21 +65,25 @@ class KvcoreCache(PagedAttentionCache):
         self.answers: dict[str, bool] = {}
         self.is_outdated = False
         """Whether cached blocks may hold what the model, as it is now, would not compute."""
-        self.use_host(None, None)
 
     def use_host(self, host: torch.Tensor | None, stream: Any) -> None:
         """Begin with an empty pool, a host tier and the stream of the forward passes.
 
         host: a row of bytes per host block, or None.
         """
+        groups = tuple(group_of(each) for each in self.parts)
+        self.manager = self.make_manager(groups, 0 if host is None else len(host))
+        self.copies = Copies(self.cache_tensor.view(-1, self.bytes_per_sector), host, stream)
+
+    def make_manager(self, groups: tuple[Group, ...], num_host_blocks: int = 0) -> KVCacheManager:
+        """What decides about the sectors."""
         config = Config(
             num_blocks=self.num_sectors + 1,
-            groups=tuple(group_of(each) for each in self.parts),
+            groups=groups,
             enable_caching=self.use_prefix_sharing,
-            num_host_blocks=0 if host is None else len(host),
+            num_host_blocks=num_host_blocks,
         )
-        self.manager = KVCacheManager(config)
-        self.copies = Copies(self.cache_tensor.view(-1, self.bytes_per_sector), host, stream)
+        return KVCacheManager(config)
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Look a prompt up, and take the blocks that are found; returns their tokens."""
@@ -118,6 +128,8 @@ class KvcoreCache(PagedAttentionCache):
         self._tell(state, held, past + request_len)
         # More than request_len only for the requests of a warm-up, which begin in mid-prompt.
         num_new = past + request_len - self.manager.num_computed_tokens(request_id)
+        if num_new < 1:  # only in a shadow, which may have found what the engine computes
+            return True
         got = self.manager.allocate_slots(request_id, num_new)
         if not got:
             self.missing[request_id] = got.needed

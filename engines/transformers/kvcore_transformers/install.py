@@ -6,12 +6,15 @@ transformers has no hook for that, so names are replaced: which ones, `replaceme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from kvcore_transformers.pinned import NotServed, check_release
 from kvcore_transformers.statistics import Statistics
+
+SHADOW = "KVCORE_SHADOW"
 
 _before: list[tuple[Any, str, Any, Any]] = []
 """What was replaced: where, its name, transformers' value, ours."""
@@ -20,15 +23,19 @@ _before: list[tuple[Any, str, Any, Any]] = []
 def install() -> Statistics:
     """Let caches that are made from now on be kvcore's; returns what they will do, in numbers.
 
-    Raises NotServed for another transformers, or if it is installed.
+    If KVCORE_SHADOW is 1, they are transformers', and kvcore's behind them (shadow.py). Raises
+    NotServed for another transformers, or if it is installed.
     """
     if _before:
         raise NotServed("kvcore_transformers is installed: call uninstall() first")
+    shadow = is_set(SHADOW)
     check_release()
     from kvcore_transformers.cache import KvcoreCache
+    from kvcore_transformers.shadow import ShadowCache, read_every
 
+    ShadowCache.every = read_every() if shadow else 1
     KvcoreCache.of_installation = Statistics()
-    for holder, name, ours in replacements():
+    for holder, name, ours in shadowing() if shadow else replacements():
         _before.append((holder, name, _get(holder, name), ours))
         _put(holder, name, ours)
     return KvcoreCache.of_installation
@@ -56,6 +63,14 @@ def installed() -> Iterator[Statistics]:
         uninstall()
 
 
+def is_set(variable: str) -> bool:
+    """Whether an environment variable is 1. Raises NotServed for another value than 0 and 1."""
+    value = os.environ.get(variable, "0")
+    if value not in ("0", "1"):
+        raise NotServed(f"{variable}={value!r} is neither 0 nor 1")
+    return value == "1"
+
+
 def weights_changed(manager: Any) -> None:
     """Tell a running `ContinuousBatchingManager` that the model's weights are others now.
 
@@ -75,21 +90,6 @@ def replacements() -> list[tuple[Any, str, Any]]:
     from kvcore_transformers.offloading import Offload
     from kvcore_transformers.schedulers import Fifo, PrefillFirst
 
-    native = continuous_api.ContinuousMixin.init_continuous_batching
-
-    def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make or find the manager, and refuse what is not served."""
-        check_layers(self.config.get_text_config())
-        manager = native(self, *args, **kwargs)
-        reason = not_served(manager, KvcoreCache)
-        if reason is not None:
-            if manager._original_attn_impl is not None:  # what making the manager switched
-                self.set_attn_implementation(manager._original_attn_impl)
-                manager._original_attn_impl = None
-            raise NotServed(reason)
-        watch(manager)
-        return manager
-
     return [
         (continuous_api, "PagedAttentionCache", KvcoreCache),
         (continuous_api, "OffloadingManager", Offload),
@@ -98,8 +98,43 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (scheduler.SCHEDULER_MAPPING, "fifo", Fifo),
         (scheduler.SCHEDULER_MAPPING, "prefill_first", PrefillFirst),
         (continuous_api, "FIFOScheduler", Fifo),
-        (continuous_api.ContinuousMixin, "init_continuous_batching", init_continuous_batching),
+        (continuous_api.ContinuousMixin, "init_continuous_batching", starting(KvcoreCache, watch)),
     ]
+
+
+def shadowing() -> list[tuple[Any, str, Any]]:
+    """The same in shadow mode, where transformers decides, and hits what it would hit."""
+    from transformers.generation.continuous_batching import continuous_api
+
+    from kvcore_transformers.shadow import ShadowCache
+
+    start = starting(ShadowCache, lambda _: None)
+    return [
+        (continuous_api, "PagedAttentionCache", ShadowCache),
+        (continuous_api.ContinuousMixin, "init_continuous_batching", start),
+    ]
+
+
+def starting(ours: Any, then: Callable[[Any], None]) -> Callable[..., Any]:
+    """A model's method that makes or finds a manager over a cache of ours."""
+    from transformers.generation.continuous_batching import continuous_api
+
+    native = continuous_api.ContinuousMixin.init_continuous_batching
+
+    def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make or find the manager, and refuse what is not served."""
+        check_layers(self.config.get_text_config())
+        manager = native(self, *args, **kwargs)
+        reason = not_served(manager, ours)
+        if reason is not None:
+            if manager._original_attn_impl is not None:  # what making the manager switched
+                self.set_attn_implementation(manager._original_attn_impl)
+                manager._original_attn_impl = None
+            raise NotServed(reason)
+        then(manager)
+        return manager
+
+    return init_continuous_batching
 
 
 def watch(manager: Any) -> None:
@@ -130,12 +165,12 @@ def watch(manager: Any) -> None:
     manager._handle_critical_error = _handle_critical_error
 
 
-def not_served(manager: Any, ours: type) -> str | None:
+def not_served(manager: Any, ours: Any) -> str | None:
     """Why a manager's settings cannot be followed, None if they can."""
     processor = manager.batch_processor
     if processor is not None and not isinstance(processor.cache, ours):
         return (
-            "the model keeps a persistent manager that was made without kvcore: call"
+            f"the model keeps a persistent manager that was made without {ours.called}: call"
             " model.destroy_cached_continuous_batching_manager() first"
         )
     if manager.distributed_helper.tp_size > 1:

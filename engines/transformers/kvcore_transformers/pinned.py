@@ -157,11 +157,11 @@ others call; of the other classes it replaces or calls these methods.
 WHOLE = tuple(PARAMETERS)[:6]
 ATTRIBUTES = {
     "cache.PagedAttentionCache": (
-        "bytes_per_sector cache_allocators cache_tensor num_sectors read_cache_limit"
-        " use_prefix_sharing"
+        "allow_block_sharing bytes_per_sector cache_allocators cache_tensor num_sectors pool"
+        " read_cache_limit use_prefix_sharing"
     ),
     "cache_allocators.CacheAllocator": (
-        "block_table blocks_per_sector supports_block_sharing tokens_per_page"
+        "block_table blocks_per_sector index supports_block_sharing tokens_per_page"
     ),
     "cache_allocators.SlidingAttentionCacheAllocator": "sliding_window supports_block_sharing",
     "scheduler.Scheduler": (

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvcore behind transformers' own cache: the same calls, the answers compared, no say in anything.
+
+transformers' cache and schedulers stay in charge, and each call costs what both cost. That kvcore
+finds more tokens is no difference: it is counted, and kvcore follows the engine, which computes
+them. The first call in which kvcore finds fewer, refuses what transformers grants, or raises is
+told with both answers and what both hold; from then on kvcore is not asked any more.
+KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, ClassVar
+
+from attrs import define, field
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
+from transformers.generation.continuous_batching.utils import logger
+
+from kvcore import CopyOnWrite, Evict
+from kvcore_transformers.allocators import group_of
+from kvcore_transformers.cache import KvcoreCache
+from kvcore_transformers.pinned import NotServed
+from kvcore_transformers.statistics import Statistics
+
+EVERY = "KVCORE_SHADOW_EVERY"
+
+
+@define
+class Tables:
+    """What an allocator has for requests, without its tensor."""
+
+    blocks_per_sector: int
+    block_table: dict[str, list[int]] = field(factory=dict)
+
+
+class Behind(KvcoreCache):
+    """The decisions of `KvcoreCache` without tensors, copies and a host tier.
+
+    A request that transformers moves to the host is forgotten, and looked up when it comes back.
+    """
+
+    def __init__(self, own: PagedAttentionCache) -> None:
+        # PagedAttentionCache.__init__ would make the tensor.
+        self.num_sectors, self.use_prefix_sharing = own.num_sectors, own.allow_block_sharing
+        allocators = own.cache_allocators.values()
+        self.engine_shares = own.use_prefix_sharing
+        self.begin([Tables(each.blocks_per_sector) for each in allocators])
+        self.manager = self.make_manager(tuple(map(group_of, allocators)))
+        self.total, self.statistics = self.statistics, Statistics()
+        self.num_hits = self.num_evictions = 0
+
+    def search_as(self, request_id: str, prompt_ids: list[int], found: int) -> int:
+        """Take what the engine found, and no more; returns the tokens, which can be fewer."""
+        hit = self.search_prefix_match(request_id, prompt_ids[: found + 1]) if found else 0
+        self._count(hit, len(prompt_ids) if found else 0)
+        return hit
+
+    def store_as(self, state: RequestState, request_len: int, granted: bool) -> bool:
+        """Schedule the next tokens of a request if the engine does.
+
+        A prompt is looked up at each part of it, as far as the part reaches: so no more is held
+        than the engine has. If that never shares, the whole prompt is looked up once.
+        """
+        name, past = state.request_id, state.position_offset
+        is_new, is_prompt = name not in self.requests, state.status != RequestStatus.DECODING
+        if granted and (is_new or (self.engine_shares and is_prompt and request_len > 1)):
+            tokens = state.initial_tokens + state.generated_tokens
+            self.free_blocks(name)
+            reach = past + request_len + 1 if self.engine_shares else None
+            hit = self.search_prefix_match(name, tokens[:reach])
+            is_asked = is_new and not state.is_cpu_offloaded
+            self._count(max(0, hit - past), len(tokens) if is_asked else 0)
+        return granted and self.can_store_request_tokens(state, request_len)
+
+    def close_batch(self) -> None:
+        """Take the open batch; there is nothing to copy."""
+        kinds = self.manager.take_batch().column("kind").tolist()
+        self.num_evictions += kinds.count(Evict.kind)
+        self.total.evictions += kinds.count(Evict.kind)
+        self.total.copies += kinds.count(CopyOnWrite.kind)
+        self.scheduled.clear()
+
+    def _count(self, num_hits: int, num_queries: int) -> None:
+        """Count tokens that were found, and looked up for the first time."""
+        self.num_hits += num_hits
+        self.total.hits += num_hits
+        self.total.queries += num_queries
+
+    def show(self, request_id: str) -> str:
+        """What is free, and what a request holds, in sectors."""
+        manager, known = self.manager, request_id in self.requests
+        held = [len(ids) for ids in manager.get_block_ids(request_id)] if known else []
+        usable = manager.config.num_usable_blocks
+        return f"{manager.num_free_blocks} of {usable} sectors free, {held} held by the request"
+
+    def _swap_in(self, state: RequestState, request_len: int) -> bool:
+        """Nothing to bring back: the request is as new."""
+        del state, request_len
+        return True
+
+
+class Shadow:
+    """What the two did, without transformers' cache, so that it outlives that.
+
+    kvcore: None if it could not be made. difference: what is said of the first one, None as long as
+    there is none. num_refused: calls in which transformers had no room. nanoseconds: in each cache,
+    and of comparing.
+    """
+
+    def __init__(self, own: ShadowCache, every: int) -> None:
+        self.every = every
+        self.kvcore: Behind | None = None
+        self.difference: str | None = None
+        self.num_calls = self.num_steps = self.num_refused = 0
+        self.hits = self.evictions = 0
+        self.nanoseconds = {"transformers": 0, "kvcore": 0, "comparing": 0}
+        self._started = perf_counter_ns()
+        try:
+            self.kvcore = Behind(own)
+        except Exception as error:  # whatever it is, transformers' cache goes on
+            self.part(own, "__init__", "", None, error)
+
+    @property
+    def hit_tokens(self) -> dict[str, int]:
+        """Tokens that each found."""
+        return {"transformers": self.hits, "kvcore": self.kvcore.num_hits if self.kvcore else 0}
+
+    @property
+    def num_evictions(self) -> dict[str, int]:
+        """Blocks whose content each gave up."""
+        ours = self.kvcore.num_evictions if self.kvcore else 0
+        return {"transformers": self.evictions, "kvcore": ours}
+
+    def ask(
+        self,
+        own: ShadowCache,
+        name: str,
+        request_id: str,
+        mine: Callable[[], Any],
+        theirs: Callable[[Behind, Any], Any],
+        same: Callable[[Any, Any], bool] | None = None,
+    ) -> Any:
+        """transformers' answer, with kvcore's compared to it if there is a way to."""
+        started = perf_counter_ns()
+        answer = mine()
+        asked = perf_counter_ns()
+        self.nanoseconds["transformers"] += asked - started
+        if self.difference is not None or self.kvcore is None:
+            return answer
+        self.num_calls += 1
+        try:
+            other = theirs(self.kvcore, answer)
+            answered = perf_counter_ns()
+            self.nanoseconds["kvcore"] += answered - asked
+            if same and self.num_steps % self.every == 0 and not same(other, answer):
+                self.part(own, name, request_id, answer, other)
+            self.nanoseconds["comparing"] += perf_counter_ns() - answered
+        except Exception as error:  # whatever it is, transformers' answer stands
+            self.part(own, name, request_id, answer, error)
+        return answer
+
+    def part(self, own: ShadowCache, name: str, request_id: str, mine: Any, theirs: Any) -> None:
+        """Say what differs, and ask kvcore no more."""
+        held = [len(each.block_table.get(request_id, ())) for each in own.cache_allocators.values()]
+        free = own.compute_free_capacity(relative=False) / own.bytes_per_sector
+        sides = [f"{free:g} of {own.num_sectors} sectors free, {held} blocks held by the request"]
+        try:
+            sides.append("it was not made" if self.kvcore is None else self.kvcore.show(request_id))
+        except Exception as error:  # no less an error of kvcore
+            sides.append(f"it cannot tell what it holds: {error!r}")
+        whose = f"{name} of request {request_id!r}" if request_id else name
+        self.difference = (
+            f"kvcore parts from transformers' cache in call {self.num_calls}, step "
+            f"{self.num_steps}: {whose} gave {mine!r} with transformers ({sides[0]}) and {theirs!r}"
+            f" with kvcore ({sides[1]})"
+        )
+        logger.error(self.difference)
+
+    def report(self) -> str:
+        """Log what was seen, as a warning, since transformers shows no less; returns it."""
+        whole = max(1, perf_counter_ns() - self._started)
+        own, kvcore, comparing = (each / 1e9 for each in self.nanoseconds.values())
+        text = (
+            f"kvcore in the shadow of transformers' cache: {self.num_calls} calls in "
+            f"{self.num_steps} steps, {'parted' if self.difference else 'no difference'}, "
+            f"{self.num_refused} calls refused by transformers; transformers and kvcore: "
+            f"{' and '.join(map(str, self.hit_tokens.values()))} hit tokens, "
+            f"{' and '.join(map(str, self.num_evictions.values()))} evictions, "
+            f"{own:.3f} and {kvcore:.3f} s in the cache; comparing took {comparing:.3f} s, "
+            f"{100e9 * comparing / whole:.1f} % of the time"
+        )
+        logger.warning(text)
+        return text
+
+
+class ShadowCache(PagedAttentionCache):
+    """transformers' own cache, with kvcore behind it. The report comes when it is dropped."""
+
+    called: ClassVar[str] = "kvcore's shadow"
+    every: ClassVar[int] = 1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shadow = Shadow(self, self.every)
+        weakref.finalize(self, self.shadow.report)  # at the latest when Python exits
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """transformers' hit; kvcore's has no fewer tokens."""
+        call = partial(super().search_prefix_match, request_id, prompt_ids)
+
+        def theirs(kvcore: Behind, found: int) -> int:
+            return kvcore.search_as(request_id, prompt_ids, found)
+
+        shadow = self.shadow
+        found: int = shadow.ask(self, "search_prefix_match", request_id, call, theirs, operator.ge)
+        shadow.hits += found if shadow.difference is None else 0
+        return found
+
+    def can_store_request_tokens(
+        self, state: RequestState, request_len: int, dry_run: bool = False
+    ) -> bool:
+        """transformers' answer; kvcore is asked for what was granted, and not in a dry run."""
+        call = partial(super().can_store_request_tokens, state, request_len, dry_run)
+        if dry_run:
+            return bool(call())
+
+        def theirs(kvcore: Behind, granted: bool) -> bool:
+            self.shadow.num_refused += not granted
+            return kvcore.store_as(state, request_len, granted)
+
+        name = "can_store_request_tokens"
+        return bool(self.shadow.ask(self, name, state.request_id, call, theirs, operator.ge))
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        """Forget a request in both."""
+        call = partial(super().free_blocks, request_id, no_cache)
+        self.shadow.ask(
+            self, "free_blocks", request_id, call, lambda kvcore, _: kvcore.free_blocks(request_id)
+        )
+
+    def free_all_requests(self, clear_ledgers: bool = False) -> None:
+        """Forget all requests in both; the cached content too if asked."""
+        call = partial(super().free_all_requests, clear_ledgers)
+        self.shadow.ask(
+            self,
+            "free_all_requests",
+            "",
+            call,
+            lambda kvcore, _: kvcore.free_all_requests(clear_ledgers),
+        )
+
+    def prepare_fork_request(
+        self, src_state: RequestState, dst_req_ids: list[str], copy_src_and_dst: Any
+    ) -> list[str]:
+        """transformers' children, which kvcore forks, too."""
+        call = partial(super().prepare_fork_request, src_state, dst_req_ids, copy_src_and_dst)
+        forked: list[str] = self.shadow.ask(
+            self,
+            "prepare_fork_request",
+            src_state.request_id,
+            call,
+            lambda kvcore, forked: kvcore.prepare_fork_request(src_state, forked, None),
+        )
+        return forked
+
+    def evict_cached_blocks(self) -> bool:
+        """transformers' eviction; kvcore evicts when it needs a block."""
+        before = self._num_free()
+        evicted = bool(super().evict_cached_blocks())
+        if self.shadow.difference is None:
+            self.shadow.evictions += self._num_free() - before
+        return evicted
+
+    def extend_read_and_write_indices(self, *args: Any) -> None:
+        """transformers' indices; the first of a step closes kvcore's batch."""
+        self._close()
+        super().extend_read_and_write_indices(*args)
+
+    def fill_block_table(self, *args: Any) -> None:
+        """transformers' table; the same."""
+        self._close()
+        super().fill_block_table(*args)
+
+    def report(self) -> str:
+        """Log what was seen until now, and return it."""
+        return self.shadow.report()
+
+    def _close(self) -> None:
+        shadow = self.shadow
+        if shadow.kvcore is not None and shadow.kvcore.scheduled and shadow.difference is None:
+            shadow.ask(self, "close_batch", "", lambda: None, lambda ours, _: ours.close_batch())
+            shadow.num_steps += 1
+
+    def _num_free(self) -> int:
+        """Free blocks inside the sectors of each allocator."""
+        return sum(self.pool.count_free_blocks(a.index) for a in self.cache_allocators.values())
+
+
+def read_every() -> int:
+    """How many steps there are for each that is compared. Raises NotServed."""
+    value = os.environ.get(EVERY, "1")
+    if not value.isdecimal() or int(value) < 1:
+        raise NotServed(f"{EVERY}={value!r} is not a number of steps, 1 or more")
+    return int(value)
