@@ -43,7 +43,7 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@tail -n 1 build/tiny.txt
 
 test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
-	@echo "make test takes about a quarter of an hour of CPU; one folder: $(BIN)/pytest tests/pool"
+	@echo "make test takes about eleven minutes of CPU; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 

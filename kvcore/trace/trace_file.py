@@ -90,10 +90,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(text: str, *, source: str) -> Trace:
-    """The trace of a text. Raises TraceError with the line."""
+    """The trace of a text, without its byte order mark. Raises TraceError with the line."""
     config: Config | None = None
     calls: list[TraceLine] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         stripped = line.strip(GAPS)
         if not stripped or stripped.startswith("#"):
             continue

@@ -150,6 +150,13 @@ def test_lines_end_with_a_line_feed_and_words_with_a_space() -> None:
     assert words == ("a\u2028b", "1-3")
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "marked.trace"
+    path.write_text(STORY, encoding="utf-8-sig")
+    marked = trace_file.read_trace(path)
+    assert marked.calls == trace_file.parse_trace(STORY, source="story.trace").calls
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "latin.trace"
     with pytest.raises(TraceError, match=r"latin\.trace, line 0: .*No such file"):

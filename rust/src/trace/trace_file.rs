@@ -55,6 +55,7 @@ pub fn read_trace(path: &Path) -> Result<Trace, Error> {
 pub fn parse_trace(text: &str, source: &str) -> Result<Trace, Error> {
     let mut config = None;
     let mut calls: Vec<TraceLine> = Vec::new();
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (line, content) in (1..).zip(text.split('\n')) {
         let damaged = |reason: &str| {
             let (source, reason) = (source.to_owned(), reason.to_owned());
@@ -237,6 +238,11 @@ allocate_slots r0 3
         assert!(reason(&less).starts_with("story, line 4: allocate_slots r0 3\nmust give"));
         let more = format!("{STORY}  ! Touch 0\n");
         assert!(reason(&more).contains("! Touch 0\nbut gives"));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_skipped() {
+        replay(&parse_trace(&format!("\u{feff}{STORY}"), "story").unwrap()).unwrap();
     }
 
     #[test]
