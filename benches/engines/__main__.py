@@ -67,7 +67,10 @@ def main(arguments: list[str]) -> int:
             print(f"{engine}: left out: {reason}", flush=True)
             continue
         print(f"{engine}:", flush=True)
-        failed |= bench.run(arguments if bench.runs_there else []) != 0
+        status = bench.run(arguments if bench.runs_there else [])
+        if status != 0:
+            print(f"{engine}: ended with status {status}", flush=True)
+            failed = True
     return int(failed)
 
 
