@@ -48,7 +48,7 @@ test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
 	$(BIN)/pytest $(ARGS)
 
 test-core: setup-core ## the tests that need no torch
-	@echo "make test-core takes about twelve minutes of CPU"
+	@echo "make test-core takes about eight minutes of CPU"
 	cargo test --locked
 	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 
