@@ -173,7 +173,7 @@ class Scheduler(Generic[S]):
         self.num_waits += self._short
         return list(self._chunks.values())
 
-    def give_pending(self, sequence: S) -> None:
+    def give_new_token(self, sequence: S) -> None:
         """Give the manager the newest token of a sequence, which is not to get a position now."""
         tokens = array("I", [sequence.newest])
         self._manager.add_tokens(sequence.sequence_id, tokens, batch=sequence.sampled_by)
@@ -214,7 +214,7 @@ class Scheduler(Generic[S]):
         """One position for every sequence that decodes, oldest first."""
         for sequence in self.running:
             if sequence.has_new_token and not sequence.can_decode:
-                self.give_pending(sequence)
+                self.give_new_token(sequence)
         ready = self._ready()[: self._budget]
         while ready:
             refused = self._append(ready)
@@ -334,7 +334,7 @@ class Scheduler(Generic[S]):
         self.has_moved = True
         name = victim.sequence_id
         if victim.has_new_token and victim.num_to_come:
-            self.give_pending(victim)
+            self.give_new_token(victim)
         if self._swaps and not isinstance(self._manager.swap_out([name]), Refused):
             self.preemptions.by_swap += 1
             if self._manager.num_computed_tokens(name) < self._manager.num_tokens(name):
@@ -344,7 +344,7 @@ class Scheduler(Generic[S]):
             return
         self._manager.free(name)
         if victim.has_new_token:
-            self.give_pending(victim)
+            self.give_new_token(victim)
         victim.drop_output()
         self.preemptions.by_recompute += 1
         self._place(self.waiting, victim)

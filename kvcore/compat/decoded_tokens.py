@@ -19,10 +19,9 @@ from kvcore.compat.engine_request import read_hashes
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Refused
 
-KEEPING = ("full_attention", "mla")
-HASH_BYTES = 32
 BLOCK = Struct("i")
 
 
@@ -45,7 +44,7 @@ class DecodedTokens:
         self._length_limit = config.length_limit
         self._num_groups = len(sizes)
         self._publishes = config.publish == "scheduled"
-        self._keeps_all = all(group.kind in KEEPING for group in config.groups)
+        self._keeps_all = not any(each.is_windowed or each.is_cross for each in config.groups)
         # Then a token that begins a block takes one more in each group, and no more happens.
         self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
 
@@ -120,7 +119,7 @@ class DecodedTokens:
             if (
                 not self._publishes
                 or [type(each) for each in new] != [bytes]
-                or len(new[0]) != HASH_BYTES
+                or len(new[0]) != HASH_SIZE
             ):
                 return None
         name = request.request_id

@@ -330,7 +330,7 @@ class Engine:
             if sequence is None:
                 continue
             if sequence.has_new_token:
-                self.scheduler.give_pending(sequence)
+                self.scheduler.give_new_token(sequence)
             taken = take_tokens(sequence, draw, sampled, kept, self._decode)
             sequence.sampled_by = flight.number
             sequence.num_to_come -= sequence is draw.sequence
@@ -364,7 +364,7 @@ class Engine:
         if sequence in self.scheduler.running:
             self.exchange.finished(sequence)
         if sequence.num_to_come:
-            self.scheduler.give_pending(sequence)  # the block that it fills can be hit
+            self.scheduler.give_new_token(sequence)  # the block that it fills can be hit
         self._release(sequence)
         name = sequence.request.request_id
         self._open[name] -= 1

@@ -88,7 +88,7 @@ class Scheduler(batching.Scheduler[Sequence]):
             status = self._manager.status(name)
             behind = self._manager.num_computed_tokens(name) < self._manager.num_tokens(name)
             if sequence.has_new_token and behind and status is not Status.SWAPPED:
-                self.give_pending(sequence)
+                self.give_new_token(sequence)
             self._place(self._queue(status), sequence)
 
     def _ready(self) -> list[Sequence]:
@@ -116,7 +116,7 @@ class Scheduler(batching.Scheduler[Sequence]):
             if sequence not in self.running:
                 continue
             name, start = sequence.sequence_id, sequence.num_tokens - 1
-            self.give_pending(sequence)
+            self.give_new_token(sequence)
             room = min(room, sequence.sampling.max_tokens - len(sequence.generated) - 1)
             known = sequence.tokens(0, start + 1)
             drafts = tuple(self._drafter.propose(known, room)) if room else ()

@@ -154,7 +154,7 @@ def test_a_swapped_sequence_takes_the_output_that_was_on_its_way(backend: Backen
     manager.take_batch()
     young.generated.append(9)
     young.has_new_token, young.sampled_by = True, flight
-    scheduler.give_pending(young)
+    scheduler.give_new_token(young)
     assert (manager.num_tokens("young"), manager.num_computed_tokens("young")) == (4, 3)
     manager.check()
 
