@@ -277,7 +277,7 @@ def test_reads_and_tables_are_right_whatever_is_cancelled(
     backend: Backend, groups: str, publish: str
 ) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(3):
+    for seed in range(4):
         flights = make_flights(backend, groups, publish, seed)
         for _ in range(150):
             flights.move()
@@ -297,7 +297,7 @@ def test_both_backends_cancel_alike(groups: str) -> None:
     need_twin()
     for seed, publish in ((7, "scheduled"), (8, "completed")):
         sides = [make_flights(each, groups, publish, seed) for each in ("python", "rust")]
-        for _ in range(80):
+        for _ in range(120):
             for side in sides:
                 side.move()
             assert sides[0].manager.encode() == sides[1].manager.encode()
