@@ -46,7 +46,7 @@ PROMPT, PREFIX = 512, 1024
 VOCABULARY = 50_000
 WARM_UP = 20
 INTERRUPTED = 0.002
-"""A call that took so many seconds by the clock on the wall was interrupted: it does not count."""
+"""Seconds of elapsed time from which a call counts as interrupted; it is left out."""
 
 SIDES = ("vllm", "kvcore")
 KINDS = {

@@ -27,7 +27,7 @@ from tests.helpers.worlds import allocations, by_status, configs
 
 RUNS = st.integers(0, 25)
 CALLS_UNTIL_REFUSED = 8
-"""Most calls fit: so many are made before a run without a refusal is put aside."""
+"""Most calls fit: this many are tried, and a run without a refusal is dropped."""
 
 
 @st.composite

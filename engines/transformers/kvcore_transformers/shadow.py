@@ -109,9 +109,9 @@ class Behind(KvcoreCache):
 class Shadow:
     """What the two did, without transformers' cache, so that it outlives that.
 
-    kvcore: None if it could not be made. difference: what is said of the first one, None as long as
-    there is none. num_refused: calls in which transformers had no room. nanoseconds: in each cache,
-    and of comparing.
+    kvcore: None if it could not be made. difference: the report of the first one, None before it.
+    num_refused: calls in which transformers had no room. nanoseconds: in each cache, and of
+    comparing.
     """
 
     def __init__(self, own: ShadowCache, every: int) -> None:

@@ -34,9 +34,9 @@ MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "t
 class Shadow:
     """Both managers by vLLM's names. Raises NotServed for what kvcore does not serve.
 
-    difference: what is said of the first one, None as long as there is none. same_ids: whether the
-    answers named the same blocks so far; where blocks lie is no difference. nanoseconds: in each
-    manager, and of comparing. hit_tokens: of all look-ups. num_evictions: of each manager.
+    difference: the report of the first one, None before it. same_ids: whether the answers named the
+    same blocks so far; where blocks lie is no difference. nanoseconds: in each manager, and of
+    comparing. hit_tokens: of all look-ups. num_evictions: of each manager.
     """
 
     def __init__(self, own: Any, kvcore: KVCacheManager) -> None:
