@@ -70,7 +70,8 @@ class Sanitizer:
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
         self._queue: deque[Issued | Callable[[], object]] = deque()
         self._waiting: dict[int, Issued] = {}
-        self._now = 0
+        self._last = -1
+        self._now = 0  # the step that was issued last, for texts
         self._released: dict[tuple[int, int], int] = {}
         self._published: dict[object, tuple[int, ...]] = {}
         self._causes: set[tuple[object, ...]] = set()
@@ -243,7 +244,7 @@ class Sanitizer:
             change(*args)
 
     def _issue(self, issued: Issued) -> None:
-        self._now = issued.step
+        self._last = self._now = issued.step
         self._waiting[issued.step] = issued
         self._queue.append(issued)
 
@@ -326,8 +327,8 @@ class Sanitizer:
             raise AdapterError(observation=what, reason=reason)
 
     def _check_step(self, step: int) -> None:
-        if step <= self._now:
-            reason = f"step {self._now} came before it, and steps rise"
+        if step <= self._last:
+            reason = f"step {self._last} came before it, and steps rise"
             raise AdapterError(observation=f"issue({step})", reason=reason)
 
     def _check_row(self, what: str, row: Row | SlotRow) -> int:
