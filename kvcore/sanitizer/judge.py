@@ -67,7 +67,10 @@ class Followed:
 
 @attrs.define
 class Line:
-    """One row of a step while it is judged. low: of what is written and was read so far."""
+    """One row of a step while it is judged.
+
+    low: of what it read and writes; written: what low was when it wrote.
+    """
 
     request: Followed
     start: int
@@ -75,6 +78,7 @@ class Line:
     drafts: Sequence[int]
     slots: SlotLists | None
     low: int = 0
+    written: int = 0
     wrong: bool = False
 
 
@@ -221,7 +225,7 @@ class Judge:
         request.trimmed[group_id] = first
 
     def _write(self, line: Line, step: int) -> None:
-        totals = self._totals(line, line.start)
+        totals, line.written = self._totals(line, line.start), line.low
         for group_id, slots in self._written(line):
             for position, slot in slots:
                 place = self._place(line, group_id, position, slot, step, "null-write")
@@ -315,7 +319,7 @@ class Judge:
     def _settle(self, line: Line) -> None:
         """Carry a low that was read into what the row wrote, and say what is verified now."""
         request = line.request
-        for group_id, slots in self._written(line):
+        for group_id, slots in self._written(line) if line.low < line.written else ():
             group = self.groups[group_id]
             for position, slot in slots:
                 found = self._slot_of(line, group_id, position, slot)
