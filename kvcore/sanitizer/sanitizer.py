@@ -21,9 +21,12 @@ from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.findings import Finding
-from kvcore.sanitizer.judge import DEVICE, Judge, SlotLists
+from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer.lines import SlotLists, Wrong
 from kvcore.sanitizer.names import Named, Names
+from kvcore.sanitizer.owners import Owners
 from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
+from kvcore.sanitizer.tables import DEVICE
 from kvcore.sanitizer.twin import TwinJudge
 from kvcore.types.base_error import BackendMissing
 
@@ -46,7 +49,7 @@ class Issued:
     is_cancelled: bool = False
 
 
-class Sanitizer:
+class Sanitizer(Owners):
     """Follows the slots of one engine's cache and judges what its steps read.
 
     num_blocks: device blocks of each pool, null blocks included. full: read everything in every
@@ -67,8 +70,8 @@ class Sanitizer:
         backend: str | None = None,
     ) -> None:
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
+        super().__init__(engine)
         self.findings: list[Finding] = []
-        self.suspicions: list[Finding] = []
         self._names = Names()
         self._judge = make_judge(self.groups, num_blocks, full, backend)
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
@@ -76,9 +79,6 @@ class Sanitizer:
         self._waiting: dict[int, Issued] = {}
         self._last = -1
         self._now = 0  # the step that was issued last, for texts
-        self._released: dict[tuple[int, int], int] = {}
-        self._published: dict[object, tuple[int, ...]] = {}
-        self._causes: set[tuple[object, ...]] = set()
 
     def __contains__(self, name: str) -> bool:
         """Whether a request of this name lives."""
@@ -107,18 +107,30 @@ class Sanitizer:
         """Let a request that gave up its blocks expect KV of the weights of now."""
         self._do(self._judge.renew, self._live("renew", name).serial)
 
-    def extend(self, name: str, group: int, blocks: Sequence[int]) -> None:
-        """Append blocks to a request's table of a group, new ones or hits alike."""
+    def extend(
+        self, name: str, group: int, blocks: Sequence[int], position: int | None = None
+    ) -> None:
+        """Put blocks into a request's table of a group, new ones or hits alike.
+
+        position: the place of the first one, for what stands there; the table's end unless given.
+        """
         named = self._live("extend", name)
         self._check_blocks("extend", group, blocks)
-        first = named.num_blocks[group]
-        named.num_blocks[group] += len(blocks)
-        named.events.append(
-            f"step {self._now}: table {group} gets {len(blocks)} blocks from {first} on"
-        )
-        if self._released:
-            self._suspect_use(named, group, blocks)
-        self._do(self._judge.extend, named.serial, group, blocks, self._now)
+        length = named.num_blocks[group]
+        first = self._place("extend", name, position, length)
+        named.num_blocks[group] = max(length, first + len(blocks))
+        text = f"step {self._now}: table {group} gets {len(blocks)} blocks from {first} on"
+        named.events.append(text)
+        self._suspect_use(name, self._now, self.groups[group].pool, blocks)
+        self._do(self._judge.extend, named.serial, group, first, blocks, self._now)
+
+    def cut(self, name: str, group: int, length: int) -> None:
+        """Shorten a request's table of a group to this many blocks."""
+        named = self._live("cut", name)
+        self._check_blocks("cut", group, ())
+        named.num_blocks[group] = self._place("cut", name, length, named.num_blocks[group])
+        named.events.append(f"step {self._now}: table {group} is cut to {length} blocks")
+        self._do(self._judge.cut, named.serial, group, length, self._now)
 
     def drop(self, name: str) -> None:
         """Give up a request's tables: preempted, finished, or sent anew."""
@@ -134,6 +146,11 @@ class Sanitizer:
             self.drop(name)
         self._names.end(name)
         self._do(self._judge.end, named.serial)
+
+    def load(self, name: str, start: int, num_tokens: int) -> None:
+        """Say that the KV of these positions came from elsewhere, and is what it should be."""
+        serial = self._check_row(f"load({name!r})", Row(name, start, num_tokens))
+        self._do(self._load, serial, start, num_tokens, self._now)
 
     def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
@@ -212,29 +229,6 @@ class Sanitizer:
         """Say that the weights changed: requests that begin from here on expect KV of these."""
         self._do(self._judge.advance_epoch)
 
-    def allocate(self, block: int, owner: str | None = None, pool: int = 0) -> None:
-        """Say that the engine handed out a block; for suspicions only. owner: for the texts."""
-        del owner
-        self._released.pop((pool, block), None)
-
-    def release(self, block: int, owner: str | None = None, pool: int = 0) -> None:
-        """Say that a block's last owner gave it back; for suspicions only."""
-        if (pool, block) in self._released:
-            self._suspect("double-free", (pool, block), owner, block)
-        self._released[pool, block] = self._now
-
-    def publish(self, key: object, blocks: Sequence[int]) -> None:
-        """Say that the engine's prefix cache names blocks by a key."""
-        self._published[key] = tuple(blocks)
-
-    def unpublish(self, key: object) -> None:
-        """Say that a key names nothing any more."""
-        self._published.pop(key, None)
-
-    def find(self, key: object, blocks: Sequence[int] | None) -> bool:
-        """Whether a look-up gave what was published under a key; nothing is recorded."""
-        return self._published.get(key) == (None if blocks is None else tuple(blocks))
-
     def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:
         pairs = list(pairs)
         self._check_blocks(what, group, [pair[0] for pair in pairs], source)
@@ -243,6 +237,16 @@ class Sanitizer:
         for read, written in pairs:
             places = (source, pool, read), (target, pool, written)
             self._do(self._judge.copy, *places, self._now, what == "move")
+
+    def _load(self, *arguments: int) -> None:
+        self._sort(self._judge.load(*arguments))
+
+    def _place(self, what: str, name: str, position: int | None, length: int) -> int:
+        """A place of a table; its end if none is given."""
+        if position is not None and not 0 <= position <= length:
+            reason = f"place {position} of a table of {length} blocks"
+            raise AdapterError(observation=f"{what}({name!r})", reason=reason)
+        return length if position is None else position
 
     def _do(self, change: Callable[..., object], *args: Any) -> None:
         """Carry out a change now, or behind the steps that wait."""
@@ -265,54 +269,35 @@ class Sanitizer:
 
     def _drain(self) -> list[Finding]:
         """Let all take effect up to the first step whose tokens are not known."""
-        found: list[Finding] = []
+        before = len(self.findings)
         while self._queue:
             first = self._queue[0]
-            if isinstance(first, Issued):
-                if not (first.is_complete or first.is_cancelled):
-                    break
+            if not isinstance(first, Issued):
+                first()
+            elif first.is_complete or first.is_cancelled:
                 del self._waiting[first.step]
                 if first.is_complete:
-                    found += self._judged(first)
+                    self._run(first)
             else:
-                first()
+                break
             self._queue.popleft()
-        self.findings += found
-        return found
+        return self.findings[before:]
 
-    def _judged(self, issued: Issued) -> list[Finding]:
-        wrongs = self._judge.step(
-            issued.step,
-            issued.serials,
-            issued.starts,
-            issued.counts,
-            issued.drafts,
-            issued.slots,
-        )
-        found = []
+    def _run(self, issued: Issued) -> None:
+        """Judge a step."""
+        columns = issued.serials, issued.starts, issued.counts, issued.drafts, issued.slots
+        self._sort(self._judge.step(issued.step, *columns))
+        if issued.serials and not any(issued.counts):
+            empty = self._describer.empty_step(issued.step, len(issued.serials))
+            self.findings.append(empty)
+
+    def _sort(self, wrongs: Sequence[Wrong]) -> None:
+        """Keep what was found as findings and suspicions."""
         for finding in map(self._describer.describe, wrongs):
             if finding.certain:
-                found.append(finding)
+                self.findings.append(finding)
             else:
                 self._log_once(finding, (finding.name, finding.request, finding.writer))
-        if issued.serials and not any(issued.counts):
-            found.append(self._describer.empty_step(issued.step, len(issued.serials)))
-        return found
-
-    def _suspect_use(self, named: Named, group: int, blocks: Sequence[int]) -> None:
-        pool = self.groups[group].pool
-        for block in blocks:
-            if (pool, block) in self._released:
-                self._suspect("use-after-free", (pool, block), named.name, block)
-
-    def _suspect(self, name: str, cause: object, request: str | None, block: int) -> None:
-        finding = self._describer.suspicion(name, self._now, request, block)
-        self._log_once(finding, (name, cause))
-
-    def _log_once(self, finding: Finding, cause: tuple[object, ...]) -> None:
-        if cause not in self._causes:
-            self._causes.add(cause)
-            self.suspicions.append(finding)
 
     def _live(self, what: str, name: str) -> Named:
         named = self._names.live.get(name)
@@ -369,7 +354,7 @@ def make_judge(
     """
     if backend is None:
         backend = "rust" if _twin.available() else "python"
-    judges = {"rust": TwinJudge, "python": Judge}
+    judges: dict[str, type[Judge | TwinJudge]] = {"rust": TwinJudge, "python": Judge}
     if backend not in judges:
         raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
     return judges[backend](groups, num_blocks, full)

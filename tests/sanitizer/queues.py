@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random queues of observations of a manager that is often wrong, as data that can be played twice.
+"""Random queues of observations of a manager that is often wrong, to be played more than once.
 
-Blocks are given at random: free ones, ones that another request fills with the same prefix, and any.
+Blocks are given at random: free ones, ones that another request fills with the same prefix, any.
 Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
-or are cancelled; tokens stay unknown; drafts are rejected; weights change; requests fork.
+or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork, tables
+are edited, and KV comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Queue:
             self.step: 8,
             self.transfer: 1,
             self.complete: 3,
+            self.edit: 0.7,
             self.epoch: 0.3,
         }
         for _ in range(length):
@@ -99,6 +101,30 @@ class Queue:
             asked.tables, asked.computed = [[] for _ in self.groups], 0
             if self.numbers.random() < 0.5:
                 self.say("renew", name)
+
+    def edit(self) -> None:
+        """A block of a table is replaced, a table is cut, or tokens come from elsewhere."""
+        dice = self.numbers
+        asked_of = {name: asked for name, asked in self.live.items() if asked.tables[0]}
+        if not asked_of:
+            return
+        name, asked = dice.choice(list(asked_of.items()))
+        what, group = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
+        table, size = asked.tables[group], self.groups[group].block_size
+        at = dice.randrange(len(table) + (what == "cut")) if table else 0
+        if what == "replace" and table:
+            table[at] = self.block(group)
+            self.say("extend", name, group, [table[at]], at)
+            self.say("load", name, at * size, max(0, min(size, len(asked.tokens) - at * size)))
+        elif what == "cut":
+            del table[at:]
+            self.say("cut", name, group, at)
+            asked.computed = min(asked.computed, at * size)
+        else:
+            self.extend(name, asked, len(asked.tokens))
+            count = max(0, len(asked.tokens) - asked.computed)
+            self.say("load", name, asked.computed, count)
+            asked.computed = max(0, asked.computed + count - self.wrong())
 
     def step(self) -> None:
         """Some requests get blocks and a row."""

@@ -99,17 +99,30 @@ impl SanitizerJudge {
         self.0.renew(serial);
     }
 
-    /// Append blocks to a table.
-    #[pyo3(signature = (serial, group_id, blocks, step, /))]
+    /// Put blocks into a table from a place on, for those that stand there.
+    #[pyo3(signature = (serial, group_id, position, blocks, step, /))]
     fn extend(
         &mut self,
         serial: u32,
         group_id: usize,
+        position: usize,
         blocks: &Bound<'_, PyAny>,
         step: u32,
     ) -> PyResult<()> {
-        self.0.extend(serial, group_id, &numbers(blocks)?, step);
+        self.0.extend(serial, group_id, position, &numbers(blocks)?, step);
         Ok(())
+    }
+
+    /// Shorten a table to this many blocks.
+    #[pyo3(signature = (serial, group_id, length, step, /))]
+    fn cut(&mut self, serial: u32, group_id: usize, length: usize, step: u32) {
+        self.0.cut(serial, group_id, length, step);
+    }
+
+    /// Write what comes from elsewhere, as a step does that reads nothing.
+    #[pyo3(signature = (serial, start, count, step, /))]
+    fn load(&mut self, serial: u32, start: usize, count: usize, step: u32) -> Vec<WrongFields> {
+        self.0.load(serial, start, count, step).into_iter().map(wrong_fields).collect()
     }
 
     /// Give up all tables of a request.

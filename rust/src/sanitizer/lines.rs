@@ -7,10 +7,14 @@ use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;
 use crate::sanitizer::rows::{CacheGroup, Row};
 
-/// One row. low: of what it read and writes; written: what low was when it wrote.
+/// One row. place: of its request. low: of what it read and writes; written: what low was when it
+/// wrote. begin, sums: the first position whose prefix was summed for it, and where its sums are.
 pub struct Line<'a> {
     pub row: &'a Row,
+    pub place: usize,
     pub end: usize,
+    pub begin: usize,
+    pub sums: (usize, usize),
     pub low: u16,
     pub written: u16,
     pub wrong: bool,
@@ -64,6 +68,11 @@ impl<'a> Line<'a> {
             end,
             slots: slots.map(|slots| slots.writes.as_slice()),
         })
+    }
+
+    /// The sum of the prefix that ends at a position; None if it is not known.
+    pub fn total(&self, totals: &[u64], position: usize) -> Option<u64> {
+        totals[self.sums.0..self.sums.1].get(position - self.begin).copied()
     }
 
     /// The positions to read of one group, if it is read in this phase.
