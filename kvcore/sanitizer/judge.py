@@ -33,11 +33,14 @@ class Judge(Tables):
         self._has_rings = any(group.ring for group in groups)
         self._found: list[Wrong] = []
 
-    def load(self, serial: int, start: int, count: int, step: int) -> list[Wrong]:
+    def load(
+        self, serial: int, group_id: int | None, start: int, count: int, step: int
+    ) -> list[Wrong]:
         """Write what comes from elsewhere, as a step does that reads nothing."""
-        self._found = []
-        line = Line(self._requests[serial], start, start + count, (), None)
-        self._set_out(line)
+        self._found, end = [], start + count
+        line = Line(self._requests[serial], start, end, (), None, loads=True, group=group_id)
+        line.low = self._epoch
+        line.request.forget_from(start, self._epoch)
         self._write(line, step)
         return self._found
 
@@ -82,7 +85,7 @@ class Judge(Tables):
         request.forget_from(line.start, self._epoch)
         for group_id, group in enumerate(self.groups):
             if not group.ring:
-                self._trim(request, group_id, self._first(group, line.start) // group.block_size)
+                self._trim(request, group_id, group.first(line.start) // group.block_size)
         is_known = line.start > 0 and request.verified > 0
         line.low = min(self._epoch, request.low) if is_known else self._epoch
 
@@ -90,6 +93,8 @@ class Judge(Tables):
         totals, line.written = self._totals(line, line.start), line.low
         for group_id, slots in self._written(line):
             for position, slot in slots:
+                if line.loads and self._is_null(line, group_id, position):
+                    continue
                 place = self._place(line, group_id, position, slot, step, "null-write")
                 if place is None:
                     break
@@ -134,7 +139,7 @@ class Judge(Tables):
         if not whole and known >= line.start:
             return
         lowest = 0 if whole else known
-        begin = max(lowest, min(self._first(group, line.start) for group in self.groups))
+        begin = max(lowest, min(group.first(line.start) for group in self.groups))
         if line.slots is not None:
             begin = 0
         totals = self._totals(line, begin)
@@ -209,7 +214,7 @@ class Judge(Tables):
         for group_id, group in enumerate(self.groups):
             if group.ring:
                 length = len(line.request.tables[group_id]) * group.block_size
-                if line.end - 1 - length >= self._first(group, known):
+                if line.end - 1 - length >= group.first(known):
                     return True
         return False
 
@@ -242,7 +247,7 @@ class Judge(Tables):
             pairs = zip(range(line.start, line.end), writes, strict=False)
             yield group_id, ((at, slot) for at, slot in pairs if slot >= 0)
             return
-        for group_id in range(len(self.groups)):
+        for group_id in range(len(self.groups)) if line.group is None else (line.group,):
             yield group_id, ((at, None) for at in range(line.start, line.end))
 
     def _visible(
@@ -257,7 +262,7 @@ class Judge(Tables):
             return
         for group_id, group in enumerate(self.groups):
             if group.ring is rings:
-                first = max(verified, self._first(group, line.start))
+                first = max(verified, group.first(line.start))
                 end = line.end if whole and not rings else line.start
                 yield group_id, ((at, None) for at in range(first, end))
 
@@ -272,6 +277,10 @@ class Judge(Tables):
             self._find(null, line, group_id, position, (found[1], found[2]), None, step)
             return None
         return found
+
+    def _is_null(self, line: Line, group_id: int, position: int) -> bool:
+        found = self._slot_of(line, group_id, position, None)
+        return found is not None and found[1] < self.groups[group_id].num_null
 
     def _slot_of(
         self, line: Line, group_id: int, position: int, slot: int | None
@@ -307,10 +316,6 @@ class Judge(Tables):
         self._found.append(
             Wrong(name, request.serial, group_id, line.start, position, *where, held, event, step)
         )
-
-    def _first(self, group: CacheGroup, start: int) -> int:
-        """The first position that the queries from start on see."""
-        return 0 if group.window is None else max(0, start - group.window + 1)
 
 
 def _writer(block: Block, held: Held) -> Event | None:

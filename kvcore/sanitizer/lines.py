@@ -21,7 +21,8 @@ SlotLists = tuple[int, Sequence[int], Sequence[int]]
 class Line:
     """One row of a step while it is judged.
 
-    low: of what it read and writes; written: what low was when it wrote.
+    low: of what it read and writes; written: what low was when it wrote. loads: what it writes
+    comes from elsewhere, null blocks left out, and in one group if that is given.
     """
 
     request: Followed
@@ -31,6 +32,8 @@ class Line:
     slots: SlotLists | None
     low: int = 0
     written: int = 0
+    loads: bool = False
+    group: int | None = None
     wrong: bool = False
 
 

@@ -30,6 +30,6 @@ class Followed:
         self.summed, self.total = 0, self.base
 
     def forget_from(self, position: int, epoch: int) -> None:
-        """Take away what is verified from a position on: all, unless its weights are those of now."""
+        """Take away what is verified from a position on; all of it if older weights are in it."""
         if position < self.verified:
             self.verified = position if self.low == epoch else DISTURBED

@@ -147,10 +147,14 @@ class Sanitizer(Owners):
         self._names.end(name)
         self._do(self._judge.end, named.serial)
 
-    def load(self, name: str, start: int, num_tokens: int) -> None:
-        """Say that the KV of these positions came from elsewhere, and is what it should be."""
+    def load(self, name: str, start: int, num_tokens: int, group: int | None = None) -> None:
+        """Say that the KV of these positions came from elsewhere, and is what it should be.
+
+        group: the only one that it came to; all of them unless given.
+        """
         serial = self._check_row(f"load({name!r})", Row(name, start, num_tokens))
-        self._do(self._load, serial, start, num_tokens, self._now)
+        self._check_blocks("load", group or 0, ())
+        self._do(self._load, serial, group, start, num_tokens, self._now)
 
     def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
@@ -238,7 +242,7 @@ class Sanitizer(Owners):
             places = (source, pool, read), (target, pool, written)
             self._do(self._judge.copy, *places, self._now, what == "move")
 
-    def _load(self, *arguments: int) -> None:
+    def _load(self, *arguments: Any) -> None:
         self._sort(self._judge.load(*arguments))
 
     def _place(self, what: str, name: str, position: int | None, length: int) -> int:

@@ -41,9 +41,12 @@ class TwinJudge:
         """Leave a block unwritten."""
         self._twin.lose(self._numbered(place), step)
 
-    def load(self, serial: int, start: int, count: int, step: int) -> list[Wrong]:
+    def load(
+        self, serial: int, group_id: int | None, start: int, count: int, step: int
+    ) -> list[Wrong]:
         """Write what comes from elsewhere, as a step does that reads nothing."""
-        return [_wrong(*fields) for fields in self._twin.load(serial, start, count, step)]
+        found = self._twin.load(serial, group_id, start, count, step)
+        return [_wrong(*fields) for fields in found]
 
     def events(self, place: Place) -> Sequence[Event]:
         """The last events of a block, the oldest first."""

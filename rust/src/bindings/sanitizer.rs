@@ -44,8 +44,8 @@ impl Tokens for Growing {
     }
 }
 
-/// A group as a tuple: block_size, window, ring, num_null, zeros_readable, pool.
-type GroupFields = (usize, Option<usize>, bool, u32, bool, usize);
+/// A group as a tuple: block_size, window, ring, num_null, zeros_readable, pool, chunked.
+type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
 /// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.Wrong`, with held as digest,
@@ -73,10 +73,10 @@ impl SanitizerJudge {
     #[new]
     #[pyo3(signature = (groups, num_blocks, full, /))]
     fn new(groups: Vec<GroupFields>, num_blocks: usize, full: bool) -> Self {
-        let groups =
-            groups.into_iter().map(|(block_size, window, ring, num_null, zeros_readable, pool)| {
-                CacheGroup { block_size, window, ring, num_null, zeros_readable, pool }
-            });
+        let groups = groups.into_iter().map(|fields| {
+            let (block_size, window, ring, num_null, zeros_readable, pool, chunked) = fields;
+            CacheGroup { block_size, window, ring, num_null, zeros_readable, pool, chunked }
+        });
         Self(Judge::new(groups.collect(), num_blocks, full))
     }
 
@@ -120,9 +120,17 @@ impl SanitizerJudge {
     }
 
     /// Write what comes from elsewhere, as a step does that reads nothing.
-    #[pyo3(signature = (serial, start, count, step, /))]
-    fn load(&mut self, serial: u32, start: usize, count: usize, step: u32) -> Vec<WrongFields> {
-        self.0.load(serial, start, count, step).into_iter().map(wrong_fields).collect()
+    #[pyo3(signature = (serial, group_id, start, count, step, /))]
+    fn load(
+        &mut self,
+        serial: u32,
+        group_id: Option<usize>,
+        start: usize,
+        count: usize,
+        step: u32,
+    ) -> Vec<WrongFields> {
+        let found = self.0.load(serial, group_id, (start, count), step);
+        found.into_iter().map(wrong_fields).collect()
     }
 
     /// Give up all tables of a request.

@@ -8,7 +8,8 @@ use crate::sanitizer::requests::Table;
 use crate::sanitizer::rows::{CacheGroup, Row};
 
 /// One row. place: of its request. low: of what it read and writes; written: what low was when it
-/// wrote. begin, sums: the first position whose prefix was summed for it, and where its sums are.
+/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if that is given. begin, sums: the
+/// first position whose prefix was summed for it, and where its sums are.
 pub struct Line<'a> {
     pub row: &'a Row,
     pub place: usize,
@@ -17,6 +18,8 @@ pub struct Line<'a> {
     pub sums: (usize, usize),
     pub low: u16,
     pub written: u16,
+    pub loads: bool,
+    pub group_id: Option<usize>,
     pub wrong: bool,
 }
 
@@ -61,7 +64,8 @@ impl<'a> Line<'a> {
     pub fn written(&self, num_groups: usize) -> impl Iterator<Item = Run<'a>> + use<'a> {
         let (first, end) = (self.row.start, self.end);
         let slots = self.row.slots.as_ref();
-        let groups = slots.map_or(0..num_groups, |slots| slots.group_id..slots.group_id + 1);
+        let only = slots.map(|slots| slots.group_id).or(self.group_id);
+        let groups = only.map_or(0..num_groups, |group_id| group_id..group_id + 1);
         groups.map(move |group_id| Run {
             group_id,
             first,

@@ -33,11 +33,18 @@ impl<T: Tokens> Judge<T> {
     }
 
     /// Write what comes from elsewhere, as a step does that reads nothing.
-    pub fn load(&mut self, serial: u32, start: usize, count: usize, step: u32) -> Vec<Wrong> {
+    pub fn load(
+        &mut self,
+        serial: u32,
+        group_id: Option<usize>,
+        (start, count): (usize, usize),
+        step: u32,
+    ) -> Vec<Wrong> {
         let row = Row { serial, start, num_tokens: count, ..Row::default() };
         let mut line = self.line(&row);
+        (line.loads, line.group_id) = (true, group_id);
         self.totals.clear();
-        self.set_out(&mut line);
+        self.requests.at_mut(line.place).forget_from(start, self.epoch);
         self.write(&mut line, step);
         self.take_found()
     }
@@ -45,7 +52,18 @@ impl<T: Tokens> Judge<T> {
     fn line<'a>(&self, row: &'a Row) -> Line<'a> {
         let (end, place) = (row.start + row.num_tokens, self.requests.place(row.serial));
         let (low, begin, sums) = (self.epoch, row.start, (0, 0));
-        Line { row, place, end, begin, sums, low, written: 0, wrong: false }
+        Line {
+            row,
+            place,
+            end,
+            begin,
+            sums,
+            low,
+            written: 0,
+            loads: false,
+            group_id: None,
+            wrong: false,
+        }
     }
 
     fn take_found(&mut self) -> Vec<Wrong> {
@@ -121,6 +139,9 @@ impl<T: Tokens> Judge<T> {
                 }
                 let request = self.requests.at(line.place);
                 let place = run.place(&group, &request.tables[run.group_id], position);
+                if line.loads && place.is_some_and(|place| place.block < group.num_null) {
+                    continue;
+                }
                 let Some(place) = place.filter(|place| place.block >= group.num_null) else {
                     wrong = wrong.or(Some((run.group_id, position, place)));
                     break;
