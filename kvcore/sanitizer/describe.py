@@ -60,7 +60,7 @@ class Describer:
             else None,
             differs=differs,
             block_events=[self._said(each) for each in events],
-            request_events=tuple(request.events) if request is not None else (),
+            request_events=request.said() if request is not None else (),
             engine=self._engine,
         )
 

@@ -18,7 +18,7 @@ import attrs
 
 from kvcore.sanitizer.contents import DELTA_MAX, Block, Event, Held, Place
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, WORD, ZEROS, mix, slot_digest
-from kvcore.sanitizer.lines import Line, SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, Wrong
 from kvcore.sanitizer.requests import DISTURBED
 from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.tables import DEVICE, Tables
@@ -52,11 +52,17 @@ class Judge(Tables):
         counts: Sequence[int],
         drafts: Mapping[int, Sequence[int]],
         slots: Mapping[int, SlotLists],
+        tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
         """Write and read as the rows of a step do; what is wrong, at most once a row.
 
-        drafts, slots: of the rows of these numbers.
+        drafts, slots, tables: of the rows of these numbers; tables are appended to first.
         """
+        for at, lists in tables.items():
+            request = self._requests[serials[at]]
+            for group_id, blocks in enumerate(lists):
+                length = len(request.tables[group_id])
+                self.extend(request.serial, group_id, length, blocks, step)
         self._found = []
         lines = []
         for at, (serial, start, count) in enumerate(zip(serials, starts, counts, strict=True)):

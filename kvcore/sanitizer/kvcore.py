@@ -56,7 +56,7 @@ class Observer:
         self._tokens: dict[int, list[int]] = {}
         self._loads: dict[int, int] = {}
         self._arrived: dict[int, tuple[int, ...]] = {}
-        self._num_steps = 0
+        self.num_steps = 0
 
     def apply(self, batch: Iterable[Command]) -> None:
         """Follow the commands of the next batch."""
@@ -79,7 +79,7 @@ class Observer:
             drafts = [-1] * (each.num_slots - each.end)
             if each.end > each.loaded:
                 rows.append(Row(name, each.loaded, each.num_slots - each.loaded, drafts))
-        step, self._num_steps = self._num_steps, self._num_steps + 1
+        step, self.num_steps = self.num_steps, self.num_steps + 1
         self.sanitizer.issue(step, rows)
         for finding in self.sanitizer.complete(step):
             raise InvariantViolation("KV-READ", str(finding))

@@ -15,6 +15,8 @@ from kvcore.sanitizer.requests import Followed
 
 SlotLists = tuple[int, Sequence[int], Sequence[int]]
 """A group, the slots that are written and those that are read."""
+BlockLists = Sequence[Sequence[int]]
+"""Blocks of each group."""
 
 
 @attrs.define

@@ -22,7 +22,7 @@ from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.judge import Judge
-from kvcore.sanitizer.lines import SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.owners import Owners
 from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
@@ -33,6 +33,7 @@ from kvcore.types.base_error import BackendMissing
 Pairs = Iterable[tuple[int, int]]
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 NO_SLOTS: Mapping[int, SlotLists] = {}
+NO_TABLES: Mapping[int, BlockLists] = {}
 
 
 @attrs.define
@@ -45,6 +46,7 @@ class Issued:
     counts: Sequence[int]
     drafts: Mapping[int, Sequence[int]]
     slots: Mapping[int, SlotLists]
+    tables: Mapping[int, BlockLists]
     is_complete: bool = False
     is_cancelled: bool = False
 
@@ -99,7 +101,7 @@ class Sanitizer(Owners):
             raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
         origin = None if parent is None else self._live("begin", parent).serial
         named = self._names.begin(name, namespace, tokens, len(self.groups))
-        named.events.append(f"step {self._now}: begins with {len(tokens)} tokens")
+        named.events.append((self._now, "begins with {} tokens", len(tokens)))
         base, judged = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
         self._do(self._judge.begin, named.serial, tokens, base, origin, judged)
 
@@ -116,36 +118,35 @@ class Sanitizer(Owners):
         """
         named = self._live("extend", name)
         self._check_blocks("extend", group, blocks)
-        length = named.num_blocks[group]
-        first = self._place("extend", name, position, length)
+        length, now = named.num_blocks[group], self._now
+        first = length if position is None else self._place("extend", name, position, length)
         named.num_blocks[group] = max(length, first + len(blocks))
-        text = f"step {self._now}: table {group} gets {len(blocks)} blocks from {first} on"
-        named.events.append(text)
-        self._suspect_use(name, self._now, self.groups[group].pool, blocks)
-        self._do(self._judge.extend, named.serial, group, first, blocks, self._now)
+        named.events.append((now, "table {} gets {} blocks from {} on", group, len(blocks), first))
+        if self._released:
+            self._suspect_use(name, now, self.groups[group].pool, blocks)
+        self._do(self._judge.extend, named.serial, group, first, blocks, now)
 
     def cut(self, name: str, group: int, length: int) -> None:
         """Shorten a request's table of a group to this many blocks."""
         named = self._live("cut", name)
         self._check_blocks("cut", group, ())
         named.num_blocks[group] = self._place("cut", name, length, named.num_blocks[group])
-        named.events.append(f"step {self._now}: table {group} is cut to {length} blocks")
+        named.events.append((self._now, "table {} is cut to {} blocks", group, length))
         self._do(self._judge.cut, named.serial, group, length, self._now)
 
     def drop(self, name: str) -> None:
         """Give up a request's tables: preempted, finished, or sent anew."""
         named = self._live("drop", name)
         named.num_blocks = [0] * len(self.groups)
-        named.events.append(f"step {self._now}: gives up its tables")
+        named.events.append((self._now, "gives up its tables"))
         self._do(self._judge.drop, named.serial, self._now)
 
     def end(self, name: str) -> None:
         """Let a request leave, and its tables with it."""
         named = self._live("end", name)
-        if any(named.num_blocks):
-            self.drop(name)
+        named.events.append((self._now, "ends"))
         self._names.end(name)
-        self._do(self._judge.end, named.serial)
+        self._do(self._judge.end, named.serial, self._now)
 
     def load(self, name: str, start: int, num_tokens: int, group: int | None = None) -> None:
         """Say that the KV of these positions came from elsewhere, and is what it should be.
@@ -169,7 +170,7 @@ class Sanitizer(Owners):
             if isinstance(row, SlotRow)
         }
         starts, counts = [row.start for row in rows], [row.num_tokens for row in rows]
-        self._issue(Issued(step, serials, starts, counts, drafts, slots))
+        self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
         """Say that the tokens of a step's rows are known; what is certain in all judged by it."""
@@ -188,8 +189,12 @@ class Sanitizer(Owners):
         starts: Sequence[int],
         counts: Sequence[int],
         drafts: Mapping[int, Sequence[int]] | None = None,
+        tables: Mapping[int, BlockLists] | None = None,
     ) -> list[Finding]:
-        """Issue a step and complete it at once: rows by column, drafts by the number of the row."""
+        """Issue a step and complete it at once, rows by column.
+
+        drafts, and blocks that are appended to the tables of all groups: by the number of the row.
+        """
         self._check_step(step)
         try:
             serials = list(map(self._names.serials.__getitem__, names))
@@ -200,8 +205,10 @@ class Sanitizer(Owners):
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        issued = Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS)
-        self._issue(issued)
+        tables = tables or NO_TABLES
+        if tables:
+            self._append(f"step({step})", [(names[at], tables[at]) for at in tables])
+        self._issue(Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS, tables))
         return self.complete(step)
 
     def copy(
@@ -242,15 +249,30 @@ class Sanitizer(Owners):
             places = (source, pool, read), (target, pool, written)
             self._do(self._judge.copy, *places, self._now, what == "move")
 
+    def _append(self, what: str, tables: Sequence[tuple[str, BlockLists]]) -> None:
+        """Check blocks that rows append to tables, and count them."""
+        for _, lists in tables:
+            for group, blocks in enumerate(lists):
+                self._check_blocks(what, group, blocks)
+        for name, lists in tables:
+            named = self._names.live[name]
+            for group, blocks in enumerate(lists):
+                first, count = named.num_blocks[group], len(blocks)
+                named.num_blocks[group] = first + count
+                if count > 1:  # a decode step appends no event
+                    text = "table {} gets {} blocks from {} on"
+                    named.events.append((self._now, text, group, count, first))
+                if self._released:
+                    self._suspect_use(name, self._now, self.groups[group].pool, blocks)
+
     def _load(self, *arguments: Any) -> None:
         self._sort(self._judge.load(*arguments))
 
-    def _place(self, what: str, name: str, position: int | None, length: int) -> int:
-        """A place of a table; its end if none is given."""
-        if position is not None and not 0 <= position <= length:
-            reason = f"place {position} of a table of {length} blocks"
-            raise AdapterError(observation=f"{what}({name!r})", reason=reason)
-        return length if position is None else position
+    def _place(self, what: str, name: str, position: int, length: int) -> int:
+        if 0 <= position <= length:
+            return position
+        reason = f"place {position} of a table of {length} blocks"
+        raise AdapterError(observation=f"{what}({name!r})", reason=reason)
 
     def _do(self, change: Callable[..., object], *args: Any) -> None:
         """Carry out a change now, or behind the steps that wait."""
@@ -290,7 +312,8 @@ class Sanitizer(Owners):
     def _run(self, issued: Issued) -> None:
         """Judge a step."""
         columns = issued.serials, issued.starts, issued.counts, issued.drafts, issued.slots
-        self._sort(self._judge.step(issued.step, *columns))
+        tables = issued.tables
+        self._sort(self._judge.step(issued.step, *columns, tables))
         if issued.serials and not any(issued.counts):
             empty = self._describer.empty_step(issued.step, len(issued.serials))
             self.findings.append(empty)
@@ -305,10 +328,10 @@ class Sanitizer(Owners):
 
     def _live(self, what: str, name: str) -> Named:
         named = self._names.live.get(name)
-        if named is None:
-            reason = f"no request {name!r} lives"
-            raise AdapterError(observation=f"{what}({name!r})", reason=reason)
-        return named
+        if named is not None:
+            return named
+        what = what if what.endswith(")") else f"{what}({name!r})"
+        raise AdapterError(observation=what, reason=f"no request {name!r} lives")
 
     def _check_blocks(
         self, what: str, group: int, blocks: Sequence[int], tier: str = DEVICE

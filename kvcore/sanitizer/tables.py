@@ -75,8 +75,9 @@ class Tables:
             self.cut(serial, group_id, 0, step)
         self._requests[serial].empty_tables(len(self.groups))
 
-    def end(self, serial: int) -> None:
-        """Follow a request without tables no more."""
+    def end(self, serial: int, step: int) -> None:
+        """Give up all tables of a request, and follow it no more."""
+        self.drop(serial, step)
         del self._requests[serial]
 
     def advance_epoch(self) -> None:

@@ -12,7 +12,7 @@ import attrs
 
 from kvcore import _twin
 from kvcore.sanitizer.contents import Event, Held, Place
-from kvcore.sanitizer.lines import SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.tables import DEVICE
 
@@ -60,9 +60,10 @@ class TwinJudge:
         counts: Sequence[int],
         drafts: Mapping[int, Sequence[int]],
         slots: Mapping[int, SlotLists],
+        tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
         """Write and read as the rows of a step do; what is wrong, at most once a row."""
-        found = self._twin.step(step, serials, starts, counts, drafts, slots)
+        found = self._twin.step(step, serials, starts, counts, drafts, slots, tables)
         return [_wrong(*fields) for fields in found] if found else []
 
     def num_bytes(self) -> int:

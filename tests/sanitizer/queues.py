@@ -33,12 +33,18 @@ class Asked:
 
 @attrs.define
 class Queue:
-    """A generator of observations. They are made as they are played, by `numbers`."""
+    """A generator of observations.
+
+    numbers: decide all. fault: how often the manager errs. late: all tokens are known when a step
+    is issued, and no step is cancelled. most_live: requests at a time.
+    """
 
     numbers: random.Random
     groups: Sequence[CacheGroup]
     num_blocks: int
     fault: float
+    late: bool = False
+    most_live: int = 3
     moves: list[Observation] = attrs.field(factory=list)
     live: dict[str, Asked] = attrs.field(factory=dict)
     pending: list[int] = attrs.field(factory=list)
@@ -73,7 +79,7 @@ class Queue:
 
     def begin(self) -> None:
         """A request with few letters comes, or a fork."""
-        if len(self.live) >= 3:
+        if len(self.live) >= self.most_live:
             return
         dice, name = self.numbers, f"r{self.num_begun}"
         self.num_begun += 1
@@ -141,7 +147,7 @@ class Queue:
                 room = len(asked.tokens) - asked.computed
             count, start = dice.randint(1, max(1, room)), asked.computed
             if self.wrong():
-                start = max(0, start + dice.choice([-2, -1, 1]))
+                start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
             drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
             drafts = drafts if start + count == len(asked.tokens) else []
             end = start + count + len(drafts)
@@ -233,7 +239,8 @@ class Queue:
         """A step completes, not always the oldest; or never ran."""
         if self.pending:
             at = 0 if self.numbers.random() < 0.8 else self.numbers.randrange(len(self.pending))
-            what = "cancel" if self.wrong() and self.wrong() else "complete"
+            is_lost = not self.late and self.wrong() and self.wrong()
+            what = "cancel" if is_lost else "complete"
             self.say(what, self.pending.pop(at))
 
     def transfer(self) -> None:

@@ -139,10 +139,10 @@ impl SanitizerJudge {
         self.0.drop_tables(serial, step);
     }
 
-    /// Follow a request without tables no more.
-    #[pyo3(signature = (serial, /))]
-    fn end(&mut self, serial: u32) {
-        self.0.end(serial);
+    /// Give up all tables of a request, and follow it no more.
+    #[pyo3(signature = (serial, step, /))]
+    fn end(&mut self, serial: u32, step: u32) {
+        self.0.end(serial, step);
     }
 
     /// Say that the weights changed.
@@ -175,7 +175,8 @@ impl SanitizerJudge {
     }
 
     /// Write and read as the rows of a step do; what is wrong, at most once a row.
-    #[pyo3(signature = (step, serials, starts, counts, drafts, slots, /))]
+    #[pyo3(signature = (step, serials, starts, counts, drafts, slots, tables, /))]
+    #[allow(clippy::too_many_arguments)] // they are the columns of a step
     fn step(
         &mut self,
         step: u32,
@@ -184,6 +185,7 @@ impl SanitizerJudge {
         counts: &Bound<'_, PyAny>,
         drafts: &Bound<'_, PyDict>,
         slots: &Bound<'_, PyDict>,
+        tables: &Bound<'_, PyDict>,
     ) -> PyResult<Vec<WrongFields>> {
         let columns = (numbers(serials)?, numbers(starts)?, numbers(counts)?);
         let mut rows: Vec<Row> = (columns.0.iter().zip(&columns.1).zip(&columns.2))
@@ -203,6 +205,12 @@ impl SanitizerJudge {
                 lists.extract::<(usize, Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
             let lists = SlotRow { group_id, writes: signed(&writes)?, reads: signed(&reads)? };
             row_of(&mut rows, &at)?.slots = Some(lists);
+        }
+        for (at, lists) in tables {
+            let serial = row_of(&mut rows, &at)?.serial;
+            for (group_id, blocks) in lists.try_iter()?.enumerate() {
+                self.0.append(serial, group_id, &numbers(&blocks?)?, step);
+            }
         }
         Ok(self.0.step(step, &rows).into_iter().map(wrong_fields).collect())
     }

@@ -114,6 +114,12 @@ impl<T: Tokens> Judge<T> {
         forget_from(request, &group, position, self.epoch);
     }
 
+    /// Put blocks behind those of a table.
+    pub fn append(&mut self, serial: u32, group_id: usize, blocks: &[u32], step: u32) {
+        let length = self.requests.get(serial).tables[group_id].blocks.len();
+        self.extend(serial, group_id, length, blocks, step);
+    }
+
     /// Shorten a table to this many blocks.
     pub fn cut(&mut self, serial: u32, group_id: usize, length: usize, step: u32) {
         let group = self.groups[group_id];
@@ -135,8 +141,9 @@ impl<T: Tokens> Judge<T> {
         self.requests.get_mut(serial).empty_tables();
     }
 
-    /// Follow a request without tables no more.
-    pub fn end(&mut self, serial: u32) {
+    /// Give up all tables of a request, and follow it no more.
+    pub fn end(&mut self, serial: u32, step: u32) {
+        self.drop_tables(serial, step);
         self.requests.remove(serial);
     }
 
