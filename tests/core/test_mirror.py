@@ -89,6 +89,7 @@ RUST_ONLY = {
     "oracle/writes": "a part of schedule.rs",
     "pool/eviction_priority": "a part of priority_eviction.rs that block_pool.rs needs",
     "pool/prefetch": "a hint to the processor, for which Python has no word",
+    "sanitizer/step": "a part of judge.py",
     "state/access": "what may be read of a state from outside: Python's fields are public",
     "state/new_blocks": "Python has tuples of ids",
     "state/row_map": "Python's maps serve; the twin looks each request up in each step",
