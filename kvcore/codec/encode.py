@@ -177,14 +177,14 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
     out.u64(batch.number)
     out.sized(closed.buffer)
     out.sized(closed.keys)
-    rows = sorted(state.requests[request_id].row for request_id in batch.records)
+    rows = sorted(state.requests[request_id].row for request_id in batch.scheduled)
     out.numbers(rows)
     for row in rows:
-        record = batch.records[str(state.rows[row])]
+        record = batch.scheduled[str(state.rows[row])]
         out.u32(record.num_computed_before)
         out.u32(record.num_kept)
-        out.u32(len(record.published))
-        for item in record.published:
+        out.u32(len(record.unwritten))
+        for item in record.unwritten:
             for value in (item.group_id, item.position, item.block):
                 out.u32(value)
             out.sized(item.key)

@@ -17,7 +17,7 @@ from typing import Unpack
 from msgspec.structs import replace
 from pyrsistent import pvector
 
-from kvcore.state.open_batch import BatchRecord
+from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
@@ -142,15 +142,15 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
 def note_scheduled(tx: Transaction, plan: Plan) -> None:
     """Note what the open batch does for a request, and how much of it cannot be taken back."""
     request_id, before = plan.request.request_id, plan.request.num_computed
-    record = tx.records.get(request_id)
+    record = tx.scheduled.get(request_id)
     num_kept = max(before, 1) if record is None else record.num_kept
     if plan.num_loaded > before or plan.slot_request.num_encoder_tokens:
         brings = plan.slot_request.num_encoder_tokens > 0
         num_kept = min(plan.num_loaded + brings, plan.num_scheduled)
     if record is None:
-        tx.records = tx.records.set(request_id, BatchRecord(before, num_kept))
+        tx.scheduled = tx.scheduled.set(request_id, ScheduledRequest(before, num_kept))
     elif record.num_kept != num_kept:
-        tx.records = tx.records.set(request_id, replace(record, num_kept=num_kept))
+        tx.scheduled = tx.scheduled.set(request_id, replace(record, num_kept=num_kept))
 
 
 def apply_rewrite(

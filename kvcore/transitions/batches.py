@@ -106,7 +106,7 @@ def close_entries(state: State) -> BatchInFlight:
     entries = batch.entries.mutate()
     for request_id, made in batch.entries.items():
         held = none
-        if request_id in batch.records:
+        if request_id in batch.scheduled:
             held = tuple(len(table) for table in state.requests[request_id].tables)
         entries[request_id] = RequestEntry(
             made.order, made.before, made.restore, made.publishes, held

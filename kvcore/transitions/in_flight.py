@@ -66,12 +66,12 @@ def shift(tx: Transaction, request_id: str, above: int, num_tokens: int) -> None
 
     above: the known tokens, before which nothing moves.
     """
-    record = tx.records.get(request_id)
+    record = tx.scheduled.get(request_id)
     if record is not None and record.num_computed_before > above:
         before = max(above, record.num_computed_before - num_tokens)
         kept = max(above, record.num_kept - num_tokens)
         moved = replace(record, num_computed_before=before, num_kept=kept)
-        tx.records = tx.records.set(request_id, moved)
+        tx.scheduled = tx.scheduled.set(request_id, moved)
     for index, batch in enumerate(tx.in_flight):
         entries = _shifted(batch.entries, request_id, above, num_tokens)
         tx.in_flight[index] = replace(batch, entries=entries)

@@ -142,7 +142,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         count = read_count("num_accepted", num_accepted)
         check_no_placeholders(request)
         scheduled = max(0, request.num_computed - len(request.tokens))
-        if scheduled and request_id in tx.records:
+        if scheduled and request_id in tx.scheduled:
             raise InOpenBatch(kind="request", value=request_id)
         if count > scheduled:
             raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)

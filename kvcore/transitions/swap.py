@@ -104,7 +104,7 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
     """
     if not request.num_output_placeholders:
         return tx.num_settled(request)
-    record = tx.records.get(request.request_id)
+    record = tx.scheduled.get(request.request_id)
     num_tokens = len(request.tokens) - 1
     if record is not None:
         num_tokens = min(num_tokens, record.num_computed_before)
@@ -152,7 +152,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
     """Host block -> the device block that has its content, None if it must be copied."""
-    unwritten = {item.block for record in tx.records.values() for item in record.published}
+    unwritten = {item.block for record in tx.scheduled.values() for item in record.unwritten}
     hits: dict[int, int | None] = {}
     for request in requests:
         for index, group in enumerate(tx.config.groups):

@@ -111,7 +111,7 @@ class Follower:
         """Execute what the run left open: its batch is not taken, but what it does shows."""
         self._finish("complete", state.batch.number)
         commands = state.batch.commands
-        if len(commands) or len(state.batch.records):
+        if len(commands) or len(state.batch.scheduled):
             self._hear(self.ghost.prefixes.learn, state)
             self._taken.append(Taken(state, taken(state, self._schedule)))
             self._execute(state.batch.number, None)

@@ -9,7 +9,7 @@
 //! Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/transitions/allocate.py.
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::open_batch::BatchRecord;
+use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
@@ -116,7 +116,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
 ///
 /// publishes: the batch's completion may publish them.
 fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
-    state.batch.records.insert_missing(row, BatchRecord::new(state[row].num_computed));
+    state.batch.scheduled.insert_missing(row, ScheduledRequest::new(state[row].num_computed));
     note_entry(state, row, publishes);
 }
 
@@ -124,7 +124,7 @@ fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
 fn note_kept(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
     let brings = slot_request.num_encoder_tokens > 0;
     if plan.num_loaded > state[plan.row].num_computed || brings {
-        let record = state.batch.records.get_mut(plan.row).expect("it was just noted");
+        let record = state.batch.scheduled.get_mut(plan.row).expect("it was just noted");
         record.num_kept = (plan.num_loaded + u32::from(brings)).min(plan.num_scheduled);
     }
 }

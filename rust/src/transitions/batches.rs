@@ -111,7 +111,7 @@ pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
 fn close_entries(state: &mut State) -> BatchInFlight {
     let mut entries = std::mem::take(&mut state.batch.entries);
     entries.hold(state.config.groups.len(), |row, held| {
-        if state.batch.records.get(row).is_some() {
+        if state.batch.scheduled.get(row).is_some() {
             let tables = held.iter_mut().zip(&state[row].tables);
             tables.for_each(|(length, table)| *length = table.len() as u32);
         }

@@ -76,7 +76,7 @@ pub(crate) fn shift(state: &mut State, row: Row, above: u32, num_tokens: u32) {
             known.restore = known.restore.min(known.before);
         }
     };
-    if let Some(record) = state.batch.records.get_mut(row)
+    if let Some(record) = state.batch.scheduled.get_mut(row)
         && record.num_computed_before > above
     {
         record.num_computed_before = moved(record.num_computed_before);

@@ -121,7 +121,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     check_count("num_accepted", num_accepted, 0)?;
     check_no_placeholders(request)?;
     let num_scheduled = i64::from(request.num_computed - request.num_accepted());
-    if num_scheduled > 0 && state.batch.records.get(row).is_some() {
+    if num_scheduled > 0 && state.batch.scheduled.get(row).is_some() {
         return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
     }
     if num_accepted > num_scheduled {

@@ -106,7 +106,7 @@ fn num_saved(state: &State, row: Row) -> u32 {
     if request.num_output_placeholders() == 0 {
         return state.num_settled(row);
     }
-    let before = state.batch.records.get(row).map_or(u32::MAX, |each| each.num_computed_before);
+    let before = state.batch.scheduled.get(row).map_or(u32::MAX, |each| each.num_computed_before);
     state.resumable(row, before.min(request.num_tokens() - 1))
 }
 
@@ -158,7 +158,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
 
 /// Host block -> the device block that has its content, None if it must be copied.
 fn find_hits(state: &State, rows: &[Row]) -> Hits {
-    let unwritten = state.batch.unwritten();
+    let unwritten = state.batch.unwritten_blocks();
     let mut hits: Hits = Vec::new();
     let mut places: HashMap<BlockId, usize> = HashMap::new();
     for request in rows.iter().map(|&row| &state[row]) {

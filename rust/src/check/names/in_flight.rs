@@ -250,7 +250,7 @@ pub(crate) fn keep_reportable(node: &mut Node) {
 pub(crate) fn fills(start: &State, opened: &State) -> bool {
     let batch = &opened.batch;
     opened.effects.commands.len() > start.effects.commands.len()
-        || batch.records.keys().next().is_some()
+        || batch.scheduled.keys().next().is_some()
         || !batch.merges.is_empty()
         || !in_order(&batch.entries).is_empty()
 }

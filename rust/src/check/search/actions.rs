@@ -200,7 +200,7 @@ pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &m
     }
     if world.tries("unschedule")
         && request.drafts.is_empty()
-        && let Some(record) = name.row(state).and_then(|row| state.batch.records.get(row))
+        && let Some(record) = name.row(state).and_then(|row| state.batch.scheduled.get(row))
     {
         let shorter = |num_tokens| Move::Call(Call::Unschedule { name, num_tokens });
         out.extend((record.num_kept..request.num_computed).map(shorter));

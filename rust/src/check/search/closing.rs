@@ -72,7 +72,7 @@ impl CoreModel {
     fn drain(&mut self, state: &mut State, schedule: &mut Schedule, mut failed: bool) -> Checked {
         while failed
             || !state.effects.commands.is_empty()
-            || state.batch.records.keys().next().is_some()
+            || state.batch.scheduled.keys().next().is_some()
             || !state.loads.is_empty()
         {
             failed = false;

@@ -173,7 +173,7 @@ pub(crate) fn ahead_calls(
 /// Whether the open batch computes tokens of a request, so that none can have been sampled.
 fn is_scheduled(state: &State, request: &RequestState) -> bool {
     let row = state.request(&request.request_id);
-    row.is_ok_and(|row| state.batch.records.get(row).is_some())
+    row.is_ok_and(|row| state.batch.scheduled.get(row).is_some())
 }
 
 /// Schedule or load the tokens that a request has left, if there are any.
