@@ -26,7 +26,7 @@ from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
-from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
+from kvcore.transitions.unconfirmed_loads import note_load, note_owner, note_rewritten
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
@@ -101,7 +101,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
             edit.share(group_id, pvector(hits))
             num_cached[group_id] = len(hits)
             if tx.loads:
-                rest(tx, request.request_id, hits)
+                note_owner(tx, request.request_id, hits)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
     num_fresh = 0

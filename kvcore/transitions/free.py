@@ -19,8 +19,8 @@ from kvcore.state.open_batch import Merge, ScheduledRequest, UnwrittenBlock
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import leave
-from kvcore.transitions.unconfirmed_loads import fall_to
+from kvcore.transitions.in_flight import note_left_batch
+from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.errors import HitInOpenBatch
 from kvcore.types.values import Outcome
 
@@ -93,7 +93,7 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
         return
     withdraw(tx, request, record, record.num_computed_before)
     tx.scheduled = tx.scheduled.delete(request.request_id)
-    leave(tx, request.request_id)
+    note_left_batch(tx, request.request_id)
     cut_tables(tx, request, record.num_computed_before)
 
 
@@ -133,7 +133,7 @@ def cut_tables(
     if tx.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0
     if tx.loads:
-        fall_to(tx, request.request_id, num_computed)
+        lower_counted(tx, request.request_id, num_computed)
     edit, num_cached = TableEdit(tx, request), []
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
@@ -164,5 +164,5 @@ def drop_host(tx: Transaction, request: RequestState) -> None:
     """Give back a swapped request's host blocks; it waits, as after a preemption."""
     release_host(tx, request)
     if tx.loads:
-        fall_to(tx, request.request_id, 0)
+        lower_counted(tx, request.request_id, 0)
     tx.put(replace(tx.request(request.request_id), preempted=True))

@@ -23,7 +23,7 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
-from kvcore.transitions.unconfirmed_loads import fall_to, rest
+from kvcore.transitions.unconfirmed_loads import lower_counted, note_owner
 from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
 from kvcore.types.values import Outcome, Reason, Refused, Status, Swapped
@@ -143,7 +143,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
         moved = tx.request(request_id)
         if num_computed:
             tx.loads = loads
-            fall_to(tx, request_id, num_computed)
+            lower_counted(tx, request_id, num_computed)
             moved = replace(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
             moved = replace(moved, preempted=True)
@@ -191,7 +191,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
             ids = [place(host_block, hits, copies) for host_block in table]
             edit.extend(group_id, _owning(tx, ids, owned))
             if tx.loads:
-                rest(tx, request.request_id, ids)
+                note_owner(tx, request.request_id, ids)
             num_cached.append(num_published(tx, request, group_id, ids))
         release_host(tx, request)
         note_request(tx, request.request_id, 0, 0)

@@ -18,9 +18,9 @@ from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.free import check_leaving, withdraw
-from kvcore.transitions.in_flight import leave
+from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.requests import check_no_drafts
-from kvcore.transitions.unconfirmed_loads import fall_to
+from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeforeOpenBatch, BeyondComputed
 from kvcore.types.values import Outcome
@@ -61,9 +61,9 @@ def shorten(
         tx.scheduled = tx.scheduled.set(request.request_id, record)
     else:
         tx.scheduled = tx.scheduled.delete(request.request_id)
-        leave(tx, request.request_id)
+        note_left_batch(tx, request.request_id)
     if tx.loads:
-        fall_to(tx, request.request_id, num_tokens)
+        lower_counted(tx, request.request_id, num_tokens)
     num_cached = [
         min(cached, num_tokens // group.block_size)
         for cached, group in zip(request.num_cached, tx.config.groups, strict=True)

@@ -44,7 +44,7 @@ def m_cut_takes_old_output(patcher: Patcher) -> None:
 @mutant("ahead-drafts", "COMPUTED-RULE")
 def m_rejected_keeps_count(patcher: Patcher) -> None:
     """A batch that was planned behind drafts is remembered to begin behind rejected ones, too."""
-    patcher.replace(requests, "shift", lambda *_: None)
+    patcher.replace(requests, "shift_starts", lambda *_: None)
 
 
 @mutant("ahead-drafts", "COMPUTED-RULE")

@@ -19,7 +19,7 @@ use crate::transitions::output::take_output;
 use crate::transitions::plan::{Growth, Plan, Rewrite, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::unconfirmed_loads::{note_load, note_rewritten, rest};
+use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritten};
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
@@ -147,7 +147,7 @@ fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId]) {
     TableEdit::of(state, row, group_id).share(hits.to_vec());
     state[row].num_cached[group_id as usize] = hits.len() as u32;
     if !state.loads.is_empty() {
-        rest(state, row, hits);
+        note_owner(state, row, hits);
     }
 }
 

@@ -15,8 +15,8 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::{Merge, ScheduledRequest, UnwrittenBlock};
 use crate::state::state::{NO_HOST_BLOCK, State, request_mut};
 use crate::state::table_edit::TableEdit;
-use crate::transitions::in_flight::leave;
-use crate::transitions::unconfirmed_loads::fall_to;
+use crate::transitions::in_flight::note_left_batch;
+use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
@@ -95,7 +95,7 @@ fn counts_on(state: &State, row: Row, item: &UnwrittenBlock) -> bool {
 /// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.scheduled.remove(row) else { return };
-    leave(state, row);
+    note_left_batch(state, row);
     withdraw(state, row, &record, record.num_computed_before);
     cut_tables(state, row, record.num_computed_before, 0);
 }
@@ -129,7 +129,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
         (num_computed, num_tokens) = (0, 0);
     }
     if !state.loads.is_empty() {
-        fall_to(state, row, num_computed);
+        lower_counted(state, row, num_computed);
     }
     for group_id in 0..state.config.groups.len() as u32 {
         let table = &state[row].tables[group_id as usize];
@@ -162,6 +162,6 @@ pub(crate) fn release_host(state: &mut State, row: Row) {
 /// Give back a swapped request's host blocks; it waits, as after a preemption.
 pub(crate) fn drop_host(state: &mut State, row: Row) {
     release_host(state, row);
-    fall_to(state, row, 0);
+    lower_counted(state, row, 0);
     state[row].preempted = true;
 }

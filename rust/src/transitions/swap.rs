@@ -17,7 +17,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::transitions::in_flight::note_request;
-use crate::transitions::unconfirmed_loads::{fall_to, rest};
+use crate::transitions::unconfirmed_loads::{lower_counted, note_owner};
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row, Table};
@@ -143,7 +143,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
         cut_tables(state, row, 0, 0);
         if let Some(loads) = loads {
             state.loads = loads;
-            fall_to(state, row, num_computed);
+            lower_counted(state, row, num_computed);
         }
         note_request(state, row, 0, 0, None);
         let request = &mut state[row];
@@ -240,7 +240,7 @@ fn put_back(
             TableEdit::of(state, row, group_id).extend([block], false);
         }
         if !state.loads.is_empty() {
-            rest(state, row, table);
+            note_owner(state, row, table);
         }
     }
     let num_computed = state[row].num_computed;

@@ -12,9 +12,9 @@
 use crate::state::open_batch::{ScheduledRequest, UnwrittenBlock};
 use crate::state::state::State;
 use crate::transitions::free::{check_shorter, withdraw};
-use crate::transitions::in_flight::leave;
+use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::requests::check_no_drafts;
-use crate::transitions::unconfirmed_loads::fall_to;
+use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::Row;
 
@@ -61,10 +61,10 @@ fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u3
         }
     } else {
         batch.scheduled.remove(row);
-        leave(state, row);
+        note_left_batch(state, row);
     }
     if !state.loads.is_empty() {
-        fall_to(state, row, num_tokens);
+        lower_counted(state, row, num_tokens);
     }
     for group_id in 0..state.config.groups.len() {
         let num_full = num_tokens / state.config.groups[group_id].block_size;
