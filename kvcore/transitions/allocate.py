@@ -108,7 +108,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     for rewrite in plan.rewrites:
         num_fresh += rewrite.shared
     for growth in plan.growth:
-        num_fresh += growth.external + growth.grown
+        num_fresh += growth.num_external + growth.num_new
     taken = tx.device.take(num_fresh)
     if tx.config.record_new_blocks:
         forget_new(tx, taken)
@@ -116,13 +116,13 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     for rewrite in plan.rewrites:
         apply_rewrite(tx, request, edit, rewrite, fresh)
     for group_id, growth in enumerate(plan.growth):
-        if growth.nulls or growth.external:
-            edit.extend(group_id, [NULL_BLOCK] * growth.nulls)
-            edit.extend(group_id, islice(fresh, growth.external), fresh=not slot_request.loads)
+        if growth.num_nulls or growth.num_external:
+            edit.extend(group_id, [NULL_BLOCK] * growth.num_nulls)
+            edit.extend(group_id, islice(fresh, growth.num_external), fresh=not slot_request.loads)
     grown: list[tuple[int, ...]] = [()] * len(edit.tables)
     for group_id, growth in enumerate(plan.growth):
-        if growth.grown:
-            blocks = list(islice(fresh, growth.grown))
+        if growth.num_new:
+            blocks = list(islice(fresh, growth.num_new))
             edit.extend(group_id, blocks, fresh=True)
             grown[group_id] = tuple(blocks)
     late = before < len(request.tokens)

@@ -272,14 +272,14 @@ impl Schedule {
         }
         let start = self.computed(row) + slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
         let limit = state.config.length_limit();
-        let loaded = (start + slots.num_external).min(limit);
-        let end = loaded + slots.num_new;
-        let num_slots = (end + slots.num_lookahead).min(limit);
+        let loaded = (start + slots.num_external_computed_tokens).min(limit);
+        let end = loaded + slots.num_new_tokens;
+        let num_slots = (end + slots.num_lookahead_tokens).min(limit);
         let mut encoder = None;
-        if slots.num_encoder > 0 && self.at(row).encoder.is_none() {
+        if slots.num_encoder_tokens > 0 && self.at(row).encoder.is_none() {
             self.num_encoders += 1;
             let number = 2 * self.num_encoders + 1;
-            encoder = Some(Encoder { number, num_tokens: slots.num_encoder });
+            encoder = Some(Encoder { number, num_tokens: slots.num_encoder_tokens });
             self.at(row).encoder = encoder;
         }
         let name = slots.name;

@@ -47,7 +47,7 @@ pub fn allocate_slots(
     };
     commit(state, slot_request, &plan);
     let grown = |(group_id, table): (usize, &Vec<BlockId>)| {
-        let count = plan.growth.get(group_id).map_or(0, |each| each.grown) as usize;
+        let count = plan.growth.get(group_id).map_or(0, |each| each.num_new) as usize;
         table[table.len() - count..].to_vec()
     };
     let blocks = state[row].tables.iter().enumerate().map(grown).collect();
@@ -86,7 +86,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     }
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
-        let grown = |each: &Growth| each.external + each.grown;
+        let grown = |each: &Growth| each.num_external + each.num_new;
         let grown: u32 = plan.growth.iter().map(grown).sum();
         let fresh = state.device.take(num_shared + grown, &mut state.effects);
         forget_new(state, &fresh);
@@ -94,14 +94,14 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
-        for (group_id, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
-            let nulls = std::iter::repeat_n(NULL_BLOCK, nulls as usize);
+        for (group_id, &Growth { num_nulls, num_external, .. }) in (0..).zip(&plan.growth) {
+            let nulls = std::iter::repeat_n(NULL_BLOCK, num_nulls as usize);
             TableEdit::of(state, row, group_id).extend(nulls, false);
-            let external = fresh.by_ref().take(external as usize);
+            let external = fresh.by_ref().take(num_external as usize);
             TableEdit::of(state, row, group_id).extend(external, !slot_request.loads);
         }
         for (group_id, growth) in (0..).zip(&plan.growth) {
-            let grown = fresh.by_ref().take(growth.grown as usize);
+            let grown = fresh.by_ref().take(growth.num_new as usize);
             TableEdit::of(state, row, group_id).extend(grown, true);
         }
     }
