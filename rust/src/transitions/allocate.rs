@@ -76,8 +76,8 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         let queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
         state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
-    note_scheduled(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
-    note_kept(state, slot_request, plan);
+    note_scheduled(state, slot_request, plan);
+    note_entry(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
     take_output(state, row, None);
     apply_trims(state, row, &plan.trims);
     (0..).zip(&plan.hits).for_each(|(group_id, hits)| attach_hits(state, row, group_id, hits));
@@ -112,24 +112,20 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     note_quiet_until(state, row);
 }
 
-/// Remember what a request had computed before its first slots in the open batch.
-///
-/// publishes: the batch's completion may publish them.
-fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
-    state.batch.scheduled.insert_missing(row, ScheduledRequest::new(state[row].num_computed));
-    note_entry(state, row, publishes);
-}
-
-/// Remember how much of what the open batch does for a request cannot be taken back.
-fn note_kept(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
+/// Note what the open batch does for a request, and how much of it cannot be taken back.
+fn note_scheduled(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
+    let before = state[plan.row].num_computed;
+    state.batch.scheduled.insert_missing(plan.row, ScheduledRequest::new(before));
     let brings = slot_request.num_encoder_tokens > 0;
-    if plan.num_loaded > state[plan.row].num_computed || brings {
+    if plan.num_loaded > before || brings {
         let record = state.batch.scheduled.get_mut(plan.row).expect("it was just noted");
         record.num_kept = (plan.num_loaded + u32::from(brings)).min(plan.num_scheduled);
     }
 }
 
-/// The same, for batches in flight.
+/// Note for batches in flight that the open batch schedules a request.
+///
+/// publishes: the batch's completion may publish its blocks.
 #[inline(always)] // of each request in each step
 pub(crate) fn note_entry(state: &mut State, row: Row, publishes: bool) {
     if !state.config.tracks_batches() {
