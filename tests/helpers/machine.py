@@ -258,7 +258,7 @@ class Machine(RuleBasedStateMachine):
             case "reset":
                 self.run.call("reset_prefix_cache")
             case "drain":
-                for name in ("take_events", "take_stats", "take_new_block_ids", "new_step_starts"):
+                for name in ("take_events", "take_stats", "take_new_block_ids"):
                     self.run.call(name)
             case "cache":
                 most = state.requests[name].num_computed

@@ -22,7 +22,7 @@ use crate::state::state::{State, make_state};
 use crate::transitions::allocate::allocate_slots;
 use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
-use crate::transitions::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
+use crate::transitions::drain::{take_events, take_new_block_ids, take_stats};
 use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
@@ -381,11 +381,5 @@ impl Manager {
     fn take_new_block_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u32>> {
         let taken = take_new_block_ids(&mut Self::lent(slf)?.state);
         Ok(taken.into_iter().map(|block| block.0).collect())
-    }
-
-    /// Say that a scheduling step begins.
-    fn new_step_starts(slf: &Bound<'_, Self>) -> PyResult<()> {
-        new_step_starts(&mut Self::lent(slf)?.state);
-        Ok(())
     }
 }

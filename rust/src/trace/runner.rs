@@ -167,10 +167,6 @@ impl Runner {
             ("take_new_block_ids", []) => {
                 text(write_ids(drain::take_new_block_ids(state).into_iter().map(|each| each.0)))
             }
-            ("new_step_starts", []) => {
-                drain::new_step_starts(state);
-                Ok(Value::Nothing)
-            }
             ("restore", []) => {
                 *state = decode::decode(&encode::encode(state))?;
                 let broken = failing(state, &mut Scratch::default());
