@@ -17,7 +17,7 @@ from kvcore.invariants import requests
 from kvcore.invariants.requests import Property
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.batch_records import UnconfirmedLoad
-from kvcore.state.state import Operation, State
+from kvcore.state.state import NO_HOST_BLOCK, Operation, State
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Status
 
@@ -66,7 +66,7 @@ def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
     for request in state.requests.values():
         for table in request.tables if tier == "device" else request.host_tables:
             for block in table:
-                if block >= pool.first_block:
+                if block >= pool.first_block and block != NO_HOST_BLOCK:
                     held[block] += 1
     return held
 

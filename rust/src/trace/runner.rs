@@ -16,8 +16,8 @@ use crate::trace::text::{
 };
 use crate::trace::words::{
     Called, Failure, admitted, listed, nothing, number, numbers, read_append, read_done,
-    read_hashes, read_output, read_request, read_slot_request, text, write_host_tables,
-    write_operations, write_owners, write_queue, write_verdict, write_waiting,
+    read_hashes, read_output, read_request, read_slot_request, text, write_operations,
+    write_owners, write_queue, write_verdict, write_waiting,
 };
 use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};
@@ -31,7 +31,7 @@ use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::events::Event;
 use crate::types::ids::BlockId;
-use crate::types::values::Hit;
+use crate::types::values::{Hit, KVCacheBlocks};
 
 /// A call whose verb or words cannot be read.
 #[derive(Debug)]
@@ -205,7 +205,8 @@ impl Runner {
             }
             ("table", [id]) => Ok(Value::Blocks(queries::get_blocks(state, id)?)),
             ("host_table", [id]) => {
-                text(write_host_tables(&queries::find_request(state, id)?.host_tables))
+                let blocks = queries::find_request(state, id)?.host_tables.to_vec();
+                Ok(Value::Blocks(KVCacheBlocks { blocks }))
             }
             ("computed", [id]) => text(queries::find_request(state, id)?.num_computed),
             ("to_come", [id]) => text(queries::find_request(state, id)?.num_output_placeholders()),
