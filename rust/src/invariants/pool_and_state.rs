@@ -7,8 +7,10 @@
 //! state. Properties of requests and their tables are in requests.rs.
 //! Twin: kvcore/invariants/pool_and_state.py.
 
+pub mod in_flight;
+
+use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
-use crate::invariants::{in_flight, requests};
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
 use crate::types::ids::{BlockId, Row, Table};

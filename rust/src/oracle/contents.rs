@@ -11,9 +11,12 @@
 //! which is stricter than memory is. All slots lie in one column, and nothing is made anew from
 //! edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
 
+pub mod forward;
+pub mod mirror;
+
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Encoder;
+use crate::oracle::schedule::writes::Encoder;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::commands::Tier;
 use crate::types::config::Config;

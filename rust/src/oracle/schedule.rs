@@ -6,8 +6,10 @@
 //! and before its hits. A cut to a count whose window was given back starts anew. Encoder tokens
 //! are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
 
+pub mod writes;
+
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
-use crate::oracle::writes::{Encoder, Write, encoder_of, moved_up, shorten};
+use crate::oracle::schedule::writes::{Encoder, Write, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;

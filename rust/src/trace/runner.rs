@@ -5,19 +5,21 @@
 //! the request's last `get_computed_blocks` gave. After each call the state must come back from its
 //! canonical bytes, and `take_batch` must hand out exactly what the open batch holds.
 
+pub(crate) mod words;
+
 use std::collections::HashMap;
 
 use crate::codec::{decode, encode};
 use crate::invariants::pool_and_state::failing;
 use crate::invariants::requests::Scratch;
 use crate::state::state::{State, make_state};
-use crate::trace::text::{
-    Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
-};
-use crate::trace::words::{
+use crate::trace::runner::words::{
     Called, Failure, admitted, listed, nothing, number, numbers, read_append, read_done,
     read_hashes, read_output, read_request, read_slot_request, text, write_operations,
     write_owners, write_queue, write_verdict, write_waiting,
+};
+use crate::trace::text::{
+    Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
 use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the name of a node with batches in flight says besides its state's.
 //!
-//! A part of in_flight.rs. Rows, blocks and prefixes have the names that one order of the requests
-//! gives them. Twin: kvcore/check/names/in_flight.py.
+//! Rows, blocks and prefixes have the names that one order of the requests gives them. Twin:
+//! kvcore/check/names/in_flight.py.
 
+use crate::check::names::canonical::renaming::Renaming;
 use crate::check::names::in_flight::{Node, Pending, in_flight};
-use crate::check::names::renaming::Renaming;
 use crate::oracle::contents::{Content, Place};
 use crate::oracle::prefixes::Numbers;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::state::batch_records::in_order;
 use crate::state::state::NO_HOST_BLOCK;
 use crate::types::commands::{Command, Commands, Tier};
