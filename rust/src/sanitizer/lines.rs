@@ -61,6 +61,11 @@ pub struct Run<'a> {
 }
 
 impl<'a> Line<'a> {
+    /// Whether the row's request claims each block that the row writes, as far as is known at once.
+    pub fn claims(&self) -> bool {
+        self.row.slots.is_none() && !self.loads
+    }
+
     /// The positions that the row writes, by group.
     pub fn written(&self, num_groups: usize) -> impl Iterator<Item = Run<'a>> + use<'a> {
         let (first, end) = (self.row.start, self.end);
