@@ -14,6 +14,7 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
+use crate::transitions::fast_path::note_quiet_until;
 use crate::transitions::in_flight::{forget, shift};
 use crate::transitions::output::{check_output, check_sampled, publish_filled};
 use crate::transitions::unconfirmed_loads::forget_reporter;
@@ -82,6 +83,7 @@ pub fn add_tokens<'a>(
     extend(state, row, tokens);
     if to_come > 0 {
         publish_filled(state, row);
+        note_quiet_until(state, row);
     }
     Ok(())
 }
