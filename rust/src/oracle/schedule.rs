@@ -145,7 +145,11 @@ impl Schedule {
             Call::AllocateSlots(slots) => self.allocated(state, slots),
             Call::Append { name, .. } => {
                 let done = matches!(value, Value::Appended(appended) if appended.done > 0);
-                if let (Some(row), true) = (name.row(state), done) {
+                // Of what the open batch computes, nothing can have been sampled.
+                if let Some(row) = name.row(state)
+                    && done
+                    && self.at(row).before.is_none()
+                {
                     let start = self.computed(row);
                     self.schedule(Write::of_next_token(*name, row, start));
                 }
