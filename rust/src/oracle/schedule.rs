@@ -144,12 +144,10 @@ impl Schedule {
             Call::Fork { parent, .. } => self.fork(state, *parent, value),
             Call::AllocateSlots(slots) => self.allocated(state, slots),
             Call::Append { name, .. } => {
-                let done = matches!(value, Value::Appended(appended) if appended.done > 0);
                 // Of what the open batch computes, nothing can have been sampled.
-                if let Some(row) = name.row(state)
-                    && done
-                    && self.at(row).before.is_none()
-                {
+                let row = name.row(state).filter(|&row| self.at(row).before.is_none());
+                let done = matches!(value, Value::Appended(appended) if appended.done > 0);
+                if let Some(row) = row.filter(|_| done) {
                     let start = self.computed(row);
                     self.schedule(Write::of_next_token(*name, row, start));
                 }

@@ -144,7 +144,7 @@ mod tests {
         take_batch(&mut state).unwrap();
         assert_eq!(state[row].quiet_until, 8);
         add_tokens(&mut state, "a", &[6, 7]).unwrap();
-        assert_eq!((state[row].quiet_until, state[row].num_computed), (7, 7));
+        assert_eq!((state[row].quiet_until, state[row].num_computed), (6, 7));
         append(&mut state, Requests::Rows(&[row.0]), &[8]).unwrap();
         assert_eq!(state[row].num_cached, [2]);
     }

@@ -14,7 +14,6 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
-use crate::transitions::fast_path::note_quiet_until;
 use crate::transitions::in_flight::{forget, shift};
 use crate::transitions::output::{check_output, check_sampled, publish_filled};
 use crate::transitions::unconfirmed_loads::forget_reporter;
@@ -83,7 +82,10 @@ pub fn add_tokens<'a>(
     extend(state, row, tokens);
     if to_come > 0 {
         publish_filled(state, row);
-        note_quiet_until(state, row);
+        let request = &mut state[row];
+        // The token that fills the next block comes with an earlier slot now (`fast_path.rs`).
+        let filled = to_come - request.num_output_placeholders();
+        request.quiet_until = request.quiet_until.saturating_sub(filled);
     }
     Ok(())
 }
