@@ -9,7 +9,30 @@ puts them for people (`shown`).
 from __future__ import annotations
 
 from functools import partial
+from string import Formatter
 from typing import Any, ClassVar
+
+MOST_SHOWN = 200
+"""Characters of a field that a message shows: a caller may have passed anything."""
+
+
+class _Message(Formatter):
+    """`str.format` that cuts long fields, and names the class of what has no text."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if isinstance(value, bytes | bytearray | str):
+            value = value[: MOST_SHOWN + 1]
+        try:
+            return super().convert_field(value, conversion)
+        except Exception:  # an int of too many digits, a class of the caller's own
+            return f"<{type(value).__name__}>"
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            text: str = super().format_field(value, format_spec)
+        except Exception:
+            text = f"<{type(value).__name__}>"
+        return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 class KvcoreError(ValueError):
@@ -19,7 +42,7 @@ class KvcoreError(ValueError):
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
-        text = self.message.format(**self.shown())
+        text = _Message().vformat(self.message, (), self.shown())
         super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
 
     def shown(self) -> dict[str, object]:
