@@ -12,6 +12,7 @@ use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
+use crate::types::values::Appended;
 use crate::types::violation::Violation;
 
 /// What an engine knows of a request beside the state.
@@ -143,15 +144,7 @@ impl Schedule {
             }
             Call::Fork { parent, .. } => self.fork(state, *parent, value),
             Call::AllocateSlots(slots) => self.allocated(state, slots),
-            Call::Append { name, .. } => {
-                // Of what the open batch computes, nothing can have been sampled.
-                let row = name.row(state).filter(|&row| self.at(row).before.is_none());
-                let done = matches!(value, Value::Appended(appended) if appended.done > 0);
-                if let Some(row) = row.filter(|_| done) {
-                    let start = self.computed(row);
-                    self.schedule(Write::of_next_token(*name, row, start));
-                }
-            }
+            Call::Append { name, .. } => self.appended(state, *name, value),
             Call::Load { name, num_tokens, hit } => {
                 let num_hit = hit.as_ref().map_or(0, |hit| hit.num_tokens);
                 self.begin_load(state, *name, *num_tokens, num_hit);
@@ -185,6 +178,15 @@ impl Schedule {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// One position more, of what the open batch does not compute: nothing else can be sampled.
+    fn appended(&mut self, state: &State, name: Name, value: &Value) {
+        let row = name.row(state).filter(|&row| self.at(row).before.is_none());
+        if let (Some(row), Value::Appended(Appended { done: 1.., .. })) = (row, value) {
+            let start = self.computed(row);
+            self.schedule(Write::of_next_token(name, row, start));
         }
     }
 
