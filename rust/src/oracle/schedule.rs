@@ -193,7 +193,6 @@ impl Schedule {
     }
 
     /// The writes of the open batch, in the order of the calls.
-    #[must_use]
     pub fn writes(&self) -> &[Write] {
         &self.writes
     }
