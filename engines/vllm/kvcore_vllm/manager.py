@@ -94,6 +94,7 @@ class KVCacheManager:
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
+        self._loading: set[str] = set()  # by the step that is scheduled last
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
@@ -205,6 +206,8 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
+        if num_external_computed_tokens and not delay_cache_blocks:
+            self._loading.add(request.request_id)
         if got is self.compat.empty_kv_cache_blocks and not num_external_computed_tokens:
             return self.empty_kv_cache_blocks
         grown: Tables = got.blocks
@@ -302,6 +305,7 @@ class KVCacheManager:
     def new_step_starts(self) -> None:
         """A schedule begins."""
         self.compat.new_step_starts()
+        self._loading.clear()
         self._in_step = True
 
     def take_new_block_ids(self) -> list[int]:
@@ -349,8 +353,16 @@ class KVCacheManager:
         """Make full blocks findable, but for tokens that a chunk to come writes anew."""
         self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
 
+    def _confirm_loads(self, request: Any) -> None:
+        """Tell the core that the loads of a step are over, if the output of that step came."""
+        over = not (self._in_step or request.num_in_flight_tokens)
+        if over and request.request_id in self._loading:
+            self.compat.core.take_batch()
+            self._loading.clear()
+
     def _let_go(self, request: Any) -> Tables:
         """Free a request, but hold its blocks by pins; returns its tables."""
+        self._confirm_loads(request)
         core = self.compat.core
         tables = self.get_block_ids(request.request_id)
         held = [each for table in tables for each in table if each != 0]
