@@ -13,13 +13,15 @@ import attrs
 class Mode:
     """How a scheduler works, and whether its requests are sessions that go on.
 
-    has_windows: a second group has a sliding window.
+    has_windows: a second group has a sliding window. has_loads: a connector loads parts of prompts,
+    and some of its loads fail.
     """
 
     is_async: bool
     has_drafts: bool
     has_sessions: bool = False
     has_windows: bool = False
+    has_loads: bool = False
 
 
 MODES = {
@@ -31,6 +33,8 @@ MODES = {
     "async-windows": Mode(is_async=True, has_drafts=False, has_windows=True),
     "async-windows-drafts": Mode(is_async=True, has_drafts=True, has_windows=True),
     "sync-windows": Mode(is_async=False, has_drafts=False, has_windows=True),
+    "async-loads": Mode(is_async=True, has_drafts=False, has_loads=True),
+    "sync-loads": Mode(is_async=False, has_drafts=False, has_loads=True),
 }
 
 
