@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from kvcore.compat.blocks import KVCacheBlocks
-from kvcore.compat.engine_request import read_hashes
+from kvcore.compat.engine_request import Seen, read_hashes
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
@@ -39,7 +39,7 @@ class DecodedTokens:
         sizes = [group.block_size for group in config.groups]
         self.last_refusal: Refused | None = None
         self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
-        self._known = known
+        self._known, self._has_key = known, core.has_key
         self._block_divisor = gcd(*sizes)
         self._length_limit = config.length_limit
         self._num_groups = len(sizes)
@@ -73,7 +73,7 @@ class DecodedTokens:
                 known.batch is steps.mark
                 or first.num_computed_tokens > first_start
                 or first.num_tokens > before
-            ) and steps.notice(request.request_id, num_tokens, start):
+            ) and steps.notice(Seen(request.request_id, num_tokens, start)):
                 return None
         blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
         if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
@@ -131,17 +131,17 @@ class DecodedTokens:
             self._core.cache_blocks(name, num_tokens)
             known.num_hashes, known.last_hash = num_tokens // size, new[0]
         self._steps.schedule(name, (request, num_tokens, start, start))
-        return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
+        columns = done.columns
+        if start % size or not columns:
+            return self.empty_kv_cache_blocks
+        if self._num_groups == 1:
+            return KVCacheBlocks((BLOCK.unpack_from(columns, 12),), self._has_key)
+        return self._read_grown(done)
 
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
         """The block that an append of one request began in each group; none where it had it."""
-        columns = done.columns
-        if not columns:
-            return self.empty_kv_cache_blocks
-        if self._num_groups == 1:
-            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._core.has_key)
         _, groups, _, blocks = done.grown
         grown: list[tuple[int, ...]] = [()] * self._num_groups
         for group, block in zip(groups, blocks, strict=True):
             grown[group] = (block,)
-        return KVCacheBlocks(tuple(grown), self._core.has_key)
+        return KVCacheBlocks(tuple(grown), self._has_key)

@@ -94,7 +94,7 @@ class KVCacheManager(DecodedTokens):
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
         seen = see(request)
-        self._steps.notice(*seen)
+        self._steps.notice(seen)
         self._registry.bring(request, seen)
         hit = self._core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
@@ -134,7 +134,7 @@ class KVCacheManager(DecodedTokens):
         looked_up = self.enable_caching and not skips_reading(request)
         hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
         seen = see(request)
-        self._steps.notice(*seen)
+        self._steps.notice(seen)
         known = self._registry.bring(request, seen)
         span = find_span(self._core, self._steps, known, seen, counts)
         blocks = self.empty_kv_cache_blocks
@@ -151,7 +151,8 @@ class KVCacheManager(DecodedTokens):
                 return None
             blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
-        self._steps.schedule(seen.name, (request, *seen[1:], span.start))
+        scheduled = (request, seen.num_tokens, seen.num_computed, span.start)
+        self._steps.schedule(seen.name, scheduled)
         counted = span.start if counts.num_new else seen.num_computed
         self._registry.hold(known, seen, counted, span.end)
         if not (span.again or delay_cache_blocks):
@@ -168,15 +169,15 @@ class KVCacheManager(DecodedTokens):
         this call. Raises HitInOpenBatch.
         """
         seen = see(request)
-        if seen.name not in self._registry:
+        known = self._known.get(seen.name)
+        if known is None:
             return
-        self._steps.notice(*seen)
-        if self._registry.was_lowered(seen):
+        self._steps.notice(seen)
+        if known.was_lowered(seen):
             withdraw(self._core, self._steps, seen)
         self._core.free(seen.name)
         self._steps.leave(seen.name)
-        self._steps.change()
-        self._registry.leave(request, seen.name)
+        self._registry.leave(known, request, seen.name)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at num_computed_tokens or later sees.
@@ -237,7 +238,7 @@ class KVCacheManager(DecodedTokens):
             return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
-        self._steps.notice(*seen)
+        self._steps.notice(seen)
         known = self._registry.bring(request, seen, count)
         counted = self._core.num_computed_tokens(seen.name)
         self._core.cache_blocks(seen.name, counted if counted < count <= known.end else count)

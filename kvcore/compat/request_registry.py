@@ -93,11 +93,6 @@ class RequestRegistry:
             known.num_computed = self._core.num_computed_tokens(name)
             known.num_ahead = known.num_computed - tokens
 
-    def was_lowered(self, seen: Seen) -> bool:
-        """Whether the engine counts less of a known request than when it was scheduled last."""
-        known = self.known[seen.name]
-        return seen.num_computed < (known.num_computed - 1 if known.decodes else known.counted)
-
     def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
         """Set a request's drafts to this many; returns how many tokens are to come instead.
 
@@ -114,12 +109,11 @@ class RequestRegistry:
             known.drafts = drafts
         return count - len(drafts)
 
-    def leave(self, request: EngineRequest, name: str) -> None:
+    def leave(self, known: RegisteredRequest, request: EngineRequest, name: str) -> None:
         """Let a request that gave back its blocks rest, or forget it if it is finished."""
         if is_finished(request):
             self._forget(name)
             return
-        known = self.known[name]
         known.look_at()
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
         self._rest(name)
@@ -129,12 +123,13 @@ class RequestRegistry:
         if config.enable_caching:
             made, num_tokens = cached_request(
                 request,
+                seen,
                 config.hash_block_size,
                 own_hashes=self._own_hashes,
                 has_events=config.enable_events,
             )
         else:
-            made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)
+            made, num_tokens = uncached_request(request, seen, own_hashes=self._own_hashes)
         row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
         known = RegisteredRequest(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, read_tokens, see
+from kvcore.compat.engine_request import EngineRequest, Seen, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.manager import KVCacheManager as Core
@@ -98,12 +98,13 @@ class Steps:
         self._late[name] = num_tokens
 
     def leave(self, name: str) -> None:
-        """Forget what was noted of a request."""
-        self._scheduled.pop(name, None)
-        self.first = next(iter(self._scheduled.values()), None)
-        self._late.pop(name, None)
+        """Forget what was noted of a request, which gave back its blocks."""
+        self._changed = True
+        if self._scheduled.pop(name, None) is not None:
+            self.first = next(iter(self._scheduled.values()), None)
+            self._late.pop(name, None)
 
-    def notice(self, name: str, num_tokens: int, num_computed: int) -> bool:
+    def notice(self, seen: Seen) -> bool:
         """Close the open batch if this request, or the batch's first, shows that it is over.
 
         Returns whether the open batch schedules the request.
@@ -113,8 +114,8 @@ class Steps:
         first = self.first
         if first is None:
             return False
-        own = self._scheduled.get(name)
-        over = own is not None and (num_computed > own[3] or num_tokens > own[1])
+        own = self._scheduled.get(seen.name)
+        over = own is not None and (seen.num_computed > own[3] or seen.num_tokens > own[1])
         if not over:
             request, before, _, start = first
             over = request.num_computed_tokens > start or request.num_tokens > before
@@ -127,7 +128,7 @@ class Steps:
         self.settle()
         own = self._scheduled.get(name)
         if own is not None:
-            self.notice(*see(own[0]))
+            self.notice(see(own[0]))
 
     def close(self) -> None:
         """Close the open batch if anything is in it. Raises UnreadCommands."""
