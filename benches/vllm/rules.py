@@ -74,13 +74,12 @@ class Watch:
 
     def _allocate(self, name: str, call: Any, request: Any, *args: Any, **options: Any) -> Any:
         who, counted = request.request_id, request.num_computed_tokens
-        before = self._keyed_of(who)
         grown = call(request, *args, **options)
-        lowered = counted < self.starts.get(who, 0)
         table = flat(self.manager.get_blocks(who)) or []
-        # What it computes again has no key until the step is over.
-        gone = {*table} if lowered else before
-        self.lost |= dict.fromkeys(gone - self.keyed(gone), "failed")
+        if counted < self.starts.get(who, 0):
+            # What it computes again has no key until the step is over. Other tables are not looked
+            # at: to ask for keys makes the core take in what waits to the end of the step.
+            self.lost |= dict.fromkeys({*table} - self.keyed(table), "failed")
         self.calls.append((name, who, None if grown is None else table))
         if grown is not None:
             self.scheduled.add(who)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The next token of a request that decodes, without a look at anything but that token.
 
-Invariants: a token that gets a slot in a block that its request has, and fills none, changes no
-block and no key. So it waits until the step is over or the core is asked, and all of a step reach
-the core in one call. A token that fills a block or begins one is handed over at once. Windows give
-blocks back inside a block, so with them no token waits. Everything else is for `allocate_slots`.
+Invariants: a token that gets a slot in a block that its request has takes no block, and at most
+makes that one findable. So it waits until the step is over or the core is asked, and all of a step
+reach the core in one call. A token that begins a block is handed over at once. Windows give blocks
+back inside a block, so with them no token waits. Everything else is for `allocate_slots`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ class DecodedTokens:
         sizes = [group.block_size for group in config.groups]
         self.last_refusal: Refused | None = None
         self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
-        self._known, self._has_key = known, core.has_key
+        self._known, self._has_key = known, steps.has_key
         self._block_divisor = gcd(*sizes)
         self._length_limit = config.length_limit
         self._num_groups = len(sizes)
         self._publishes = config.publish == "scheduled"
         self._keeps_all = not any(each.is_windowed or each.is_cross for each in config.groups)
         # Then a token that begins a block takes one more in each group, and no more happens.
-        self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
+        keeps_same = self._keeps_all and config.duplicates == "keep"
+        self._grows_by_one = keeps_same and len({*sizes}) == 1
+        self._fills_later = keeps_same and not config.enable_events  # those have an order
 
     def append(self, request: Any) -> KVCacheBlocks | None:
         """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`.
@@ -75,8 +77,13 @@ class DecodedTokens:
                 or first.num_tokens > before
             ) and steps.notice(Seen(request.request_id, num_tokens, start)):
                 return None
+        fills, new = num_new and num_tokens % size == 0, b""
+        if fills and known.num_hashes is not None:
+            new = self._read_hash(known, num_tokens // size)
+            if not new:
+                return None
         blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
-        if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
+        if start % size and (self._fills_later if fills else self._keeps_all):
             if steps.waiting and num_new != (len(steps.tokens) > 0):
                 steps.settle()
             if num_new:
@@ -85,10 +92,12 @@ class DecodedTokens:
                 except (TypeError, OverflowError):
                     return None
             steps.waiting.append(known)
+            if new:
+                steps.hashes[known] = new
             if steps.first is None:
                 steps.begin((request, num_tokens, start, start))
         else:
-            blocks = self._append_now(known, num_tokens, tail[1:])
+            blocks = self._append_now(known, num_tokens, tail[1:], new)
             if blocks is None:
                 return None
         known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
@@ -99,6 +108,12 @@ class DecodedTokens:
         self.last_refusal = None
         return blocks
 
+    def _read_hash(self, known: RegisteredRequest, num_full: int) -> bytes:
+        """The request's own hash of its next full block; empty if there is more to look at."""
+        new = list((read_hashes(known.request) or ())[known.num_hashes : num_full])
+        is_one = len(new) == 1 and type(new[0]) is bytes and len(new[0]) == HASH_SIZE
+        return new[0] if is_one and self._publishes else b""
+
     def _is_in_block(self, known: RegisteredRequest, count: Any) -> bool:
         """Whether the tokens up to count fill no block that the core does not know to be full."""
         num_known, size = known.num_computed - known.num_ahead, self._block_divisor
@@ -107,29 +122,18 @@ class DecodedTokens:
         return count < num_known - num_known % size + size
 
     def _append_now(
-        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
+        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int], new: bytes
     ) -> KVCacheBlocks | None:
         """The same if a block begins or ends there, at once."""
         request, start, size = known.request, known.num_computed, self._block_divisor
         if start % size == 0 and not (start and self._grows_by_one):
             return None
-        new: list[bytes] = []
-        if len(token) and num_tokens % size == 0 and known.num_hashes is not None:
-            new = list((read_hashes(request) or ())[known.num_hashes : num_tokens // size])
-            if (
-                not self._publishes
-                or [type(each) for each in new] != [bytes]
-                or len(new[0]) != HASH_SIZE
-            ):
-                return None
         name = request.request_id
         done = self._core.append((name,), token if len(token) else None)
         if not done.done:
             return None
         if new:
-            self._core.add_block_hashes(name, new)
-            self._core.cache_blocks(name, num_tokens)
-            known.num_hashes, known.last_hash = num_tokens // size, new[0]
+            self._steps.publish(known, new)
         self._steps.schedule(name, (request, num_tokens, start, start))
         columns = done.columns
         if start % size or not columns:

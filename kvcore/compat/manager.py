@@ -61,7 +61,7 @@ class KVCacheManager(DecodedTokens):
         core = Core(config, backend)
         steps = Steps(core, keep_commands=keep_commands)
         self._registry = RequestRegistry(core, steps, own_hashes=own_hashes)
-        no_blocks = KVCacheBlocks(((),) * len(config.groups), core.has_key)
+        no_blocks = KVCacheBlocks(((),) * len(config.groups), steps.has_key)
         super().__init__(core, steps, self._registry.known, no_blocks)
         self.config = config
         self.enable_caching = config.enable_caching
@@ -196,13 +196,13 @@ class KVCacheManager(DecodedTokens):
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks; their owners keep them, and the null block has none."""
         blocks = read_ints(read_list("block_ids", block_ids))
-        self._core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
+        self.core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
         self._steps.change()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key; False, and nothing happens, while any block is used."""
         self._steps.change()
-        return self._core.reset_prefix_cache()
+        return self.core.reset_prefix_cache()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Leading blocks per group that all requests with blocks hold."""
@@ -212,7 +212,7 @@ class KVCacheManager(DecodedTokens):
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
-        return list(self._core.take_events())
+        return list(self.core.take_events())
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The blocks of a request; none of one that holds none or is not known."""
@@ -248,9 +248,7 @@ class KVCacheManager(DecodedTokens):
     def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
         """Blocks as a result; the one empty object where no group has any."""
         groups = tuple(map(tuple, blocks))
-        return (
-            KVCacheBlocks(groups, self._core.has_key) if any(groups) else self.empty_kv_cache_blocks
-        )
+        return KVCacheBlocks(groups, self._has_key) if any(groups) else self.empty_kv_cache_blocks
 
     def take_new_block_ids(self) -> list[int]:
         """The blocks that full-attention groups got since the last call, for zeroing.

@@ -75,8 +75,9 @@ def test_a_decoded_token_is_one_call_of_the_core(
 
             monkeypatch.setattr(manager.core, name, counted)
     assert manager.allocate_slots(request, 1) is not None
+    manager.step_ends()
     request.num_computed_tokens += 1
-    assert calls == ["append"]
+    assert calls == ["append", "take_batch"]
     manager.new_step_starts()
     calls.clear()
     request.output.append(5)  # a block begins

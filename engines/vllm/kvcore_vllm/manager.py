@@ -87,7 +87,7 @@ class KVCacheManager:
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
         self.events: Events | None = None
         if enable_kv_cache_events:
-            self.events = Events(compat.core, specs, num_hash_lookahead_tokens)
+            self.events = Events(compat, specs, num_hash_lookahead_tokens)
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
