@@ -114,12 +114,17 @@ class DecodedTokens:
         is_one = len(new) == 1 and type(new[0]) is bytes and len(new[0]) == HASH_SIZE
         return new[0] if is_one and self._publishes else b""
 
-    def _is_in_block(self, known: RegisteredRequest, count: Any) -> bool:
-        """Whether the tokens up to count fill no block that the core does not know to be full."""
-        num_known, size = known.num_computed - known.num_ahead, self._block_divisor
-        if type(count) is not int or not 0 <= count <= known.num_computed:
+    def _is_in_block(self, request: Any, count: Any) -> bool:
+        """Whether a request that decodes has no full block up to count that the core lacks."""
+        try:
+            known = self._known[request.request_id]
+        except (AttributeError, KeyError, TypeError):
             return False
-        return count < num_known - num_known % size + size
+        scheduled, size = known.num_computed, self._block_divisor
+        if known.request is not request or not scheduled or type(count) is not int:
+            return False
+        num_known = scheduled - known.num_ahead
+        return 0 <= count <= scheduled and count < num_known - num_known % size + size
 
     def _append_now(
         self, known: RegisteredRequest, num_tokens: int, token: Sequence[int], new: bytes

@@ -53,9 +53,7 @@ def see(request: EngineRequest) -> Seen:
     except AttributeError:
         expected = "an object with request_id, num_tokens and num_computed_tokens"
         raise WrongArgument(name="request", expected=expected, value=request) from None
-    return Seen(
-        name, read_count("num_tokens", tokens, 1), read_count("num_computed_tokens", computed)
-    )
+    return Seen(name, read_count("num_tokens", tokens), read_count("num_computed_tokens", computed))
 
 
 def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
@@ -130,18 +128,21 @@ def cached_request(
     hash_block_size: int,
     *,
     own_hashes: bool,
+    keep_tokens: bool,
     has_events: bool,
 ) -> tuple[Request, int]:
     """The request with what its keys are made of, and its tokens in it: of a prompt that is given
     as embeddings no more than that prompt. Own hashes are the keys, and events name the rest.
+    keep_tokens: whether tokens that nobody asks for are more than a number.
     """
     hashes = read_hashes(request) if own_hashes else None
     if hashes is not None and not has_events:
         own = list(hashes[: seen.num_tokens // hash_block_size])
         skips = skips_reading(request)
-        tokens = read_tokens(request, 0, seen.num_tokens)
+        num_tokens = seen.num_tokens
+        tokens = read_tokens(request, 0, num_tokens) if keep_tokens else bytes(num_tokens)
         made = Request(seen.name, tokens, block_hashes=own, skip_reading_prefix_cache=skips)
-        return made, seen.num_tokens
+        return made, num_tokens
     embeds = _read_embeds(getattr(request, "prompt_embeds", None))
     num_tokens = seen.num_tokens
     if embeds is not None:

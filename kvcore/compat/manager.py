@@ -41,6 +41,8 @@ class KVCacheManager(DecodedTokens):
 
     log_stats: whether look-ups are counted. own_hashes: whether a request's block_hashes are used
     if it has them; they are 32 bytes, one for each `hash_block_size` tokens of the config.
+    keep_tokens: without it the core has zeros for the tokens of a request that comes with hashes,
+    unless there are events: nothing is decided by them, and a long prompt need not be read.
     keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last
     `allocate_slots` gave None. Raises InvalidConfig if duplicates are merged without keep_commands:
     only commands report the replaced blocks.
@@ -53,6 +55,7 @@ class KVCacheManager(DecodedTokens):
         backend: Literal["rust", "python"] | None = None,
         log_stats: bool = True,
         own_hashes: bool = True,
+        keep_tokens: bool = True,
         keep_commands: bool = False,
     ) -> None:
         if config.duplicates == "merge" and not keep_commands:
@@ -60,7 +63,9 @@ class KVCacheManager(DecodedTokens):
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
         core = Core(config, backend)
         steps = Steps(core, keep_commands=keep_commands)
-        self._registry = RequestRegistry(core, steps, own_hashes=own_hashes)
+        self._registry = RequestRegistry(
+            core, steps, own_hashes=own_hashes, keep_tokens=keep_tokens
+        )
         no_blocks = KVCacheBlocks(((),) * len(config.groups), steps.has_key)
         super().__init__(core, steps, self._registry.known, no_blocks)
         self.config = config
@@ -89,11 +94,14 @@ class KVCacheManager(DecodedTokens):
     def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
         """The longest cached prefix that leaves a token to compute, and its tokens.
 
-        Nothing if caching is off or the request declines. Nobody owns the blocks yet.
+        Nothing if caching is off, the request declines, or it has no tokens. Nobody owns the blocks
+        yet.
         """
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
         seen = see(request)
+        if not seen.num_tokens:
+            return self.empty_kv_cache_blocks, 0
         self._steps.notice(seen)
         self._registry.bring(request, seen)
         hit = self._core.get_computed_blocks(seen.name)
@@ -216,13 +224,13 @@ class KVCacheManager(DecodedTokens):
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The blocks of a request; none of one that holds none or is not known."""
-        if request_id not in self._registry:
+        if request_id not in self._known:
             return self.empty_kv_cache_blocks
         return self.create_kv_cache_blocks(self._core.get_blocks(request_id).blocks)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The same as one list per group."""
-        if request_id not in self._registry:
+        if request_id not in self._known:
             return self.empty_kv_cache_blocks.get_block_ids()
         return self._core.get_block_ids(request_id)
 
@@ -231,11 +239,9 @@ class KVCacheManager(DecodedTokens):
 
         Its tokens are read up to there.
         """
-        if not self.enable_caching:
+        if not self.enable_caching or self._is_in_block(request, num_computed_tokens):
             return
         decoding = self._registry.decoding(request)
-        if decoding is not None and self._is_in_block(decoding, num_computed_tokens):
-            return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
         self._steps.notice(seen)

@@ -74,7 +74,7 @@ class KVCacheManager:
                 f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
                 f" {scheduler_block_size} tokens must be as large"
             )
-        self.compat = compat = Compat(config, log_stats=False)
+        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -261,6 +261,8 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> Blocks:
         """The blocks of a request."""
+        if self._windows is None:
+            return self._result(self.compat.get_blocks(request_id).blocks)
         return self._result(self.get_block_ids(request_id))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
