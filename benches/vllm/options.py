@@ -54,9 +54,9 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         description="Run vLLM 0.33.0's schedulers over its own manager and over kvcore.",
     )
     parser.add_argument("--modes", default=",".join(MODES), metavar="NAME,...", help="%(default)s")
-    parser.add_argument("--seeds", type=int, default=40, help="runs of each mode")
+    parser.add_argument("--seeds", type=int, default=20, help="runs of each mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
-    parser.add_argument("--steps", type=int, default=200, help="of a run")
+    parser.add_argument("--steps", type=int, default=300, help="of a run")
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
     unknown = set(modes) - set(MODES)
