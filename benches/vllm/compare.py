@@ -319,11 +319,9 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
                 side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         vllm = own.step(number)
         try:
-            step = Step(number, vllm, kvcore.step(number))
-            step.rule = explain(*watches)
-            vllm["keys"] = []
-            step.kvcore["keys"] = sorted(unexplained_keys(*watches, world.num_blocks))
-            yield step
+            ours = kvcore.step(number)
+            vllm["keys"], ours["keys"] = [], sorted(unexplained_keys(*watches, world.num_blocks))
+            yield Step(number, vllm, ours, explain(*watches))
             if number % STEPS_BETWEEN_CHECKS == 0:
                 kvcore.scheduler.kv_cache_manager.compat.core.check()
         except Exception as error:

@@ -120,10 +120,10 @@ class Loads(KVConnectorBase_V1):  # type: ignore[misc] # vLLM has no types here
             invalid_block_ids=step.invalid.union(*(each.invalid for each in over)),
         )
 
-    def start_load_kv(self, forward_context: Any, **options: Any) -> None:
+    def start_load_kv(self, *args: Any, **options: Any) -> None:
         """Of the worker's half."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
+    def wait_for_layer_load(self, *args: Any, **options: Any) -> None:
         """Of the worker's half."""
 
     def save_kv_layer(self, *args: Any, **options: Any) -> None:

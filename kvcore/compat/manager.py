@@ -159,8 +159,7 @@ class KVCacheManager(DecodedTokens):
                 return None
             blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
-        scheduled = (request, seen.num_tokens, seen.num_computed, span.start)
-        self._steps.schedule(seen.name, scheduled)
+        self._steps.schedule(seen.name, (request, seen.num_tokens, seen.num_computed, span.start))
         counted = span.start if counts.num_new else seen.num_computed
         self._registry.hold(known, seen, counted, span.end)
         if not (span.again or delay_cache_blocks):

@@ -8,6 +8,7 @@ import pytest
 from benches.engines import __main__ as bench
 from benches.engines.options import ENGINES, LOADS, SIZES
 from benches.engines.options import read_options as read_bench
+from benches.peers import install
 from benches.vllm.options import MODES
 from benches.vllm.options import read_options as read_runs
 
@@ -45,7 +46,7 @@ def test_a_bench_refuses_what_it_does_not_know(
 def test_an_engine_that_is_not_there_is_left_out_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench.install, "is_installed", lambda _: False)
+    monkeypatch.setattr(install, "is_installed", lambda _: False)
     assert bench.main(["--engines", "vllm"]) == 0
     assert capsys.readouterr().out.startswith("vllm: left out: vllm==0.33.0 is not in ")
 

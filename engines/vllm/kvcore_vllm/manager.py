@@ -93,8 +93,7 @@ class KVCacheManager:
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
-        self._in_step = False
-        self._loading: set[str] = set()  # by the step that is scheduled last
+        self._in_step, self._loading = False, set[str]()  # loads of the last step, by request
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
@@ -206,13 +205,12 @@ class KVCacheManager:
             self.events.collect(request)
         if got is None:
             return None
-        if num_external_computed_tokens and not delay_cache_blocks:
-            self._loading.add(request.request_id)
         if got is self.compat.empty_kv_cache_blocks and not num_external_computed_tokens:
             return self.empty_kv_cache_blocks
         grown: Tables = got.blocks
         if num_external_computed_tokens:
             grown = self.get_block_ids(request.request_id)
+            self._loading |= set() if delay_cache_blocks else {request.request_id}
         self._zeroing.note(grown, skip_zeroing_group_ids if num_external_computed_tokens else ())
         return self._result(got.blocks)
 
