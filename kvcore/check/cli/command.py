@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: those behind `kvcore check`, the process's by default.
     """
     options = parse(make_parser(), arguments)
-    if options.list and options.facade is None:
+    if options.list and options.facade is None and options.manager is None:
         ignored = given_of_world(options)
         if ignored:
             words = ", ".join(map(option, ignored))
@@ -69,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(list_properties(as_json=options.json))
         return FINE
     try:
+        if options.manager is not None:
+            return _explore_manager(options)
+        if options.names:
+            raise BadOptions("--names are those of a --manager")
         if options.facade is not None:
             return _explore_facade(options)
         if options.mutants:
@@ -111,6 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         print(f"\n{render(report.violation, world)}")
     return VIOLATED
+
+
+def _explore_manager(options: argparse.Namespace) -> int:
+    """Explore a world of anyone's manager. Raises BadOptions."""
+    from kvcore.check.cli.manager import run_manager
+
+    check_options(options)
+    profile_of(options)
+    progress = Progress(sys.stderr)
+    return run_manager(options, progress, progress.end)
 
 
 def _explore_facade(options: argparse.Namespace) -> int:
