@@ -92,8 +92,12 @@ def model_of(options: argparse.Namespace) -> ManagerModel:
     except InvariantViolation as error:
         raise BadOptions(f"--manager {options.manager}: {error.detail}") from error
     except WrongArgument as error:
-        what = "copied: give it __deepcopy__" if error.name == "copied" else "named: see state_name"
-        said = f"a new manager cannot be {what} ({error.value!r})"
+        what = (
+            "copied: give it __deepcopy__"
+            if error.fields["name"] == "copied"
+            else "named: see state_name"
+        )
+        said = f"a new manager cannot be {what} ({error.fields['value']!r})"
         raise BadOptions(f"--manager {options.manager}: {said}") from error
     return model
 

@@ -149,7 +149,9 @@ def _imports(text: str, line: str, parts: Parts) -> str:
     names = ", ".join(each for each in NAMES if re.search(rf"\b{each}\b", text))
     ours = [each for each in (line, *parts.imports) if each.startswith("from kvcore.")]
     theirs = [each for each in parts.imports if each not in (*ours, PARTIAL)]
-    return "\n".join([*standard, f"from kvcore import {names}", *sorted(set(ours)), *sorted(set(theirs))])
+    return "\n".join(
+        [*standard, f"from kvcore import {names}", *sorted(set(ours)), *sorted(set(theirs))]
+    )
 
 
 def trace_text(violation: Violation, world: Any) -> str:

@@ -30,7 +30,7 @@ from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, WrongArgument
-from kvcore.types.values import Outcome, Request
+from kvcore.types.values import Outcome
 
 OPTIONAL = frozenset({"fork", "reset_prefix_cache"})
 ANYWHERE = ("add_request", "take_batch", "reset_prefix_cache")

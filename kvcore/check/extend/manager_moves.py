@@ -66,13 +66,16 @@ def batched(found: Iterable[Move], view: View, planned: tuple[str, ...]) -> Iter
             late = ORDER.get(name, -1)
             if late < ORDER[planned[-1]] or (late == 2 and "preempt" in planned):
                 continue
-            if name == "admit" or served_by(calls[0]) not in view.writes:
+            fresh = name == "admit" or served_by(calls[0]) not in view.writes
+            if fresh or (name == "preempt" and others_run(view)):
                 yield name, calls
-            elif name == "preempt" and any(
-                each.is_running and each.request_id not in view.writes
-                for each in view.requests.values()
-            ):
-                yield name, calls
+
+
+def others_run(view: View) -> bool:
+    """Whether a request runs that this step has not served."""
+    return any(
+        each.is_running and each.request_id not in view.writes for each in view.requests.values()
+    )
 
 
 def served_by(call: Call) -> str:

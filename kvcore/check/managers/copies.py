@@ -21,6 +21,6 @@ def copied(value: T, shared: Sequence[object]) -> T:
     pickler.persistent_id = lambda each: places.get(id(each))  # type: ignore[method-assign]
     pickler.dump(value)
     reader = pickle.Unpickler(io.BytesIO(written.getvalue()))
-    reader.persistent_load = shared.__getitem__  # type: ignore[method-assign,assignment]
+    reader.persistent_load = shared.__getitem__  # type: ignore[method-assign]
     found: T = reader.load()
     return found
