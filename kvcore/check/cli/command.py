@@ -69,10 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(list_properties(as_json=options.json))
         return FINE
     try:
-        if options.manager is not None:
+        if options.manager is not None or options.names:
             return _explore_manager(options)
-        if options.names:
-            raise BadOptions("--names are those of a --manager")
         if options.facade is not None:
             return _explore_facade(options)
         if options.mutants:
@@ -121,6 +119,8 @@ def _explore_manager(options: argparse.Namespace) -> int:
     """Explore a world of anyone's manager. Raises BadOptions."""
     from kvcore.check.cli.manager import run_manager
 
+    if options.manager is None:
+        raise BadOptions("--names are those of a --manager")
     check_options(options)
     profile_of(options)
     progress = Progress(sys.stderr)
