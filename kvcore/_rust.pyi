@@ -129,10 +129,6 @@ class Manager:
         """
         Fill slots for the next tokens of a request from the external store.
         """
-    def new_step_starts(self, /) -> None:
-        """
-        Say that a scheduling step begins.
-        """
     def num_computed_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request that are computed or scheduled. Changes nothing.
