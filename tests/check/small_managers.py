@@ -74,7 +74,7 @@ class Pickled(Small):
 class Ring(Small):
     """Blocks of a window are written again, behind the last that the window names."""
 
-    rings = (0,)
+    rings: tuple[int, ...] = (0,)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

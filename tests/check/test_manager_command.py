@@ -15,7 +15,22 @@ from kvcore.check.cli import command
 from kvcore.check.extend.manager_model import ManagerModel
 from kvcore.check.extend.manager_moves import batched, moves
 from kvcore.types.errors import InvariantViolation
-from tests.check.small_managers import Late, Ring, WrittenBeforeRead
+from tests.check.small_managers import (
+    NOT_CALLABLE,
+    Early,
+    Lacks,
+    Late,
+    Locked,
+    LockedLater,
+    Nameless,
+    OddRings,
+    Other,
+    Pickled,
+    Raises,
+    Ring,
+    Small,
+    WrittenBeforeRead,
+)
 from tests.check.test_own_files import run_test
 
 WHERE = "tests.check.small_managers"
@@ -30,43 +45,48 @@ def run(capsys: pytest.CaptureFixture[str], manager: str, *words: str) -> tuple[
     return code, captured.out, captured.err
 
 
-def found(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> dict[str, Any]:
+def named(kind: type) -> str:
+    """A small manager as the command names it."""
+    return f"{WHERE}:{kind.__name__}"
+
+
+def found(capsys: pytest.CaptureFixture[str], kind: type, *words: str) -> dict[str, Any]:
     """What is found of a small manager, as plain data; the exit code says the same."""
-    code, out, _ = run(capsys, f"{WHERE}:{name}", *words, "--json")
+    code, out, _ = run(capsys, named(kind), *words, "--json")
     report: dict[str, Any] = json.loads(out)
     assert code == (0 if report["violation"] is None else 1)
     return report
 
 
 def test_a_right_manager_is_explored_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
-    report = found(capsys, "Small", *SLOT)
+    report = found(capsys, Small, *SLOT)
     assert report["verdict"] == "complete"
     assert report["calls"]["append: refused"] > 0
-    code, out, _ = run(capsys, f"{WHERE}:Small", *SLOT)
+    code, out, _ = run(capsys, named(Small), *SLOT)
     assert code == 0
     assert out.startswith("complete: no property is broken in any state")
 
 
 def test_a_manager_that_names_its_states_has_fewer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(capsys, "Small", *SLOT)["states"] < found(capsys, "Pickled", *SLOT)["states"]
+    assert found(capsys, Small, *SLOT)["states"] < found(capsys, Pickled, *SLOT)["states"]
 
 
 def test_what_is_found_before_it_is_computed_needs_two_moves_in_a_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one = found(capsys, "Early", *PLANNED[:-2])
-    two = found(capsys, "Early", *PLANNED)
+    one = found(capsys, Early, *PLANNED[:-2])
+    two = found(capsys, Early, *PLANNED)
     assert one["verdict"] == "complete"
     assert two["violation"]["property"] == "KV-READ"
     assert "holds ?" in two["violation"]["detail"]
-    assert found(capsys, "Late", *PLANNED)["verdict"] == "complete"
+    assert found(capsys, Late, *PLANNED)["verdict"] == "complete"
 
 
 def test_a_violation_is_written_as_a_test(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "test_early.py"
-    code, out, _ = run(capsys, f"{WHERE}:Early", *PLANNED, "--write-test", str(file))
+    code, out, _ = run(capsys, named(Early), *PLANNED, "--write-test", str(file))
     assert code == 1
     assert "KV-READ (wrong KV) does not hold" in out
     assert "partial(Early, CONFIG)" in file.read_text()
@@ -88,15 +108,15 @@ def test_a_ring_is_read_before_it_is_written() -> None:
 
 def test_other_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("--names", "allocate_slots=reserve,num_free_blocks=room")
-    assert found(capsys, "Other", *SLOT, *names) == {
-        **found(capsys, "Small", *SLOT),
+    assert found(capsys, Other, *SLOT, *names) == {
+        **found(capsys, Small, *SLOT),
         "seconds": pytest.approx(0, abs=100),
         "memory_bytes": pytest.approx(0, abs=1e9),
         "grown_bytes": pytest.approx(0, abs=1e9),
     }
-    code, _, err = run(capsys, f"{WHERE}:Other", *SLOT, "--names", "allocate_slots=reserve")
+    code, _, err = run(capsys, named(Other), *SLOT, "--names", "allocate_slots=reserve")
     assert (code, "num_free_blocks raises" in err) == (2, True)
-    code, _, err = run(capsys, f"{WHERE}:Other", *SLOT, "--names", "free=let_go")
+    code, _, err = run(capsys, named(Other), *SLOT, "--names", "free=let_go")
     assert (code, "a Other has no method allocate_slots, let_go" in err) == (2, True)
 
 
@@ -106,12 +126,12 @@ def test_other_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         ("nowhere:Manager", "importing nowhere raises ModuleNotFoundError"),
         ("kvcore", "say MODULE:FACTORY"),
         (f"{WHERE}:Absent", f"{WHERE} has no Absent"),
-        (f"{WHERE}:NOT_CALLABLE", "NOT_CALLABLE is a int, no factory"),
-        (f"{WHERE}:Raises", "making one raises OSError('no device')"),
-        (f"{WHERE}:Lacks", "a Lacks has no method free"),
-        (f"{WHERE}:Locked", "a new manager cannot be copied: give it __deepcopy__"),
-        (f"{WHERE}:Nameless", "a new manager cannot be named: see state_name"),
-        (f"{WHERE}:OddRings", "rings is (1,), and the groups are those below 1"),
+        (f"{WHERE}:NOT_CALLABLE", f"NOT_CALLABLE is a {type(NOT_CALLABLE).__name__}, no factory"),
+        (named(Raises), "making one raises OSError('no device')"),
+        (named(Lacks), "a Lacks has no method free"),
+        (named(Locked), "a new manager cannot be copied: give it __deepcopy__"),
+        (named(Nameless), "a new manager cannot be named: see state_name"),
+        (named(OddRings), "rings is (1,), and the groups are those below 1"),
         ("kvcore.check.managers.nano_vllm:Manager", "set KVCORE_NANO_VLLM to a checkout"),
     ],
 )
@@ -140,7 +160,7 @@ def test_what_cannot_be_checked_is_named(
 def test_options_that_say_nothing_here_are_refused(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run(capsys, f"{WHERE}:Small", *words)
+    code, _, err = run(capsys, named(Small), *words)
     assert (code, said in err) == (2, True), err
 
 
@@ -152,7 +172,7 @@ def test_names_without_a_manager_are_refused(capsys: pytest.CaptureFixture[str])
 def test_a_manager_that_cannot_be_copied_any_more_is_a_finding(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    broken = found(capsys, "LockedLater", *SLOT)["violation"]
+    broken = found(capsys, LockedLater, *SLOT)["violation"]
     assert broken["property"] == "MANAGER"
     assert "copying a LockedLater raises TypeError" in broken["detail"]
 

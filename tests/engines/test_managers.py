@@ -46,7 +46,8 @@ def explored(python: object, manager: str, words: str, **environment: str) -> di
 def environment_of(family: str) -> Path:
     """The interpreter of an engine's environment."""
     if not install.is_installed(family):
-        pytest.skip(f"{family} is not in {install.home()}: python -m benches.peers.install {family}")
+        command = f"python -m benches.peers.install {family}"
+        pytest.skip(f"{family} is not in {install.home()}: {command}")
     return install.python_of(family)
 
 
