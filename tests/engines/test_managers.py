@@ -22,7 +22,8 @@ from kvcore.check.managers.nano_vllm import CHECKOUT
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "found_managers.md"
 SLOT = "--blocks 2 --block-size 1 --tokens 2"
-PLANNED = "--blocks 3 --tokens 4 --letters 1 --moves-per-batch 2"
+WINDOW = "--blocks 3 --block-size 1 --tokens 4 --groups window:2 --letters 1"
+PLANNED = "--blocks 3 --letters 1 --moves-per-batch 2"
 
 
 def explored(python: object, manager: str, words: str, **environment: str) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def test_vllms_manager_hits_what_a_preempted_request_never_wrote() -> None:
 
 
 @pytest.mark.transformers
-@pytest.mark.parametrize("words", [SLOT, "--blocks 3 --block-size 1 --tokens 4 --groups window:2"])
+@pytest.mark.parametrize("words", [SLOT, WINDOW])
 def test_transformers_allocators_hold(words: str) -> None:
     report = explored(environment_of("transformers"), "transformers", words)
     assert report["verdict"] == "complete"

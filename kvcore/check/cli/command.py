@@ -79,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         world = world_of(options) if profile is None else profile.world
         backend = backend_of(options, profile)
         check_options(options)
-        symmetry = symmetry_of(options)
         if options.properties:
             select(frozenset(options.properties), world.calls)
         progress = Progress(sys.stderr, warns=profile is None)
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_states=options.limit,
             max_seconds=options.time,
             properties=options.properties or None,
-            symmetry=symmetry,
+            symmetry=symmetry_of(options),
             full_keys=options.full_keys,
             workers=options.workers or 1,
             progress=progress,
