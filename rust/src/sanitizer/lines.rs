@@ -8,8 +8,9 @@ use crate::sanitizer::requests::Table;
 use crate::sanitizer::rows::{CacheGroup, Row};
 
 /// One row. place: of its request. low: of what it read and writes; written: what low was when it
-/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if that is given. begin, sums: the
-/// first position whose prefix was summed for it, and where its sums are.
+/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if
+/// that is given. begin, sums: the first position whose prefix was summed for it, and where its
+/// sums are.
 pub struct Line<'a> {
     pub row: &'a Row,
     pub place: usize,
@@ -60,6 +61,11 @@ pub struct Run<'a> {
 }
 
 impl<'a> Line<'a> {
+    /// Whether the row's request claims each block that the row writes, as far as is known at once.
+    pub fn claims(&self) -> bool {
+        self.row.slots.is_none() && !self.loads
+    }
+
     /// The positions that the row writes, by group.
     pub fn written(&self, num_groups: usize) -> impl Iterator<Item = Run<'a>> + use<'a> {
         let (first, end) = (self.row.start, self.end);

@@ -155,7 +155,7 @@ impl<T: Tokens> Judge<T> {
                 self.find_place(line, "null-write", group_id, position, place, step);
             }
         }
-        self.disturb_others(row.serial, row.slots.is_none());
+        self.disturb_others(row.serial, line.claims());
     }
 
     /// Write a slot, and note its block if that changes it.
@@ -173,7 +173,7 @@ impl<T: Tokens> Judge<T> {
         let plane = &mut self.device[pool];
         let (event, given) = plane.written_by(block, serial, index, step);
         let before = plane.held(block, offset);
-        let is_shared = plane.claims(block) > u32::from(line.row.slots.is_none());
+        let is_shared = plane.claims(block) > u32::from(line.claims());
         if is_shared && (before != held || held.digest == UNKNOWN) {
             self.disturbed.push((pool, block));
             let writer = plane.writer(block, offset);
@@ -270,7 +270,7 @@ impl<T: Tokens> Judge<T> {
             for run in line.written(self.groups.len()) {
                 self.lower(line, run);
             }
-            self.disturb_others(row.serial, row.slots.is_none());
+            self.disturb_others(row.serial, line.claims());
         }
         if row.slots.is_some() {
             return;
