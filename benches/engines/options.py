@@ -11,6 +11,19 @@ import attrs
 ENGINES = ("vllm", "vllm-sanitizer", "nano-vllm", "transformers")
 SIZES = (64, 256, 1024)
 LOADS = ("decode", "mix")
+MODES = ("sync", "async")
+
+
+def read_number(text: str) -> int:
+    """A number of an option. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def read_numbers(text: str) -> list[int]:
+    """The same of several."""
+    return [read_number(each) for each in text.split(",")]
 
 
 @attrs.frozen
@@ -33,19 +46,21 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         description="CPU time of an engine's steps over kvcore and over its own manager.",
     )
     parser.add_argument("--engines", default=",".join(ENGINES), help="%(default)s")
-    parser.add_argument("--running", default=",".join(map(str, SIZES)), help="%(default)s")
+    sizes = ",".join(map(str, SIZES))
+    parser.add_argument("--running", default=sizes, type=read_numbers, help="%(default)s")
     parser.add_argument("--loads", default=",".join(LOADS), help="%(default)s")
-    parser.add_argument("--modes", default="sync,async", help="%(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side, in turn")
-    parser.add_argument("--steps", type=int, default=64, help="of a round")
+    parser.add_argument("--modes", default=",".join(MODES), help="%(default)s")
+    parser.add_argument("--rounds", type=read_number, default=12, help="of each side, in turn")
+    parser.add_argument("--steps", type=read_number, default=16, help="of a round")
     parser.add_argument("--by-call", action="store_true", help="also the time of each call")
     given = parser.parse_args(arguments)
-    unknown = set(given.engines.split(",")) - set(ENGINES)
-    if unknown:
-        parser.error(f"no engines are called {', '.join(sorted(unknown))}")
+    for name, known in (("engines", ENGINES), ("loads", LOADS), ("modes", MODES)):
+        unknown = set(vars(given)[name].split(",")) - set(known)
+        if unknown:
+            parser.error(f"no {name} are called {', '.join(sorted(unknown))}")
     return Options(
         engines=given.engines.split(","),
-        sizes=[int(size) for size in given.running.split(",")],
+        sizes=given.running,
         loads=given.loads.split(","),
         modes=given.modes.split(","),
         rounds=given.rounds,

@@ -45,6 +45,8 @@ MAX_MODEL_LEN = 2048
 PROMPT, PREFIX = 512, 1024
 VOCABULARY = 50_000
 WARM_UP = 20
+CALL_STEPS = 128
+"""Steps whose calls are measured."""
 INTERRUPTED = 0.002
 """Seconds of elapsed time from which a call counts as interrupted; it is left out."""
 
@@ -268,7 +270,7 @@ def measure(case: Case, options: Options, model: str) -> Measured:
             seconds = sum(drives[side].step() for _ in range(options.steps))
             measured.rounds[side].append(seconds)
     measured.calls = {side: clocked(drives[side].scheduler.kv_cache_manager) for side in SIDES}
-    for measured.num_steps in range(1, 2 * options.steps + 1):
+    for measured.num_steps in range(1, CALL_STEPS + 1):
         for side in SIDES:
             drives[side].step()
     gc.unfreeze()

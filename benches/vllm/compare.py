@@ -2,10 +2,10 @@
 """vLLM 0.33.0's scheduler over its own manager and over kvcore's, step by step, on one traffic.
 
 Runs in vLLM's environment: `python -m benches.vllm` makes that and calls this. A step is the same
-if both sides schedule the same tokens and drafts, start requests at the same hits, and give them
-the same block ids. Ends with status 1 if a step differs, and says what each side did in the first
-such step of each run. A run that parts after kvcore withdrew a key is reported and is no failure:
-vLLM leaves a block findable that no step writes (docs/from_vllm.md).
+if both sides schedule the same tokens and drafts, start requests at the same hits, give them the
+same block ids, and have the same blocks findable. In each run the first step that is not is shown
+with what each side did, and with the rule that explains it (rules.py). Ends with status 1 if none
+does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
     SpeculativeConfig,
@@ -52,8 +53,10 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from benches.vllm import connector
 from benches.vllm.options import MODES, read_options
 from benches.vllm.report import Step, Verdict, judge, summary
+from benches.vllm.rules import RULES, Watch, explain, unexplained_keys
 from benches.vllm.traffic import Arrival, Traffic, sampled
 
 MODEL = {
@@ -85,12 +88,17 @@ IN_FLIGHT = {False: 1, True: 2}
 
 @attrs.frozen
 class World:
-    """What a run is like: block size, pool, policy. They follow from the seed."""
+    """What a run is like: block size, pool, policy. They follow from the seed.
+
+    on_failure: what vLLM does with a request whose load failed, if loads can fail.
+    """
 
     mode: str
+    seed: int
     block_size: int
     num_blocks: int
     policy: str
+    on_failure: str
 
     @property
     def is_async(self) -> bool:
@@ -107,7 +115,14 @@ def world_of(mode: str, seed: int) -> World:
     """Large and small blocks, roomy and tight pools, both policies, in turn."""
     block_size = (16, 4)[seed % 2]
     num_slots = (960, 640)[seed // 2 % 2] * (1 + MODES[mode].has_windows)
-    return World(mode, block_size, num_slots // block_size, ("fcfs", "priority")[seed // 4 % 2])
+    return World(
+        mode=mode,
+        seed=seed,
+        block_size=block_size,
+        num_blocks=num_slots // block_size,
+        policy=("fcfs", "priority")[seed // 4 % 2],
+        on_failure=("recompute", "fail")[seed // 8 % 2],
+    )
 
 
 def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
@@ -119,6 +134,13 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
     )
     cache = CacheConfig(block_size=world.block_size, enable_prefix_caching=True)
     cache.num_gpu_blocks = world.num_blocks
+    loads = KVTransferConfig(
+        kv_connector=connector.NAME,
+        kv_connector_module_path=connector.__name__,
+        kv_connector_extra_config={"seed": world.seed},
+        kv_role="kv_both",
+        kv_load_failure_policy=world.on_failure,
+    )
     return VllmConfig(
         model_config=ModelConfig(
             model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=length
@@ -131,10 +153,12 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
             policy=world.policy,
             # With windows vLLM's gate counts blocks that a request does not hold.
             scheduler_reserve_full_isl=not MODES[world.mode].has_windows,
+            disable_hybrid_kv_cache_manager=MODES[world.mode].has_loads or None,
         ),
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
         speculative_config=speculative if world.has_drafts else None,
+        kv_transfer_config=loads if MODES[world.mode].has_loads else None,
     )
 
 
@@ -184,7 +208,7 @@ class Side:
         """Schedule, and take the output of the oldest step if enough are in flight."""
         planned = self.scheduler.schedule()
         decided = decisions(planned)
-        if planned.total_num_scheduled_tokens:
+        if planned.total_num_scheduled_tokens or MODES[self.world.mode].has_loads:
             self.in_flight.append((number, planned, self.answers(number, planned)))
         if self.in_flight and (
             len(self.in_flight) == IN_FLIGHT[self.world.is_async]
@@ -208,6 +232,7 @@ class Side:
     def take_output(self, number: int, planned: Any, answers: list[list[int]]) -> object:
         names = list(planned.num_scheduled_tokens)
         known = {name: self.scheduler.requests.get(name) for name in names}
+        loads = planned.kv_connector_metadata
         self.scheduler.update_from_output(
             planned,
             ModelRunnerOutput(
@@ -217,6 +242,7 @@ class Side:
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
+                kv_connector_output=loads and self.scheduler.connector.take_output(loads),
             ),
         )
         ended = [r for r in known.values() if r is not None and r.is_finished()]
@@ -254,6 +280,7 @@ def decisions(planned: Any) -> dict[str, object]:
             {each.req_id for each in planned.scheduled_new_reqs} | set(cached.resumed_req_ids)
         ),
         "preempted": sorted(planned.preempted_req_ids or ()),
+        "loads": planned.kv_connector_metadata and planned.kv_connector_metadata.begun,
         "answers": {},
     }
 
@@ -264,13 +291,22 @@ KINDS = {
 }
 
 
+def watch(side: Side) -> Watch:
+    """What notes the calls of a side's manager."""
+    manager = side.scheduler.kv_cache_manager
+    blocks = manager.block_pool.blocks
+    return Watch(manager, side.world.block_size, lambda block: blocks[block].block_hash is not None)
+
+
 def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
     """The steps of both sides; the core's invariants are checked now and then."""
     config = make_config(world, model)
     own, kvcore = (Side(kind, world, config, seed) for kind in KINDS[world.is_async])
-    manager = kvcore.scheduler.kv_cache_manager
+    watches = watch(own), watch(kvcore)
     traffic = Traffic(seed, MAX_MODEL_LEN)
     for number in range(1, num_steps + 1):
+        for each in watches:
+            each.begin()
         arrivals = traffic.arrivals(own.answered)
         if MODES[world.mode].has_sessions:
             # Fewer come, since those that wait for input hold blocks.
@@ -283,16 +319,18 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
                 side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         vllm = own.step(number)
         try:
-            yield Step(number, vllm, kvcore.step(number), manager.num_withdrawn)
+            ours = kvcore.step(number)
+            vllm["keys"], ours["keys"] = [], sorted(unexplained_keys(*watches, world.num_blocks))
+            yield Step(number, vllm, ours, explain(*watches))
             if number % STEPS_BETWEEN_CHECKS == 0:
-                manager.compat.core.check()
+                kvcore.scheduler.kv_cache_manager.compat.core.check()
         except Exception as error:
             error.add_note(f"over kvcore, in step {number} of seed {seed}, {world}")
             raise
 
 
 def main() -> int:
-    """Compare; 1 if a step differs otherwise than by decision."""
+    """Compare; 1 if a step differs by no rule."""
     options = read_options()
     init_none_hash(sha256)
     failed = False
@@ -304,9 +342,9 @@ def main() -> int:
                 world = world_of(mode, seed)
                 verdict = judge(run(world, seed, options.steps, model))
                 if verdict.differs:
-                    after = ", after a key was withdrawn" if verdict.by_decision else ""
-                    print(f"{world}, seed {seed}{after}: {verdict.differs}", flush=True)
-                failed |= bool(verdict.differs) and not verdict.by_decision
+                    rule = f", by rule: {RULES[verdict.rule]}" if verdict.rule else ""
+                    print(f"{world}{rule}: {verdict.differs}", flush=True)
+                failed |= bool(verdict.differs) and not verdict.rule
                 verdicts.append(verdict)
             print(summary(mode, verdicts, options.steps), flush=True)
     return int(failed)

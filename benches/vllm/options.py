@@ -13,13 +13,15 @@ import attrs
 class Mode:
     """How a scheduler works, and whether its requests are sessions that go on.
 
-    has_windows: a second group has a sliding window.
+    has_windows: a second group has a sliding window. has_loads: a connector loads parts of prompts,
+    and some of its loads fail.
     """
 
     is_async: bool
     has_drafts: bool
     has_sessions: bool = False
     has_windows: bool = False
+    has_loads: bool = False
 
 
 MODES = {
@@ -31,6 +33,8 @@ MODES = {
     "async-windows": Mode(is_async=True, has_drafts=False, has_windows=True),
     "async-windows-drafts": Mode(is_async=True, has_drafts=True, has_windows=True),
     "sync-windows": Mode(is_async=False, has_drafts=False, has_windows=True),
+    "async-loads": Mode(is_async=True, has_drafts=False, has_loads=True),
+    "sync-loads": Mode(is_async=False, has_drafts=False, has_loads=True),
 }
 
 
@@ -50,9 +54,9 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         description="Run vLLM 0.33.0's schedulers over its own manager and over kvcore.",
     )
     parser.add_argument("--modes", default=",".join(MODES), metavar="NAME,...", help="%(default)s")
-    parser.add_argument("--seeds", type=int, default=40, help="runs of each mode")
+    parser.add_argument("--seeds", type=int, default=20, help="runs of each mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
-    parser.add_argument("--steps", type=int, default=200, help="of a run")
+    parser.add_argument("--steps", type=int, default=300, help="of a run")
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
     unknown = set(modes) - set(MODES)

@@ -15,12 +15,12 @@ Decided = Mapping[str, Any]
 
 @attrs.define
 class Step:
-    """A step of both sides. num_withdrawn: keys that kvcore has withdrawn in mid-step so far."""
+    """A step of both sides. rule: the name of the rule that explains what differs, if any does."""
 
     number: int
     vllm: Decided
     kvcore: Decided
-    num_withdrawn: int
+    rule: str = ""
 
 
 @attrs.define
@@ -28,12 +28,12 @@ class Verdict:
     """What came of a run.
 
     happened: sums over the steps that are the same. differs: the first step that is not, in words,
-    empty if there is none. by_decision: vLLM had left a key on a block that no step writes.
+    empty if there is none. rule: the one that explains it, empty if none does.
     """
 
     happened: Counter[str] = attrs.field(factory=Counter)
     differs: str = ""
-    by_decision: bool = False
+    rule: str = ""
 
 
 def judge(steps: Iterable[Step]) -> Verdict:
@@ -50,7 +50,7 @@ def judge(steps: Iterable[Step]) -> Verdict:
                     f"    kvcore: {step.kvcore[name]}",
                 ]
             verdict.differs = "\n".join(lines)
-            verdict.by_decision = step.num_withdrawn > 0
+            verdict.rule = step.rule
             return verdict
         starts = step.vllm["starts"]
         verdict.happened += Counter(
@@ -69,8 +69,8 @@ def summary(mode: str, verdicts: Iterable[Verdict], num_steps: int) -> str:
     for verdict in every:
         happened += verdict.happened
     num_same = sum(not verdict.differs for verdict in every)
-    num_decided = sum(verdict.by_decision for verdict in every)
-    decided = f", {num_decided} up to a key that kvcore withdrew" if num_decided else ""
+    rules = Counter(verdict.rule for verdict in every if verdict.rule)
+    decided = "".join(f", {count} by rule {name!r}" for name, count in sorted(rules.items()))
     return (
         f"{mode}: {num_same} of {len(every)} runs of {num_steps} steps are the same{decided}: "
         f"{happened['tokens']:,} tokens scheduled, {happened['drafts']:,} of them drafts; "

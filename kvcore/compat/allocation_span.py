@@ -12,7 +12,7 @@ token is computed here (X-06), though its slot is there for the load.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from kvcore.compat.engine_request import Seen
 from kvcore.compat.errors import BehindWindow
@@ -24,7 +24,7 @@ from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
-class TokenCounts(NamedTuple):
+class TokenCounts(Struct, frozen=True, gc=False):
     """The tokens of a call: new, hit, external and looked ahead."""
 
     num_new: int
@@ -33,7 +33,7 @@ class TokenCounts(NamedTuple):
     num_lookahead: int
 
 
-class AllocationSpan(NamedTuple):
+class AllocationSpan(Struct, frozen=True, gc=False):
     """The tokens that are requested of the core.
 
     start: first position that the engine computes. end: behind the last. again: it has slots

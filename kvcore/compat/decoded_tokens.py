@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The next token of a request that decodes, without a look at anything but that token.
 
-Invariants: a token that gets a slot in a block that its request has, and fills none, changes no
-block and no key. So it waits until the step is over or the core is asked, and all of a step reach
-the core in one call. A token that fills a block or begins one is handed over at once. Windows give
-blocks back inside a block, so with them no token waits. Everything else is for `allocate_slots`.
+Invariants: a token that gets a slot in a block that its request has takes no block, and at most
+makes that one findable. So it waits until the step is over or the core is asked, and all of a step
+reach the core in one call. A token that begins a block is handed over at once. Windows give blocks
+back inside a block, so with them no token waits. Everything else is for `allocate_slots`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from kvcore.compat.blocks import KVCacheBlocks
-from kvcore.compat.engine_request import read_hashes
+from kvcore.compat.engine_request import Seen, read_hashes
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
@@ -39,14 +39,16 @@ class DecodedTokens:
         sizes = [group.block_size for group in config.groups]
         self.last_refusal: Refused | None = None
         self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
-        self._known = known
+        self._known, self._has_key = known, steps.has_key
         self._block_divisor = gcd(*sizes)
         self._length_limit = config.length_limit
         self._num_groups = len(sizes)
         self._publishes = config.publish == "scheduled"
         self._keeps_all = not any(each.is_windowed or each.is_cross for each in config.groups)
         # Then a token that begins a block takes one more in each group, and no more happens.
-        self._grows_by_one = self._keeps_all and len({*sizes}) == 1 and config.duplicates == "keep"
+        keeps_same = self._keeps_all and config.duplicates == "keep"
+        self._grows_by_one = keeps_same and len({*sizes}) == 1
+        self._fills_later = keeps_same and not config.enable_events  # those have an order
 
     def append(self, request: Any) -> KVCacheBlocks | None:
         """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`.
@@ -73,10 +75,15 @@ class DecodedTokens:
                 known.batch is steps.mark
                 or first.num_computed_tokens > first_start
                 or first.num_tokens > before
-            ) and steps.notice(request.request_id, num_tokens, start):
+            ) and steps.notice(Seen(request.request_id, num_tokens, start)):
+                return None
+        fills, new = num_new and num_tokens % size == 0, b""
+        if fills and known.num_hashes is not None:
+            new = self._read_hash(known, num_tokens // size)
+            if not new:
                 return None
         blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
-        if start % size and self._keeps_all and not (num_new and num_tokens % size == 0):
+        if start % size and (self._fills_later if fills else self._keeps_all):
             if steps.waiting and num_new != (len(steps.tokens) > 0):
                 steps.settle()
             if num_new:
@@ -85,10 +92,12 @@ class DecodedTokens:
                 except (TypeError, OverflowError):
                     return None
             steps.waiting.append(known)
+            if new:
+                steps.hashes[known] = new
             if steps.first is None:
                 steps.begin((request, num_tokens, start, start))
         else:
-            blocks = self._append_now(known, num_tokens, tail[1:])
+            blocks = self._append_now(known, num_tokens, tail[1:], new)
             if blocks is None:
                 return None
         known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
@@ -99,49 +108,49 @@ class DecodedTokens:
         self.last_refusal = None
         return blocks
 
-    def _is_in_block(self, known: RegisteredRequest, count: Any) -> bool:
-        """Whether the tokens up to count fill no block that the core does not know to be full."""
-        num_known, size = known.num_computed - known.num_ahead, self._block_divisor
-        if type(count) is not int or not 0 <= count <= known.num_computed:
+    def _read_hash(self, known: RegisteredRequest, num_full: int) -> bytes:
+        """The request's own hash of its next full block; empty if there is more to look at."""
+        new = list((read_hashes(known.request) or ())[known.num_hashes : num_full])
+        is_one = len(new) == 1 and type(new[0]) is bytes and len(new[0]) == HASH_SIZE
+        return new[0] if is_one and self._publishes else b""
+
+    def _is_in_block(self, request: Any, count: Any) -> bool:
+        """Whether a request that decodes has no full block up to count that the core lacks."""
+        try:
+            known = self._known[request.request_id]
+        except (AttributeError, KeyError, TypeError):
             return False
-        return count < num_known - num_known % size + size
+        scheduled, size = known.num_computed, self._block_divisor
+        if known.request is not request or not scheduled or type(count) is not int:
+            return False
+        num_known = scheduled - known.num_ahead
+        return 0 <= count <= scheduled and count < num_known - num_known % size + size
 
     def _append_now(
-        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int]
+        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int], new: bytes
     ) -> KVCacheBlocks | None:
         """The same if a block begins or ends there, at once."""
         request, start, size = known.request, known.num_computed, self._block_divisor
         if start % size == 0 and not (start and self._grows_by_one):
             return None
-        new: list[bytes] = []
-        if len(token) and num_tokens % size == 0 and known.num_hashes is not None:
-            new = list((read_hashes(request) or ())[known.num_hashes : num_tokens // size])
-            if (
-                not self._publishes
-                or [type(each) for each in new] != [bytes]
-                or len(new[0]) != HASH_SIZE
-            ):
-                return None
         name = request.request_id
         done = self._core.append((name,), token if len(token) else None)
         if not done.done:
             return None
         if new:
-            self._core.add_block_hashes(name, new)
-            self._core.cache_blocks(name, num_tokens)
-            known.num_hashes, known.last_hash = num_tokens // size, new[0]
+            self._steps.publish(known, new)
         self._steps.schedule(name, (request, num_tokens, start, start))
-        return self.empty_kv_cache_blocks if start % size else self._read_grown(done)
+        columns = done.columns
+        if start % size or not columns:
+            return self.empty_kv_cache_blocks
+        if self._num_groups == 1:
+            return KVCacheBlocks((BLOCK.unpack_from(columns, 12),), self._has_key)
+        return self._read_grown(done)
 
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
         """The block that an append of one request began in each group; none where it had it."""
-        columns = done.columns
-        if not columns:
-            return self.empty_kv_cache_blocks
-        if self._num_groups == 1:
-            return KVCacheBlocks(((BLOCK.unpack_from(columns, 12)[0],),), self._core.has_key)
         _, groups, _, blocks = done.grown
         grown: list[tuple[int, ...]] = [()] * self._num_groups
         for group, block in zip(groups, blocks, strict=True):
             grown[group] = (block,)
-        return KVCacheBlocks(tuple(grown), self._core.has_key)
+        return KVCacheBlocks(tuple(grown), self._has_key)

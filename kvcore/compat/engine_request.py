@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from kvcore.types.arguments import read_count, read_int
 from kvcore.types.errors import CountMismatch, InvalidExtraKey, WrongArgument
@@ -36,7 +38,7 @@ class EngineRequest(Protocol):
     def num_computed_tokens(self) -> int: ...
 
 
-class Seen(NamedTuple):
+class Seen(Struct, frozen=True, gc=False):
     """A request's id and counts at the time of a call."""
 
     name: str
@@ -51,9 +53,7 @@ def see(request: EngineRequest) -> Seen:
     except AttributeError:
         expected = "an object with request_id, num_tokens and num_computed_tokens"
         raise WrongArgument(name="request", expected=expected, value=request) from None
-    return Seen(
-        name, read_count("num_tokens", tokens, 1), read_count("num_computed_tokens", computed)
-    )
+    return Seen(name, read_count("num_tokens", tokens), read_count("num_computed_tokens", computed))
 
 
 def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
@@ -113,28 +113,36 @@ def is_finished(request: EngineRequest) -> bool:
     return str(getattr(status, "name", status)).upper().startswith("FINISHED")
 
 
-def uncached_request(request: EngineRequest, *, own_hashes: bool) -> tuple[Request, int]:
+def uncached_request(
+    request: EngineRequest, seen: Seen, *, own_hashes: bool
+) -> tuple[Request, int]:
     """The request as kvcore takes it if nothing is cached, and its tokens in it."""
-    seen = see(request)
     tokens = read_tokens(request, 0, seen.num_tokens)
     brings = own_hashes and read_hashes(request) is not None
     return Request(seen.name, tokens, block_hashes=[] if brings else None), seen.num_tokens
 
 
 def cached_request(
-    request: EngineRequest, hash_block_size: int, *, own_hashes: bool, has_events: bool
+    request: EngineRequest,
+    seen: Seen,
+    hash_block_size: int,
+    *,
+    own_hashes: bool,
+    keep_tokens: bool,
+    has_events: bool,
 ) -> tuple[Request, int]:
     """The request with what its keys are made of, and its tokens in it: of a prompt that is given
     as embeddings no more than that prompt. Own hashes are the keys, and events name the rest.
+    keep_tokens: whether tokens that nobody asks for are more than a number.
     """
-    seen = see(request)
     hashes = read_hashes(request) if own_hashes else None
     if hashes is not None and not has_events:
         own = list(hashes[: seen.num_tokens // hash_block_size])
         skips = skips_reading(request)
-        tokens = read_tokens(request, 0, seen.num_tokens)
+        num_tokens = seen.num_tokens
+        tokens = read_tokens(request, 0, num_tokens) if keep_tokens else bytes(num_tokens)
         made = Request(seen.name, tokens, block_hashes=own, skip_reading_prefix_cache=skips)
-        return made, seen.num_tokens
+        return made, num_tokens
     embeds = _read_embeds(getattr(request, "prompt_embeds", None))
     num_tokens = seen.num_tokens
     if embeds is not None:

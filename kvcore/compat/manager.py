@@ -41,6 +41,8 @@ class KVCacheManager(DecodedTokens):
 
     log_stats: whether look-ups are counted. own_hashes: whether a request's block_hashes are used
     if it has them; they are 32 bytes, one for each `hash_block_size` tokens of the config.
+    keep_tokens: without it the core has zeros for the tokens of a request that comes with hashes,
+    unless there are events: nothing is decided by them, and a long prompt need not be read.
     keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last
     `allocate_slots` gave None. Raises InvalidConfig if duplicates are merged without keep_commands:
     only commands report the replaced blocks.
@@ -53,6 +55,7 @@ class KVCacheManager(DecodedTokens):
         backend: Literal["rust", "python"] | None = None,
         log_stats: bool = True,
         own_hashes: bool = True,
+        keep_tokens: bool = True,
         keep_commands: bool = False,
     ) -> None:
         if config.duplicates == "merge" and not keep_commands:
@@ -60,8 +63,10 @@ class KVCacheManager(DecodedTokens):
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
         core = Core(config, backend)
         steps = Steps(core, keep_commands=keep_commands)
-        self._registry = RequestRegistry(core, steps, own_hashes=own_hashes)
-        no_blocks = KVCacheBlocks(((),) * len(config.groups), core.has_key)
+        self._registry = RequestRegistry(
+            core, steps, own_hashes=own_hashes, keep_tokens=keep_tokens
+        )
+        no_blocks = KVCacheBlocks(((),) * len(config.groups), steps.has_key)
         super().__init__(core, steps, self._registry.known, no_blocks)
         self.config = config
         self.enable_caching = config.enable_caching
@@ -89,12 +94,15 @@ class KVCacheManager(DecodedTokens):
     def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
         """The longest cached prefix that leaves a token to compute, and its tokens.
 
-        Nothing if caching is off or the request declines. Nobody owns the blocks yet.
+        Nothing if caching is off, the request declines, or it has no tokens. Nobody owns the blocks
+        yet.
         """
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
         seen = see(request)
-        self._steps.notice(*seen)
+        if not seen.num_tokens:
+            return self.empty_kv_cache_blocks, 0
+        self._steps.notice(seen)
         self._registry.bring(request, seen)
         hit = self._core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
@@ -134,7 +142,7 @@ class KVCacheManager(DecodedTokens):
         looked_up = self.enable_caching and not skips_reading(request)
         hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
         seen = see(request)
-        self._steps.notice(*seen)
+        self._steps.notice(seen)
         known = self._registry.bring(request, seen)
         span = find_span(self._core, self._steps, known, seen, counts)
         blocks = self.empty_kv_cache_blocks
@@ -151,7 +159,7 @@ class KVCacheManager(DecodedTokens):
                 return None
             blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
-        self._steps.schedule(seen.name, (request, *seen[1:], span.start))
+        self._steps.schedule(seen.name, (request, seen.num_tokens, seen.num_computed, span.start))
         counted = span.start if counts.num_new else seen.num_computed
         self._registry.hold(known, seen, counted, span.end)
         if not (span.again or delay_cache_blocks):
@@ -168,15 +176,15 @@ class KVCacheManager(DecodedTokens):
         this call. Raises HitInOpenBatch.
         """
         seen = see(request)
-        if seen.name not in self._registry:
+        known = self._known.get(seen.name)
+        if known is None:
             return
-        self._steps.notice(*seen)
-        if self._registry.was_lowered(seen):
+        self._steps.notice(seen)
+        if known.was_lowered(seen):
             withdraw(self._core, self._steps, seen)
         self._core.free(seen.name)
         self._steps.leave(seen.name)
-        self._steps.change()
-        self._registry.leave(request, seen.name)
+        self._registry.leave(known, request, seen.name)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at num_computed_tokens or later sees.
@@ -195,13 +203,13 @@ class KVCacheManager(DecodedTokens):
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks; their owners keep them, and the null block has none."""
         blocks = read_ints(read_list("block_ids", block_ids))
-        self._core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
+        self.core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
         self._steps.change()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key; False, and nothing happens, while any block is used."""
         self._steps.change()
-        return self._core.reset_prefix_cache()
+        return self.core.reset_prefix_cache()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Leading blocks per group that all requests with blocks hold."""
@@ -211,17 +219,17 @@ class KVCacheManager(DecodedTokens):
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
-        return list(self._core.take_events())
+        return list(self.core.take_events())
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The blocks of a request; none of one that holds none or is not known."""
-        if request_id not in self._registry:
+        if request_id not in self._known:
             return self.empty_kv_cache_blocks
         return self.create_kv_cache_blocks(self._core.get_blocks(request_id).blocks)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The same as one list per group."""
-        if request_id not in self._registry:
+        if request_id not in self._known:
             return self.empty_kv_cache_blocks.get_block_ids()
         return self._core.get_block_ids(request_id)
 
@@ -230,14 +238,12 @@ class KVCacheManager(DecodedTokens):
 
         Its tokens are read up to there.
         """
-        if not self.enable_caching:
+        if not self.enable_caching or self._is_in_block(request, num_computed_tokens):
             return
         decoding = self._registry.decoding(request)
-        if decoding is not None and self._is_in_block(decoding, num_computed_tokens):
-            return
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
-        self._steps.notice(*seen)
+        self._steps.notice(seen)
         known = self._registry.bring(request, seen, count)
         counted = self._core.num_computed_tokens(seen.name)
         self._core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
@@ -247,9 +253,7 @@ class KVCacheManager(DecodedTokens):
     def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
         """Blocks as a result; the one empty object where no group has any."""
         groups = tuple(map(tuple, blocks))
-        return (
-            KVCacheBlocks(groups, self._core.has_key) if any(groups) else self.empty_kv_cache_blocks
-        )
+        return KVCacheBlocks(groups, self._has_key) if any(groups) else self.empty_kv_cache_blocks
 
     def take_new_block_ids(self) -> list[int]:
         """The blocks that full-attention groups got since the last call, for zeroing.

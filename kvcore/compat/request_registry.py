@@ -33,13 +33,14 @@ MAX_RESTING = 1024
 class RequestRegistry:
     """Adds, extends and forgets requests of the core.
 
-    own_hashes: whether a request's block_hashes are used if it has them.
+    own_hashes, keep_tokens: as of the manager.
     """
 
-    def __init__(self, core: Core, steps: Steps, *, own_hashes: bool) -> None:
+    def __init__(self, core: Core, steps: Steps, *, own_hashes: bool, keep_tokens: bool) -> None:
         self._core = core
         self._steps = steps
         self._own_hashes = own_hashes
+        self._keep_tokens = keep_tokens
         largest = max(group.block_size for group in core.config.groups)
         self._num_slots = core.config.num_usable_blocks * largest
         self.known: dict[str, RegisteredRequest] = {}
@@ -93,11 +94,6 @@ class RequestRegistry:
             known.num_computed = self._core.num_computed_tokens(name)
             known.num_ahead = known.num_computed - tokens
 
-    def was_lowered(self, seen: Seen) -> bool:
-        """Whether the engine counts less of a known request than when it was scheduled last."""
-        known = self.known[seen.name]
-        return seen.num_computed < (known.num_computed - 1 if known.decodes else known.counted)
-
     def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
         """Set a request's drafts to this many; returns how many tokens are to come instead.
 
@@ -114,12 +110,11 @@ class RequestRegistry:
             known.drafts = drafts
         return count - len(drafts)
 
-    def leave(self, request: EngineRequest, name: str) -> None:
+    def leave(self, known: RegisteredRequest, request: EngineRequest, name: str) -> None:
         """Let a request that gave back its blocks rest, or forget it if it is finished."""
         if is_finished(request):
             self._forget(name)
             return
-        known = self.known[name]
         known.look_at()
         known.request, known.drafts, known.counted, known.end = request, [], 0, 0
         self._rest(name)
@@ -129,17 +124,19 @@ class RequestRegistry:
         if config.enable_caching:
             made, num_tokens = cached_request(
                 request,
+                seen,
                 config.hash_block_size,
                 own_hashes=self._own_hashes,
+                keep_tokens=self._keep_tokens,
                 has_events=config.enable_events,
             )
         else:
-            made, num_tokens = uncached_request(request, own_hashes=self._own_hashes)
+            made, num_tokens = uncached_request(request, seen, own_hashes=self._own_hashes)
+        last_token = read_tokens(request, max(0, num_tokens - 1), num_tokens)
         row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
-        known = RegisteredRequest(
-            request, row, int(made.tokens[-1]), None if own is None else len(own)
-        )
+        num_hashes = None if own is None else len(own)
+        known = RegisteredRequest(request, row, int(last_token[0]), num_hashes)
         known.last_hash = own[-1] if own else b""
         self.known[seen.name] = known
         self._rest(seen.name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, read_tokens, see
+from kvcore.compat.engine_request import EngineRequest, Seen, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.manager import KVCacheManager as Core
@@ -33,7 +33,8 @@ class Steps:
     keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. first:
     the request that the open batch scheduled first, if it has any. mark: stands for the open batch.
     waiting: requests of it that get a slot in a block of theirs each, which the core is still to be
-    told, and with the tokens that they have more, each or none.
+    told, and with the tokens that they have more, each or none. hashes: the own ones of the
+    blocks that those fill.
     """
 
     def __init__(self, core: Core, *, keep_commands: bool) -> None:
@@ -45,6 +46,7 @@ class Steps:
         self.mark = object()
         self.waiting: list[RegisteredRequest] = []
         self.tokens = array("I")
+        self.hashes: dict[RegisteredRequest, bytes] = {}
         self._late: dict[str, int] = {}
         self._changed = False
 
@@ -68,6 +70,11 @@ class Steps:
         """Note what the open batch schedules first, which waits."""
         self.first, self._changed = scheduled, True
 
+    def has_key(self, block_id: int) -> bool:
+        """Whether a block is findable, with all calls so far in it."""
+        self.settle()
+        return self._core.has_key(block_id)
+
     def settle(self) -> None:
         """Tell the core of the requests that wait, which have been told of their slots."""
         for known in self._hand_over():
@@ -77,17 +84,30 @@ class Steps:
 
     def _hand_over(self) -> list[RegisteredRequest]:
         waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return waiting
         tokens, self.tokens = self.tokens, array("I")
-        if waiting:
-            rows = array("I", [known.row for known in waiting])
-            done = self._core.append(rows, tokens or None)
-            if done.refused is not None:
-                for known in waiting[done.done :]:
-                    count = self._core.num_tokens(known.request.request_id)
-                    known.last_token = int(read_tokens(known.request, count - 1, count)[0])
-                    known.look_at()
-                raise NoSlotLeft(request=waiting[done.done].request.request_id)
+        hashes, self.hashes = self.hashes, {}
+        rows = array("I", [known.row for known in waiting])
+        done = self._core.append(rows, tokens or None)
+        if done.refused is not None:
+            for known in waiting[done.done :]:
+                count = self._core.num_tokens(known.request.request_id)
+                known.last_token = int(read_tokens(known.request, count - 1, count)[0])
+                known.look_at()
+                hashes.pop(known, None)
+        for known, block_hash in hashes.items():
+            self.publish(known, block_hash)
+        if done.refused is not None:
+            raise NoSlotLeft(request=waiting[done.done].request.request_id)
         return waiting
+
+    def publish(self, known: RegisteredRequest, block_hash: bytes) -> None:
+        """Tell the core a request's own hash of its next full block, which becomes findable."""
+        name, num_hashes = known.request.request_id, (known.num_hashes or 0) + 1
+        self._core.add_block_hashes(name, [block_hash])
+        self._core.cache_blocks(name, num_hashes * self._core.config.hash_block_size)
+        known.num_hashes, known.last_hash = num_hashes, block_hash
 
     def count_before(self, name: str) -> int:
         """The engine's count of a request of the open batch when it was scheduled first."""
@@ -98,12 +118,13 @@ class Steps:
         self._late[name] = num_tokens
 
     def leave(self, name: str) -> None:
-        """Forget what was noted of a request."""
-        self._scheduled.pop(name, None)
-        self.first = next(iter(self._scheduled.values()), None)
-        self._late.pop(name, None)
+        """Forget what was noted of a request, which gave back its blocks."""
+        self._changed = True
+        if self._scheduled.pop(name, None) is not None:
+            self.first = next(iter(self._scheduled.values()), None)
+            self._late.pop(name, None)
 
-    def notice(self, name: str, num_tokens: int, num_computed: int) -> bool:
+    def notice(self, seen: Seen) -> bool:
         """Close the open batch if this request, or the batch's first, shows that it is over.
 
         Returns whether the open batch schedules the request.
@@ -113,8 +134,8 @@ class Steps:
         first = self.first
         if first is None:
             return False
-        own = self._scheduled.get(name)
-        over = own is not None and (num_computed > own[3] or num_tokens > own[1])
+        own = self._scheduled.get(seen.name)
+        over = own is not None and (seen.num_computed > own[3] or seen.num_tokens > own[1])
         if not over:
             request, before, _, start = first
             over = request.num_computed_tokens > start or request.num_tokens > before
@@ -127,7 +148,7 @@ class Steps:
         self.settle()
         own = self._scheduled.get(name)
         if own is not None:
-            self.notice(*see(own[0]))
+            self.notice(see(own[0]))
 
     def close(self) -> None:
         """Close the open batch if anything is in it. Raises UnreadCommands."""

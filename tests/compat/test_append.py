@@ -102,9 +102,10 @@ def test_tokens_inside_blocks_are_one_call_of_the_core_a_step(
     decode(manager, requests)
     calls.clear()
     decode(manager, requests)  # blocks are filled
+    assert calls == ["append", "take_batch"]
+    calls.clear()
     decode(manager, requests)  # blocks begin
-    one_by_one = [*["append"] * 8, "take_batch"]
-    assert calls == one_by_one * 2
+    assert calls == [*["append"] * 8, "take_batch"]
     assert manager.core.num_tokens("r7") == 9
 
 
@@ -119,8 +120,38 @@ def test_a_filled_block_with_its_own_hash_is_three_calls(
     request.output.append(4)
     calls = record(manager, monkeypatch)
     assert manager.allocate_slots(request, 1) is manager.empty_kv_cache_blocks
-    assert calls == ["append", "add_block_hashes", "cache_blocks"]
+    assert manager.core.has_key(1)
+    assert calls == ["append", "add_block_hashes", "cache_blocks", "has_key"]
     assert manager.get_computed_blocks(HashedRequest("other", [1, 2, 3, 4, 9]))[1] == 4
+
+
+@pytest.mark.parametrize("kind", [EngineRequest, HashedRequest])
+def test_a_block_that_was_filled_is_findable_for_whoever_asks(
+    backend: Backend, kind: type[EngineRequest]
+) -> None:
+    def filled() -> tuple[KVCacheManager, EngineRequest]:
+        manager, request = make(backend), kind("r", [1, 2, 3])
+        manager.allocate_slots(request, 3)
+        request.num_computed_tokens = 3
+        manager.new_step_starts()
+        request.output.append(4)
+        assert manager.allocate_slots(request, 1) is manager.empty_kv_cache_blocks
+        return manager, request
+
+    other = kind("other", [1, 2, 3, 4, 9])
+    manager, _ = filled()
+    assert manager.get_computed_blocks(other)[1] == 4
+    manager, _ = filled()
+    assert manager.get_blocks("r").get_unhashed_block_ids() == []
+    manager, _ = filled()
+    manager.evict_blocks([1])
+    assert manager.get_computed_blocks(other)[1] == 0
+    manager, request = filled()
+    manager.step_ends()
+    request.status = "FINISHED_STOPPED"
+    manager.free(request)
+    assert manager.get_computed_blocks(other)[1] == 4
+    assert manager.reset_prefix_cache()
 
 
 def test_a_token_reads_itself_and_the_one_before(backend: Backend) -> None:
@@ -250,10 +281,11 @@ def serve(
 @pytest.mark.parametrize("late", [False, True], ids=["known", "late"])
 @pytest.mark.parametrize("kind", [EngineRequest, HashedRequest])
 @pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("events", [False, True])
 def test_the_short_way_leads_to_the_same(
-    backend: Backend, groups: str, kind: type[EngineRequest], late: bool
+    backend: Backend, groups: str, kind: type[EngineRequest], late: bool, events: bool
 ) -> None:
-    config = Config(40, groups=GROUPS[groups], hash_seed=b"unit", enable_events=True)
+    config = Config(40, groups=GROUPS[groups], hash_seed=b"unit", enable_events=events)
     num_seeds, num_steps = (5, 60) if backend == "rust" else (1, 24)
     for seed in range(num_seeds):
         ways = [

@@ -17,6 +17,7 @@ from kvcore.compat import KVCacheBlocks, KVCacheManager
 from kvcore.types.errors import (
     BeyondComputed,
     CachingDisabled,
+    EmptyTokens,
     InvalidConfig,
     InvalidCount,
     WrongArgument,
@@ -190,7 +191,7 @@ def wrong_calls(manager: KVCacheManager, request: EngineRequest) -> dict[str, tu
         "blocks of another kind": (WrongArgument, request, 1, 2, ((5,),)),
         "blocks that hold nothing": (KvcoreError, request, 1, 2, foreign),
         "no request": (WrongArgument, "r", 1),
-        "a request without tokens": (InvalidCount, EngineRequest("none", []), 1),
+        "a request without tokens": (EmptyTokens, EngineRequest("none", []), 1),
         "more external tokens than tokens": (KvcoreError, request, 1, 0, None, 0, 9),
     }
 

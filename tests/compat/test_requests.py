@@ -13,9 +13,16 @@ from typing import Any
 
 import pytest
 
+from kvcore import Config
 from kvcore.compat import KVCacheManager, TokensChanged, request_registry
 from kvcore.manager import KVCacheManager as Core
-from kvcore.types.errors import CountMismatch, InvalidCount, InvalidToken, WrongArgument
+from kvcore.types.errors import (
+    CountMismatch,
+    EmptyTokens,
+    InvalidCount,
+    InvalidToken,
+    WrongArgument,
+)
 from kvcore.types.values import Appended
 from tests.compat.stories import admit, finish, make, plain
 from tests.compat.worker import EngineRequest
@@ -75,13 +82,44 @@ def test_a_decoded_token_is_one_call_of_the_core(
 
             monkeypatch.setattr(manager.core, name, counted)
     assert manager.allocate_slots(request, 1) is not None
+    manager.step_ends()
     request.num_computed_tokens += 1
-    assert calls == ["append"]
+    assert calls == ["append", "take_batch"]
     manager.new_step_starts()
     calls.clear()
     request.output.append(5)  # a block begins
     assert manager.allocate_slots(request, 1) is not None
     assert calls == ["append"]
+
+
+@pytest.mark.parametrize("hashes", [None, []])
+def test_a_prompt_without_tokens_has_no_hit_and_gets_no_slots(
+    manager: KVCacheManager, hashes: list[bytes] | None
+) -> None:
+    request = plain("r", [], block_hashes=hashes)
+    before = manager.core.encode()
+    assert manager.get_computed_blocks(request) == (manager.empty_kv_cache_blocks, 0)
+    with pytest.raises(EmptyTokens):
+        manager.allocate_slots(request, 1)
+    manager.free(request)
+    assert manager.core.encode() == before
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_tokens_of_a_prompt_with_hashes_are_kept_if_the_engine_wants_them(
+    backend: Backend, keep: bool
+) -> None:
+    manager = KVCacheManager(Config(9, 4), backend=backend, keep_tokens=keep)
+    request = plain("r", list(range(1, 10)), block_hashes=[bytes(32), bytes([1] * 32)])
+    assert manager.allocate_slots(request, 9) is not None
+    request.num_computed_tokens = 9
+    manager.new_step_starts()
+    request.all_token_ids.append(6)
+    request.num_tokens = 10
+    assert manager.allocate_slots(request, 1) is manager.empty_kv_cache_blocks
+    prompt = range(1, 10) if keep else [0] * 9
+    assert list(manager.core.state().requests["r"].tokens) == [*prompt, 6]
+    assert manager.get_blocks("r").get_unhashed_block_ids() == [3]
 
 
 def test_a_decode_step_with_bad_input_is_refused(manager: KVCacheManager) -> None:

@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionS
 from vllm.v1.request import RequestStatus
 
 from tests.engines.vllm_both import WINDOW, Answer, Both
-from tests.engines.vllm_engine import FULL, SHAPE, make_engine, make_request, steps
+from tests.engines.vllm_engine import BLOCK_SIZE, FULL, SHAPE, make_engine, make_request, steps
 
 pytestmark = pytest.mark.vllm
 
@@ -111,6 +111,34 @@ def test_blocks_behind_a_window_stay_while_a_step_in_flight_reads_them() -> None
     both.decode("r", 7, num_in_flight=6)
     both.free("r")
     assert kvcore.usage == 0.0
+
+
+@pytest.mark.parametrize(
+    ("num_in_flight", "computed", "found"), [(0, 12, 8), (4, 12, 0), (0, 4, 4), (0, 0, 0)]
+)
+def test_loaded_blocks_stay_findable_once_the_output_of_their_step_came(
+    num_in_flight: int, computed: int, found: int
+) -> None:
+    both = Both()
+    both.add("r", list(range(12)))
+    both.add("s", list(range(12)))
+
+    def load_and_end(manager: Any, requests: dict[str, Any]) -> None:
+        request = requests["r"]
+        manager.new_step_starts()
+        manager.allocate_slots(request, 4, num_external_computed_tokens=8)
+        manager.take_new_block_ids()
+        request.num_computed_tokens = computed  # less than 12 if a load failed
+        request.num_in_flight_tokens = num_in_flight
+        manager.evict_blocks(manager.get_block_ids("r")[0][computed // BLOCK_SIZE :])
+        request.status = RequestStatus.FINISHED_STOPPED
+        manager.free(requests.pop("r"))
+
+    for side in both.sides:
+        load_and_end(*side)
+    (vllm, _), (kvcore, requests) = both.sides
+    assert kvcore.get_computed_blocks(requests["s"])[1] == found
+    assert vllm.get_computed_blocks(both.sides[0][1]["s"])[1] == min(8, computed)
 
 
 def test_blocks_of_two_precisions_are_zeroed_unless_a_load_writes_them() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("vllm", reason=ABSENT)
 
 import kvcore_vllm
 from kvcore_vllm import NotServed
-from kvcore_vllm.shadow import Shadow
+from kvcore_vllm.shadow import Shadow, logger
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
 
@@ -44,14 +45,15 @@ def test_both_managers_hit_evict_and_place_the_same() -> None:
     for turn in range(8):
         prompts = {f"{name}-{turn}": [*tokens, turn] for name, tokens in PROMPTS.items()}
         assert run(scheduler, prompts) == dict.fromkeys(prompts, 3)
-    assert manager.difference is None
-    assert manager.same_ids
-    for counted in (manager.hit_tokens, manager.num_evictions):
+    assert manager.tally.difference is None
+    assert manager.tally.same_ids
+    for counted in (manager.tally.hit_tokens, manager.tally.num_evictions):
         assert counted["vLLM"] == counted["kvcore"] > 0
     assert manager.own.usage == manager.kvcore.usage == 0.0
-    report = manager.report()
-    assert f"{manager.num_calls} calls in {manager.num_steps} steps, no difference" in report
-    assert f"{manager.hit_tokens['vLLM']} and {manager.hit_tokens['kvcore']} hit tokens" in report
+    seen = manager.tally
+    report = seen.report()
+    assert f"{seen.num_calls} calls in {seen.num_steps} steps, no difference" in report
+    assert f"{seen.hit_tokens['vLLM']} and {seen.hit_tokens['kvcore']} hit tokens" in report
 
 
 def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +67,25 @@ def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.Monke
     monkeypatch.setattr(ours, "get_computed_blocks", finds_nothing)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
     assert asked == ["r0", "r1"], "kvcore is not asked after the first difference"
-    assert manager.difference is not None
+    assert manager.tally.difference is not None
     assert "get_computed_blocks of request 'r1' gave ([4] blocks, 16, 0) with vLLM's manager" in (
-        manager.difference
+        manager.tally.difference
     )
-    assert "and ([0] blocks, 0, 0) with kvcore" in manager.difference
-    assert "parted" in manager.report()
+    assert "and ([0] blocks, 0, 0) with kvcore" in manager.tally.difference
+    assert "parted" in manager.tally.report()
+
+
+def test_a_shadow_that_is_dropped_says_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    said: list[str] = []
+    monkeypatch.setattr(logger, "info", lambda text, *given: said.append(text % given))
+    scheduler, manager = make_shadow()
+    run(scheduler, PROMPTS)
+    num_calls = manager.tally.num_calls
+    del scheduler, manager
+    gc.collect()
+    reports = [text for text in said if "in the shadow" in text]
+    assert [f"manager: {num_calls} calls in " in text for text in reports] == [True]
 
 
 def test_an_error_of_kvcore_reaches_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +96,8 @@ def test_an_error_of_kvcore_reaches_no_request(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(manager.kvcore, "allocate_slots", fails)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    assert manager.difference is not None
-    assert "RuntimeError('a defect') with kvcore" in manager.difference
+    assert manager.tally.difference is not None
+    assert "RuntimeError('a defect') with kvcore" in manager.tally.difference
 
 
 def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +108,7 @@ def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) 
         run(scheduler, PROMPTS)
         monkeypatch.setattr(manager.kvcore, "reset_prefix_cache", lambda: False)
         assert manager.reset_prefix_cache()
-        seen[every] = manager.difference
+        seen[every] = manager.tally.difference
     assert seen[1] is not None
     assert "reset_prefix_cache gave True with vLLM's manager" in seen[1]
     assert seen[1000] is None
@@ -109,7 +124,7 @@ def test_blocks_that_a_connector_holds_are_held_in_both() -> None:
     assert pool.get_num_free_blocks() == ours.get_num_free_blocks() == free - 2
     pool.free_blocks(held)
     assert pool.get_num_free_blocks() == ours.get_num_free_blocks() == free
-    assert manager.difference is None
+    assert manager.tally.difference is None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ import pytest
 from benches.peers import install
 from benches.vllm.__main__ import FAMILY, PATHS, ROOT
 from benches.vllm.report import Step, judge, summary
+from benches.vllm.rules import Watch, explain, unexplained_keys
 
 
 @pytest.mark.vllm
 def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
     if not install.is_installed(FAMILY):
         pytest.skip(f"vLLM 0.33.0 is not in {install.home()}: make engines-vllm installs it")
-    options = ["--modes", "async,async-drafts", "--seeds", "4", "--steps", "60"]
+    options = ["--modes", "async-drafts,async-loads", "--seeds", "4", "--steps", "60"]
     done = subprocess.run(
         [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *options],
         cwd=ROOT,
@@ -31,7 +33,8 @@ def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("4 of 4 runs of 60 steps are the same: ") == 2, done.stdout
+    assert "async-drafts: 4 of 4 runs of 60 steps are the same: " in done.stdout, done.stdout
+    assert "async-loads: 3 of 4 runs of 60 steps are the same, 1 by rule 'unsure': " in done.stdout
 
 
 def decided(**changed: Any) -> dict[str, Any]:
@@ -46,14 +49,14 @@ def decided(**changed: Any) -> dict[str, Any]:
     } | changed
 
 
-@pytest.mark.parametrize("num_withdrawn", [0, 1])
-def test_the_first_step_that_differs_is_shown_and_ends_the_run(num_withdrawn: int) -> None:
+@pytest.mark.parametrize("rule", ["", "unwritten"])
+def test_the_first_step_that_differs_is_shown_and_ends_the_run(rule: str) -> None:
     other = decided(blocks={"r": [[1, 2, 4]], "s": None})
     verdict = judge(
         [
-            Step(1, decided(), decided(), 0),
-            Step(2, decided(), other, num_withdrawn),
-            Step(3, decided(), decided(), num_withdrawn),
+            Step(1, decided(), decided()),
+            Step(2, decided(), other, rule),
+            Step(3, decided(), decided()),
         ]
     )
     assert verdict.differs.splitlines() == [
@@ -62,8 +65,89 @@ def test_the_first_step_that_differs_is_shown_and_ends_the_run(num_withdrawn: in
         "    vLLM:   {'r': [[1, 2, 3]], 's': None}",
         "    kvcore: {'r': [[1, 2, 4]], 's': None}",
     ]
-    assert verdict.by_decision == (num_withdrawn > 0)
+    assert verdict.rule == rule
     line = summary("async", [verdict, judge([])], 3)
-    decision = ", 1 up to a key that kvcore withdrew" if num_withdrawn else ""
-    assert line.startswith(f"async: 1 of 2 runs of 3 steps are the same{decision}: 6 tokens")
+    by_rule = f", 1 by rule {rule!r}" if rule else ""
+    assert line.startswith(f"async: 1 of 2 runs of 3 steps are the same{by_rule}: 6 tokens")
     assert line.endswith("8 tokens hit, 1 preemptions")
+
+
+class Table:
+    """A manager of requests that hold what they are given, and lose all by `free`."""
+
+    def __init__(self, *found: list[int]) -> None:
+        self.keys = {1, 2, 3, 4}
+        self.found = iter(found)
+        self.tables: dict[str, list[int]] = {}
+        self.withdraws: set[int] = set()
+
+    def get_block_ids(self, who: str) -> tuple[list[int]]:
+        return (self.tables.get(who, []),)
+
+    def get_blocks(self, who: str) -> Any:
+        return SimpleNamespace(get_block_ids=lambda: self.get_block_ids(who))
+
+    def get_computed_blocks(self, _: Any) -> tuple[Any, int]:
+        found = next(self.found)
+        return SimpleNamespace(get_block_ids=lambda: (found,)), 4 * len(found)
+
+    get_computed_blocks_for_connector = get_computed_blocks
+
+    def allocate_slots(self, request: Any, _: int) -> Any:
+        self.tables.setdefault(request.request_id, []).extend(next(self.found))
+        return self.get_blocks(request.request_id)
+
+    def free(self, request: Any) -> None:
+        self.keys -= self.withdraws & {*self.tables.pop(request.request_id)}
+
+    pop_blocks_for_free = free
+
+    def take_new_block_ids(self) -> list[int]:
+        return []
+
+
+def watched(*found: list[int], withdraws: tuple[int, ...] = ()) -> tuple[Any, Watch]:
+    """A manager that gives or finds these blocks in turn, and what notes its calls."""
+    manager = Table(*found)
+    manager.withdraws = {*withdraws}
+    return manager, Watch(manager, 4, lambda block: block in manager.keys)
+
+
+def asked(manager: Any, *, over: bool, lowered: int = 0, hit: bool) -> None:
+    """A request is scheduled, and given up before or after that is over; then another comes."""
+    request = SimpleNamespace(request_id="r", num_computed_tokens=lowered)
+    manager.allocate_slots(request, 8)
+    if over:
+        manager.take_new_block_ids()
+    request.num_computed_tokens = 0
+    manager.free(request)
+    other = SimpleNamespace(request_id="s", num_computed_tokens=0)
+    manager.get_computed_blocks(other) if hit else manager.allocate_slots(other, 8)
+
+
+@pytest.mark.parametrize(
+    ("over", "count", "rule"), [(False, 0, "unwritten"), (True, 0, "unsure"), (True, 4, "failed")]
+)
+@pytest.mark.parametrize("hit", [False, True])
+def test_a_key_that_went_by_a_rule_explains_what_is_found_or_used_again(
+    over: bool, count: int, rule: str, hit: bool
+) -> None:
+    vllm, own = watched([1, 2], [1, 2] if hit else [3, 2])
+    kvcore, ours = watched([1, 2], [1] if hit else [2, 3], withdraws=(2,))
+    for manager in (vllm, kvcore):
+        asked(manager, over=over, lowered=count, hit=hit)
+    assert explain(own, ours) == rule
+    assert unexplained_keys(own, ours, 5) == set()
+    own.begin()
+    ours.begin()
+    assert explain(own, ours) == ""
+
+
+def test_what_no_rule_explains_has_none() -> None:
+    for theirs, mine in (([1, 2], [1, 3]), ([1], [1, 2])):
+        (vllm, own), (kvcore, ours) = watched(theirs), watched(mine)
+        for manager in (vllm, kvcore):
+            manager.get_computed_blocks(SimpleNamespace(request_id="s"))
+        kvcore.keys.discard(4)
+        assert explain(own, ours) == ""
+        assert unexplained_keys(own, ours, 5) == {4}

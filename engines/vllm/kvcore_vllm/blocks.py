@@ -12,6 +12,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 
 from kvcore import KVCacheManager as Core
+from kvcore.compat import KVCacheManager as Compat
 from kvcore.types.keys import make_key
 
 Tables = tuple[Sequence[int], ...]
@@ -20,15 +21,15 @@ Tables = tuple[Sequence[int], ...]
 class Block:
     """One block of the pool, with the fields of vLLM's KVCacheBlock that others read."""
 
-    __slots__ = ("_core", "block_id")
+    __slots__ = ("_compat", "block_id")
     pool = None
 
-    def __init__(self, core: Core, block_id: int) -> None:
-        self._core = core
+    def __init__(self, compat: Compat, block_id: int) -> None:
+        self._compat = compat
         self.block_id = block_id
 
     def __repr__(self) -> str:
-        return f"<block {self.block_id} of {self._core!r}>"
+        return f"<block {self.block_id} of {self._compat!r}>"
 
     @property
     def is_null(self) -> bool:
@@ -38,17 +39,17 @@ class Block:
     @property
     def has_key(self) -> bool:
         """Whether it can be found."""
-        return self._core.has_key(self.block_id)
+        return self._compat.core.has_key(self.block_id)
 
     @property
     def ref_cnt(self) -> int:
         """Its owners; those of the null block are not counted."""
-        return 0 if self.is_null else self._core.num_owners(self.block_id)
+        return 0 if self.is_null else self._compat.core.num_owners(self.block_id)
 
     @property
     def block_hash(self) -> bytes | None:
         """The key that it is found by, None if it has none."""
-        return self._core.get_block_key(self.block_id)
+        return self._compat.core.get_block_key(self.block_id)
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
@@ -99,16 +100,21 @@ class BlockPool:
 
     def __init__(self, manager: Any, hash_block_size: int) -> None:
         self._manager = manager
-        self._core: Core = manager.compat.core
+        compat = self._compat = manager.compat
         self.hash_block_size = hash_block_size
-        self.num_gpu_blocks = self._core.config.num_blocks
-        self.enable_caching = self._core.config.enable_caching
-        self.blocks = [Block(self._core, number) for number in range(self.num_gpu_blocks)]
+        self.num_gpu_blocks = compat.config.num_blocks
+        self.enable_caching = compat.config.enable_caching
+        self.blocks = [Block(compat, number) for number in range(self.num_gpu_blocks)]
         self.block = self.blocks.__getitem__
         self.null_block = self.block(0)
-        self.get_usage: Callable[[], float] = lambda: self._core.usage
+        self.get_usage: Callable[[], float] = lambda: compat.usage
         self.evict_blocks = manager.evict_blocks
         self.reset_prefix_cache = manager.reset_prefix_cache
+
+    @property
+    def _core(self) -> Core:
+        core: Core = self._compat.core
+        return core
 
     def get_num_free_blocks(self) -> int:
         """Blocks without an owner."""
@@ -128,8 +134,9 @@ class BlockPool:
         The core puts one after the other at the front of the free queue, vLLM all as they come.
         """
         ids = [block.block_id for block in ordered_blocks if not block.is_null]
-        self._core.unpin([each for each in reversed(ids) if not self._core.has_key(each)])
-        self._core.unpin([each for each in ids if self._core.has_key(each)])
+        core = self._core
+        core.unpin([each for each in reversed(ids) if not core.has_key(each)])
+        core.unpin([each for each in ids if core.has_key(each)])
 
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
         """The block of this content in each group, None unless every group has one."""

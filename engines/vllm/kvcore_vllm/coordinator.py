@@ -23,8 +23,8 @@ class Coordinator:
 
     def __init__(self, manager: Any, specs: Sequence[Any]) -> None:
         self._manager = manager
-        self._core: Core = manager.compat.core
-        groups = self._core.config.groups
+        self._config = manager.compat.config
+        groups = self._config.groups
         self.block_pool = manager.block_pool
         self.retention_interval = manager.kv_cache_config.prefix_cache_retention_interval
         self.single_type_managers = tuple(
@@ -58,10 +58,10 @@ class Coordinator:
         needed = 0
         tables = self._manager.get_block_ids(request_id)
         for number, (group, table, hits) in enumerate(
-            zip(self._core.config.groups, tables, new_computed_blocks, strict=True)
+            zip(self._config.groups, tables, new_computed_blocks, strict=True)
         ):
             num_slots = num_encoder_tokens if group.is_cross else num_tokens
-            num_blocks, cap = -(-num_slots // group.block_size), self._core.config.cap(number)
+            num_blocks, cap = -(-num_slots // group.block_size), self._config.cap(number)
             if apply_admission_cap and cap is not None:
                 num_blocks = min(num_blocks, cap)
             needed += max(0, num_blocks - len(table) - len(hits))
@@ -83,9 +83,10 @@ class Coordinator:
         self, block_hashes: Sequence[bytes], most: int
     ) -> tuple[tuple[Sequence[int], ...], int]:
         """The same as ids: a request of these hashes is made known, asked for, and forgotten."""
-        num_hashes = min(len(block_hashes), (most + 1) // self._core.config.hash_block_size)
+        core: Core = self._manager.compat.core
+        num_hashes = min(len(block_hashes), (most + 1) // self._config.hash_block_size)
         hashes = list(block_hashes[:num_hashes])
-        self._core.add_request(Request(PROBE, bytes(most + 1), block_hashes=hashes))
-        hit = self._core.get_computed_blocks(PROBE)
-        self._core.remove_request(PROBE)
-        return hit.blocks.blocks or ((),) * len(self._core.config.groups), hit.num_tokens
+        core.add_request(Request(PROBE, bytes(most + 1), block_hashes=hashes))
+        hit = core.get_computed_blocks(PROBE)
+        core.remove_request(PROBE)
+        return hit.blocks.blocks or ((),) * len(self._config.groups), hit.num_tokens

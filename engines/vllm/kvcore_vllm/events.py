@@ -15,7 +15,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
-from kvcore import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheManager
+from kvcore import AllBlocksCleared, BlockRemoved, BlockStored
+from kvcore.compat import KVCacheManager
 from kvcore.types.events import DEVICE_MEDIUM
 
 
@@ -25,8 +26,8 @@ class Events:
     num_lookahead: tokens behind a block that its hash covers.
     """
 
-    def __init__(self, core: KVCacheManager, specs: Iterable[Any], num_lookahead: int) -> None:
-        self._core = core
+    def __init__(self, compat: KVCacheManager, specs: Iterable[Any], num_lookahead: int) -> None:
+        self._compat = compat
         self._num_lookahead = num_lookahead
         self._kinds = [
             (get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec))
@@ -39,7 +40,7 @@ class Events:
         """Take what the last call made. request: that call's, or none."""
         if request is not None:
             self._scheduled[request.request_id] = request
-        for event in self._core.take_events():
+        for event in self._compat.take_events():
             match event:
                 case BlockStored():
                     self._store(event)
@@ -57,7 +58,7 @@ class Events:
         """Store events for a hit, if the request wants all that it uses reported."""
         if getattr(request, "kv_cache_report_mode", "incremental") != "full":
             return
-        scales = self._core.config.scales
+        scales = self._compat.config.scales
         for number, (blocks, scale) in enumerate(zip(ids, scales, strict=True)):
             hashes = request.block_hashes[scale - 1 :: scale][: len(blocks)]
             if hashes:
@@ -81,7 +82,7 @@ class Events:
         return events
 
     def _store(self, event: BlockStored) -> None:
-        first, size = event.block_hashes[0], self._core.config.hash_block_size
+        first, size = event.block_hashes[0], self._compat.config.hash_block_size
         for request in reversed(self._scheduled.values()):
             if first in request.block_hashes:
                 end = (request.block_hashes.index(first) + 1) * size
@@ -95,7 +96,7 @@ class Events:
         self, request: Any, group_id: int, hashes: Sequence[bytes], start: int, parent: bytes | None
     ) -> Any:
         """A store event of consecutive blocks of a request, from this token on."""
-        size = self._core.config.groups[group_id].block_size
+        size = self._compat.config.groups[group_id].block_size
         firsts = range(start, start + len(hashes) * size, size)
         lora, tokens, ahead = request.lora_request, request.all_token_ids, self._num_lookahead
         return kv_events.BlockStored(

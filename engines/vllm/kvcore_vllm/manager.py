@@ -74,7 +74,7 @@ class KVCacheManager:
                 f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
                 f" {scheduler_block_size} tokens must be as large"
             )
-        self.compat = compat = Compat(config, log_stats=False)
+        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -87,13 +87,13 @@ class KVCacheManager:
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
         self.events: Events | None = None
         if enable_kv_cache_events:
-            self.events = Events(compat.core, specs, num_hash_lookahead_tokens)
+            self.events = Events(compat, specs, num_hash_lookahead_tokens)
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
-        self._in_step = False
+        self._in_step, self._loading = False, set[str]()  # loads of the last step, by request
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
@@ -210,6 +210,7 @@ class KVCacheManager:
         grown: Tables = got.blocks
         if num_external_computed_tokens:
             grown = self.get_block_ids(request.request_id)
+            self._loading |= set() if delay_cache_blocks else {request.request_id}
         self._zeroing.note(grown, skip_zeroing_group_ids if num_external_computed_tokens else ())
         return self._result(got.blocks)
 
@@ -258,6 +259,8 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> Blocks:
         """The blocks of a request."""
+        if self._windows is None:
+            return self._result(self.compat.get_blocks(request_id).blocks)
         return self._result(self.get_block_ids(request_id))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
@@ -302,6 +305,7 @@ class KVCacheManager:
     def new_step_starts(self) -> None:
         """A schedule begins."""
         self.compat.new_step_starts()
+        self._loading.clear()
         self._in_step = True
 
     def take_new_block_ids(self) -> list[int]:
@@ -349,8 +353,16 @@ class KVCacheManager:
         """Make full blocks findable, but for tokens that a chunk to come writes anew."""
         self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
 
+    def _confirm_loads(self, request: Any) -> None:
+        """Tell the core that the loads of a step are over, if the output of that step came."""
+        over = not (self._in_step or request.num_in_flight_tokens)
+        if over and request.request_id in self._loading:
+            self.compat.core.take_batch()
+            self._loading.clear()
+
     def _let_go(self, request: Any) -> Tables:
         """Free a request, but hold its blocks by pins; returns its tables."""
+        self._confirm_loads(request)
         core = self.compat.core
         tables = self.get_block_ids(request.request_id)
         held = [each for table in tables for each in table if each != 0]

@@ -8,14 +8,16 @@ KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only.
 
 from __future__ import annotations
 
-import atexit
 import operator
 import os
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+import attrs
 from vllm.logger import init_logger
 
 from kvcore.types.commands import Batch, Evict
@@ -25,39 +27,67 @@ from kvcore_vllm.short_ways import KVCacheManager
 
 logger = init_logger("vllm.kvcore")
 EVERY = "KVCORE_SHADOW_EVERY"
+SIDES = ("vLLM", "kvcore")
 COMPARED = ("cache_blocks", "free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
 """Calls that both managers get as they come, with answers that compare."""
 MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "take_events")
 """Calls that both get, with answers that name blocks, which may lie elsewhere."""
 
 
-class Shadow:
-    """Both managers by vLLM's names. Raises NotServed for what kvcore does not serve.
+@attrs.define
+class Tally:
+    """What was seen so far.
 
     difference: the report of the first one, None before it. same_ids: whether the answers named the
     same blocks so far; where blocks lie is no difference. nanoseconds: in each manager, and of
     comparing. hit_tokens: of all look-ups. num_evictions: of each manager.
     """
 
+    difference: str | None = None
+    same_ids: bool = True
+    num_calls: int = 0
+    num_steps: int = 0
+    nanoseconds: Counter[str] = attrs.field(factory=Counter)
+    hit_tokens: Counter[str] = attrs.field(factory=Counter)
+    num_evictions: Counter[str] = attrs.field(factory=Counter)
+    started: int = attrs.field(factory=perf_counter_ns)
+
+    def report(self) -> str:
+        """Log it, and return the text."""
+        whole = max(1, perf_counter_ns() - self.started)
+        own, kvcore, comparing = (self.nanoseconds[each] / 1e9 for each in (*SIDES, "comparing"))
+        text = (
+            f"kvcore in the shadow of vLLM's manager: {self.num_calls} calls in {self.num_steps} "
+            f"steps, {'parted' if self.difference else 'no difference'}, blocks at "
+            f"{'the same' if self.same_ids else 'other'} places; vLLM and kvcore: "
+            f"{' and '.join(str(self.hit_tokens[side]) for side in SIDES)} hit tokens, "
+            f"{' and '.join(str(self.num_evictions[side]) for side in SIDES)} evictions, "
+            f"{own:.3f} and {kvcore:.3f} s in the manager; comparing took {comparing:.3f} s, "
+            f"{100e9 * comparing / whole:.1f} % of the time"
+        )
+        logger.info("%s", text)
+        return text
+
+
+class Shadow:
+    """Both managers by vLLM's names. Raises NotServed for what kvcore does not serve.
+
+    The report is logged when it is dropped, at the latest when Python exits.
+    """
+
     def __init__(self, own: Any, kvcore: KVCacheManager) -> None:
         self.own, self.kvcore = own, kvcore
+        self.tally = Tally()
         self.block_pool = ShadowPool(self)
-        self.difference: str | None = None
-        self.same_ids = True
-        self.num_calls = self.num_steps = 0
-        self.nanoseconds = {"vLLM": 0, "kvcore": 0, "comparing": 0}
-        self.hit_tokens = {"vLLM": 0, "kvcore": 0}
-        self.num_evictions = {"vLLM": 0, "kvcore": 0}
         self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
         self._every = read_every()
         self._hits: dict[str, Any] = {}
-        self._started = perf_counter_ns()
         count_evictions(self)
         for name in COMPARED:
             setattr(self, name, partial(self._ask_both, name, operator.eq))
         for name in MADE:
             setattr(self, name, partial(self._ask_both, name, None))
-        atexit.register(self.report)
+        weakref.finalize(self, self.tally.report)
 
     def __getattr__(self, name: str) -> Any:
         """What is asked of one manager alone is asked of vLLM's."""
@@ -109,17 +139,17 @@ class Shadow:
         started = perf_counter_ns()
         answer = mine()
         asked = perf_counter_ns()
-        self.nanoseconds["vLLM"] += asked - started
-        if self.difference is not None:
+        self.tally.nanoseconds["vLLM"] += asked - started
+        if self.tally.difference is not None:
             return answer
-        self.num_calls += 1
+        self.tally.num_calls += 1
         try:
             other = theirs()
             answered = perf_counter_ns()
-            self.nanoseconds["kvcore"] += answered - asked
-            if same and self.num_steps % self._every == 0 and not same(answer, other):
+            self.tally.nanoseconds["kvcore"] += answered - asked
+            if same and self.tally.num_steps % self._every == 0 and not same(answer, other):
                 self.part(name, request_id, answer, other)
-            self.nanoseconds["comparing"] += perf_counter_ns() - answered
+            self.tally.nanoseconds["comparing"] += perf_counter_ns() - answered
         except Exception as error:  # whatever it is, vLLM's answer stands
             self.part(name, request_id, answer, error)
         return answer
@@ -133,41 +163,25 @@ class Shadow:
             free = pool.get_num_free_blocks()
             sides.append(f"{free} of {pool.num_gpu_blocks} blocks free, {held} held by the request")
         whose = f"{name} of request {request_id!r}" if request_id else name
-        self.difference = (
-            f"kvcore parts from vLLM's manager in call {self.num_calls}, step {self.num_steps}: "
+        seen, withdrawn = self.tally, self.kvcore.num_withdrawn
+        seen.difference = (
+            f"kvcore parts from vLLM's manager in call {seen.num_calls}, step {seen.num_steps}: "
             f"{whose} gave {shown(mine)} with vLLM's manager ({sides[0]}) and {shown(theirs)} with "
-            f"kvcore ({sides[1]}; {self.kvcore.num_withdrawn} keys withdrawn since their step was "
-            "not computed)"
+            f"kvcore ({sides[1]}; {withdrawn} keys withdrawn since their step was not computed)"
         )
-        logger.error("%s", self.difference)
-
-    def report(self) -> str:
-        """Log what was seen, and return it."""
-        whole = max(1, perf_counter_ns() - self._started)
-        own, kvcore, comparing = (each / 1e9 for each in self.nanoseconds.values())
-        text = (
-            f"kvcore in the shadow of vLLM's manager: {self.num_calls} calls in {self.num_steps} "
-            f"steps, {'parted' if self.difference else 'no difference'}, blocks at "
-            f"{'the same' if self.same_ids else 'other'} places; vLLM and kvcore: "
-            f"{' and '.join(map(str, self.hit_tokens.values()))} hit tokens, "
-            f"{' and '.join(map(str, self.num_evictions.values()))} evictions, "
-            f"{own:.3f} and {kvcore:.3f} s in the manager; comparing took {comparing:.3f} s, "
-            f"{100e9 * comparing / whole:.1f} % of the time"
-        )
-        logger.info("%s", text)
-        return text
+        logger.error("%s", self.tally.difference)
 
     def _ask_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
         if name == "new_step_starts":
-            self.num_steps += 1
+            self.tally.num_steps += 1
         request_id = getattr(args[0], "request_id", "") if args else ""
         calls = (partial(getattr(m, name), *args, **options) for m in (self.own, self.kvcore))
         return self.ask(name, request_id, same, *calls)
 
     def _look_up(self, name: str, request: Any, *args: Any, **options: Any) -> Any:
         def same(mine: Any, theirs: Any) -> bool:
-            self.hit_tokens["vLLM"] += mine[1]
-            self.hit_tokens["kvcore"] += theirs[1]
+            self.tally.hit_tokens["vLLM"] += mine[1]
+            self.tally.hit_tokens["kvcore"] += theirs[1]
             return mine[1:] == theirs[1:] and self._same_blocks(mine[0], theirs[0])
 
         def theirs() -> Any:
@@ -183,8 +197,8 @@ class Shadow:
         if mine is None or theirs is None:
             return mine is theirs
         own, kvcore = read_ids(mine), read_ids(theirs)
-        if self.same_ids:
-            self.same_ids = list(map(list, own)) == list(map(list, kvcore))
+        if self.tally.same_ids:
+            self.tally.same_ids = list(map(list, own)) == list(map(list, kvcore))
         return list(map(len, own)) == list(map(len, kvcore))
 
     def _note_places(self, mine: list[Any], theirs: list[Any]) -> bool:
@@ -218,7 +232,7 @@ class ShadowPool:
 
         def theirs() -> None:
             ids = [each.block_id for each in listed]
-            if not shadow.same_ids and not shadow.place.keys() >= set(ids):
+            if not shadow.tally.same_ids and not shadow.place.keys() >= set(ids):
                 raise LookupError("the blocks that a connector names lie elsewhere in kvcore")
             getattr(pool, name)([pool.block(shadow.place.get(each, each)) for each in ids])
 
@@ -254,7 +268,8 @@ def shown(answer: Any) -> str:
 
 def count_evictions(shadow: Shadow) -> None:
     """Let both managers count the cached blocks that they drop."""
-    pool, core, numbers = shadow.own.block_pool, shadow.kvcore.compat.core, shadow.num_evictions
+    pool, core = shadow.own.block_pool, shadow.kvcore.compat.core
+    numbers = shadow.tally.num_evictions
     drop, take = pool._maybe_evict_cached_block, core.take_batch
 
     def dropped(block: Any) -> bool:

@@ -72,7 +72,8 @@ class KVCacheManager(Whole):
 
     def _free_in_order(self, request: Any) -> bool:
         """Free a request unless two of its blocks have no key: only their order would differ."""
-        tables = self.get_block_ids(request.request_id)
+        self._confirm_loads(request)
+        tables = self.compat.get_blocks(request.request_id).blocks
         held = tables[0] if len(tables) == 1 else [each for table in tables for each in table]
         has_key = self.compat.core.has_key
         num_found = sum(map(has_key, held))

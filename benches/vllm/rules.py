@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why two sides part: the calls of their managers, and the keys that kvcore withdrew by a rule.
+
+A rule is a decision of kvcore's that docs/from_vllm.md lists. Under it a block loses a key that it
+keeps in vLLM. So it is found no more, and is used again earlier when it is free. A run that parts
+is explained if that is what the first other call shows; all else is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+from typing import Any
+
+import attrs
+
+RULES = {
+    "unwritten": "its request gave way in the step that schedules it, so no step writes the block",
+    "unsure": "its request is over before the step that loads the block, which may still fail",
+    "failed": "a load failed behind it, and the step that computes it again is not over",
+}
+"""Why a block lost its key, by the rule's name."""
+
+FREES = ("free", "pop_blocks_for_free")
+LOOK_UPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
+
+Call = tuple[str, str, list[int] | None]
+"""A call, whose request, and the blocks that it found, or that the request then holds."""
+
+
+@attrs.define
+class Watch:
+    """Notes the calls of a manager, and which keys of a request they take.
+
+    has_key: of the manager's blocks. starts: where the last allocation of each request that holds
+    blocks began to compute. lost: blocks without a key, and the rule; as of the first call behind
+    it, which is counted from the start of the step.
+    """
+
+    manager: Any
+    block_size: int
+    has_key: Callable[[int], bool]
+    calls: list[Call] = attrs.field(factory=list)
+    starts: dict[str, int] = attrs.field(factory=dict)
+    lost: dict[int, str] = attrs.field(factory=dict)
+    scheduled: set[str] = attrs.field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        for name in LOOK_UPS:
+            self._replace(name, self._look_up)
+        for name in FREES:
+            self._replace(name, self._free)
+        self._replace("allocate_slots", self._allocate)
+        self._replace("take_new_block_ids", self._end_schedule)
+
+    def begin(self) -> None:
+        """A step begins; blocks that have a key again are no longer without one."""
+        self.calls.clear()
+        self.scheduled.clear()
+        self.lost = {block: rule for block, rule in self.lost.items() if not self.has_key(block)}
+
+    def keyed(self, blocks: Iterable[int]) -> set[int]:
+        """Those that have a key."""
+        return {block for block in blocks if self.has_key(block)}
+
+    def _replace(self, name: str, around: Callable[..., Any]) -> None:
+        call = getattr(self.manager, name)
+        setattr(self.manager, name, lambda *args, **options: around(name, call, *args, **options))
+
+    def _look_up(self, name: str, call: Any, request: Any, *args: Any, **options: Any) -> Any:
+        found = call(request, *args, **options)
+        self.calls.append((name, request.request_id, flat(found[0])))
+        return found
+
+    def _allocate(self, name: str, call: Any, request: Any, *args: Any, **options: Any) -> Any:
+        who, counted = request.request_id, request.num_computed_tokens
+        grown = call(request, *args, **options)
+        table = flat(self.manager.get_blocks(who)) or []
+        if counted < self.starts.get(who, 0):
+            # What it computes again has no key until the step is over. Other tables are not looked
+            # at: to ask for keys makes the core take in what waits to the end of the step.
+            self.lost |= dict.fromkeys({*table} - self.keyed(table), "failed")
+        self.calls.append((name, who, None if grown is None else table))
+        if grown is not None:
+            self.scheduled.add(who)
+            num_external = options.get("num_external_computed_tokens", 0)
+            counted += options.get("num_new_computed_tokens", 0) + num_external
+            self.starts[who] = counted
+        return grown
+
+    def _free(self, name: str, call: Any, request: Any) -> Any:
+        who, counted = request.request_id, request.num_computed_tokens
+        before = self._keyed_of(who)
+        rule = "unwritten" if who in self.scheduled else "unsure"
+        again: set[int] = set()
+        if counted < self.starts.pop(who, 0):
+            # One group: vLLM lowers a count to a block's start in no other cache.
+            again = set(self.manager.get_block_ids(who)[0][counted // self.block_size :])
+        answer = call(request)
+        for block in before - self.keyed(before):
+            self.lost[block] = "failed" if block in again else rule
+        self.calls.append((name, who, None))
+        return answer
+
+    def _end_schedule(self, name: str, call: Any) -> Any:
+        del name
+        self.scheduled.clear()
+        return call()
+
+    def _keyed_of(self, who: str) -> set[int]:
+        return self.keyed(flat(self.manager.get_blocks(who)) or ())
+
+
+def flat(blocks: Any) -> list[int] | None:
+    """The ids of a result, without the null block."""
+    if blocks is None:
+        return None
+    return [block for ids in blocks.get_block_ids() for block in ids if block]
+
+
+def explain(vllm: Watch, kvcore: Watch) -> str:
+    """The rule that explains the first call whose answers differ; empty if none does."""
+    for own, ours in zip(vllm.calls, kvcore.calls, strict=False):
+        if own == ours:
+            continue
+        if own[:2] != ours[:2] or own[2] is None or ours[2] is None:
+            return ""
+        # vLLM found a block that lost its key; or kvcore used one again, as it has no key.
+        more, fewer = (own[2], ours[2]) if own[0] in LOOK_UPS else (ours[2], own[2])
+        pairs = zip_longest(more, fewer)
+        return next((kvcore.lost.get(block, "") for block, other in pairs if block != other), "")
+    return ""
+
+
+def unexplained_keys(vllm: Watch, kvcore: Watch, num_blocks: int) -> set[int]:
+    """Blocks that have a key on one side only, and lost it by no rule."""
+    every = range(1, num_blocks)
+    return (vllm.keyed(every) ^ kvcore.keyed(every)) - kvcore.lost.keys()
