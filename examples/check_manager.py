@@ -6,7 +6,7 @@ It has the names of `KVCacheManager`'s methods, so the checker drives it as an e
 what memory really holds, and shows the shortest run in which a query reads another prefix.
 
     $ python examples/check_manager.py
-    violation after 3103 states
+    violation after 4006 states
     KV-READ (wrong KV) does not hold after 9 calls
       what a query sees is read from slots that hold its own prefix, in every group
       r1 reads block 0 slot 0: it holds 0-1,0, not 0

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: those behind `kvcore check`, the process's by default.
     """
     options = parse(make_parser(), arguments)
-    if options.list and options.facade is None:
+    if options.list and options.facade is None and options.manager is None:
         ignored = given_of_world(options)
         if ignored:
             words = ", ".join(map(option, ignored))
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(list_properties(as_json=options.json))
         return FINE
     try:
+        if options.manager is not None or options.names:
+            return _explore_manager(options)
         if options.facade is not None:
             return _explore_facade(options)
         if options.mutants:
@@ -77,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         world = world_of(options) if profile is None else profile.world
         backend = backend_of(options, profile)
         check_options(options)
-        symmetry = symmetry_of(options)
         if options.properties:
             select(frozenset(options.properties), world.calls)
         progress = Progress(sys.stderr, warns=profile is None)
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_states=options.limit,
             max_seconds=options.time,
             properties=options.properties or None,
-            symmetry=symmetry,
+            symmetry=symmetry_of(options),
             full_keys=options.full_keys,
             workers=options.workers or 1,
             progress=progress,
@@ -111,6 +112,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         print(f"\n{render(report.violation, world)}")
     return VIOLATED
+
+
+def _explore_manager(options: argparse.Namespace) -> int:
+    """Explore a world of anyone's manager. Raises BadOptions."""
+    from kvcore.check.cli.manager import run_manager
+
+    if options.manager is None:
+        raise BadOptions("--names are those of a --manager")
+    check_options(options)
+    profile_of(options)
+    progress = Progress(sys.stderr)
+    return run_manager(options, progress, progress.end)
 
 
 def _explore_facade(options: argparse.Namespace) -> int:

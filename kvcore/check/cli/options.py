@@ -62,6 +62,8 @@ def _add_world(group: Any) -> None:
     add = group.add_argument
     add("--profile", metavar="NAME", help=f"a named world; --list shows them ({USUAL})")
     add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
+    add("--manager", metavar="MODULE:FACTORY", help="a manager of anyone's, made with a Config")
+    add("--names", type=names, metavar="OURS=THEIRS,...", help="what it calls its methods")
     add("--blocks", type=natural, metavar="N", help="usable device blocks")
     add("--requests", type=natural, metavar="N", help="maximum number of requests, up to 10")
     add("--tokens", type=natural, metavar="N", help="maximum tokens per request")
@@ -206,7 +208,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _made(options: argparse.Namespace) -> World:
-    kinds = tuple(_group(word, options.block_size or 2) for word in options.groups or ("full",))
+    kinds = groups_of(options)
     given = {field: value for name, field in FIELDS.items() if (value := getattr(options, name))}
     sizes = (options.blocks, options.requests, options.tokens, options.prompt or options.tokens)
     more = (*(options.calls or ()), *(SWAPS if options.host_blocks else ()))
@@ -258,6 +260,11 @@ def _check_loads(world: World) -> None:
         raise BadOptions("nothing uses load: an engine loads for a request that it preempted")
     if world.moves == "calls" and "allocate_slots" not in world.calls:
         raise BadOptions("nothing uses load: it is tried where allocate_slots is")
+
+
+def groups_of(options: argparse.Namespace) -> tuple[Group, ...]:
+    """The groups of the world. Raises BadOptions, InvalidConfig."""
+    return tuple(_group(word, options.block_size or 2) for word in options.groups or ("full",))
 
 
 def _group(word: str, size: int) -> Group:

@@ -70,6 +70,7 @@ def test_{function}_holds():
 """
 INDENT = " " * 8
 LINE_MAX = 91
+PARTIAL = "from functools import partial"
 MADE_WITH = {"named": pickle.dumps, "copied": copy.deepcopy}
 NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "errors")
 
@@ -107,11 +108,16 @@ def _manager_text(violation: Violation, model: ManagerModel) -> str:
     for name in ("make", "named", "copied"):
         value = getattr(model, name)
         if value is not MADE_WITH.get(name):
-            line, word = importable(value)
+            takes_config = isinstance(value, partial) and value.args == (model.config,)
+            line, word = importable(value.func if takes_config else value)
             lines.append(line)
+            if takes_config:
+                lines.append(PARTIAL)
+                word = f"partial({word}, CONFIG)"
             words.append(word if name == "make" else f"{name.replace('named', 'name')}={word}")
     counts = ("num_requests", "num_tokens", "num_prompt", "num_letters")
     words += [f"{name}={getattr(model, name)}" for name in counts]
+    words += [f"names={model.names}"] if model.names else []
     calls = "\n".join(f"    {_write_call(step.call)}," for step in violation.steps)
     config = write_config(model.config)
     parts = Parts(("from kvcore.trace.calls import Call", *lines))
@@ -139,10 +145,13 @@ def _head(violation: Violation, world: Any) -> dict[str, str]:
 
 def _imports(text: str, line: str, parts: Parts) -> str:
     """The imports of a test, those of the user's modules last."""
+    standard = [f"{PARTIAL}\n"] if PARTIAL in parts.imports else []
     names = ", ".join(each for each in NAMES if re.search(rf"\b{each}\b", text))
     ours = [each for each in (line, *parts.imports) if each.startswith("from kvcore.")]
-    theirs = [each for each in parts.imports if each not in ours]
-    return "\n".join([f"from kvcore import {names}", *sorted(set(ours)), *sorted(set(theirs))])
+    theirs = [each for each in parts.imports if each not in (*ours, PARTIAL)]
+    return "\n".join(
+        [*standard, f"from kvcore import {names}", *sorted(set(ours)), *sorted(set(theirs))]
+    )
 
 
 def trace_text(violation: Violation, world: Any) -> str:

@@ -19,7 +19,7 @@ from immutables import Map
 from kvcore.check.extend.manager_protocol import batch, block_ids, make_call
 from kvcore.check.stories.calls import name_of
 from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
-from kvcore.oracle.contents import Contents, Place, SlotStore, Wrong, run_of
+from kvcore.oracle.contents import Contents, Place, Slots, SlotStore, Wrong, run_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
@@ -49,23 +49,27 @@ class RequestView:
 class View:
     """All that the engine and the memory know at one moment.
 
-    prefixes: every prefix that was ever requested, since a manager may remember it. writes: the
-    first and last position of each request that the open batch is to write.
+    writes: the first and last position of each request that the open batch is to write. rings: the
+    groups whose blocks are read before they are written.
     """
 
     config: Config
     numbers: Prefixes = attrs.field(eq=False, repr=False)
     requests: Map[str, RequestView] = attrs.field(factory=Map)
-    prefixes: frozenset[tuple[int, ...]] = frozenset()
     contents: Contents = attrs.field(factory=dict)
     writes: Map[str, tuple[int, int]] = attrs.field(factory=Map)
     tables: Map[str, Tables] = attrs.field(factory=Map)
+    rings: frozenset[int] = frozenset()
 
-    def key(self) -> bytes:
+    def key(self, *, with_contents: bool = True) -> bytes:
         """The same bytes for views that are alike."""
         known = sorted(attrs.astuple(each, recurse=False)[:4] for each in self.requests.values())
-        contents = sorted(self.contents.items())
-        return repr((known, sorted(self.prefixes), contents)).encode()
+        contents = sorted(self.contents.items()) if with_contents else ()
+        return repr((known, contents)).encode()
+
+    def slots(self, block: int) -> Slots:
+        """What the slots of a device block hold."""
+        return self.contents.get(("device", block), ())
 
     @property
     def scene(self) -> Scene:
@@ -117,9 +121,12 @@ def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]
     if name == "take_batch":
         commands = batch(manager)
         after = execute(view_tables(manager, view), commands)
+        if hasattr(manager, "end_step"):
+            make_call(manager, Call("end_step"))
+            after = view_tables(manager, after)
         return after, Outcome(after, commands, None)
     value = make_call(manager, call)
-    if refused(value) and name in ("allocate_slots", "append"):
+    if value is False or (refused(value) and name in ("allocate_slots", "append")):
         return view, Outcome(view, (), None)
     after = view_tables(manager, _told(view, name, args))
     return after, Outcome(after, (), value)
@@ -137,19 +144,21 @@ def execute(view: View, commands: Sequence[Any]) -> View:
 
     Raises InvariantViolation (KV-READ).
     """
-    store = SlotStore([group.block_size for group in view.config.groups], dict(view.contents))
+    sizes = [group.block_size for group in view.config.groups]
+    store = SlotStore(sizes, dict(view.contents), num_null=int(view.config.null_block))
     for command in commands:
         store.copy(command)
-    for name, (first, last) in view.writes.items():
-        for index, table, nodes in _layers(view, name):
+    for name, (first, _) in view.writes.items():
+        for index, table, _ in _layers(view, name):
             _check_length(view, name, index, table, first)
-            store.put(table, index, first, run_of(nodes[first:last], index))
     after = attrs.evolve(view, contents=store.contents, writes=Map())
+    _check_reads(after, view.writes, store, rings=True)
     for name, (first, last) in view.writes.items():
         for index, table, nodes in _layers(view, name):
-            seen = skipped_tokens(view.config.groups[index], first)
-            for wrong in store.wrong(table, index, nodes, seen, last):
-                raise _wrong_read(after, name, wrong)
+            kept = view.config.groups[index].window if index in view.rings else None
+            start = first if kept is None else max(first, last - kept)
+            store.put(table, index, start, run_of(nodes[start:last], index))
+    _check_reads(after, view.writes, store, rings=False)
     return after
 
 
@@ -162,14 +171,28 @@ def view_tables(manager: Any, view: View) -> View:
     return attrs.evolve(view, tables=Map(tables))
 
 
+def _check_reads(
+    view: View, writes: Map[str, tuple[int, int]], store: SlotStore, *, rings: bool
+) -> None:
+    """Raise InvariantViolation (KV-READ) where a query of a batch finds what it must not.
+
+    rings: check the groups that are read before the batch writes; else those that are read after.
+    """
+    for name, (first, last) in writes.items():
+        for index, table, nodes in _layers(view, name):
+            if (index in view.rings) == rings:
+                seen = skipped_tokens(view.config.groups[index], first)
+                for wrong in store.wrong(table, index, nodes, seen, first if rings else last):
+                    raise _wrong_read(view, name, wrong)
+
+
 def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
     """The view after a call that was done."""
-    requests, writes, prefixes = view.requests, view.writes, view.prefixes
+    requests, writes = view.requests, view.writes
     match name:
         case "add_request":
             tokens = tuple(args[0].tokens)
             requests = requests.set(args[0].request_id, RequestView(args[0].request_id, tokens))
-            prefixes |= {tokens[:end] for end in range(1, 1 + len(tokens))}
         case "allocate_slots":
             request = requests[args[0]]
             last = len(request.tokens)
@@ -180,7 +203,6 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
             (request_id,), (token,) = args
             request = requests[request_id]
             tokens, last = (*request.tokens, token), len(request.tokens) + 1
-            prefixes |= {tokens}
             writes = writes.set(request_id, (last - 1, last))
             longer = attrs.evolve(request, tokens=tokens, num_computed=last)
             requests = requests.set(request_id, longer)
@@ -190,9 +212,10 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
         case "free":
             idle = attrs.evolve(requests[args[0]], num_computed=0, is_running=False)
             requests = requests.set(args[0], idle)
+            writes = writes.delete(args[0]) if args[0] in writes else writes
         case "remove_request":
             requests = requests.delete(args[0])
-    return attrs.evolve(view, requests=requests, writes=writes, prefixes=prefixes)
+    return attrs.evolve(view, requests=requests, writes=writes)
 
 
 def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[int]]]:

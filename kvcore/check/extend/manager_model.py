@@ -6,8 +6,9 @@ blocks. It is checked by what a user observes: a query reads what was written fo
 (KV-READ), no legal call raises (NOCRASH), nothing stays behind when all have left (LEAK), a request
 that fits is admitted to an empty pool (L-ADMIT) and never left standing (DEADLOCK-FREE). It must
 have `add_request`, `allocate_slots`, `append`, `free`, `remove_request`, `get_block_ids`,
-`take_batch` and `num_free_blocks` (MANAGER); where it has `get_computed_blocks`, `fork` or
-`reset_prefix_cache`, those are called, too.
+`take_batch` and `num_free_blocks` (MANAGER), or says what it calls them (`names`). Where it has
+`get_computed_blocks`, `fork` or `reset_prefix_cache`, those are called, too; `end_step` is called
+when a batch was executed. `rings` are the groups whose blocks are read before they are written.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from kvcore.check.extend.engine_view import RequestView, View, WrongRead, made, refused
-from kvcore.check.extend.manager_protocol import make_manager, num_free, num_hit
+from kvcore.check.extend.manager_moves import batched, moves
+from kvcore.check.extend.manager_protocol import Renamed, make_manager, num_free, num_hit, rings_of
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.world.model import Broken, CheckedCall, Edge
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, WrongArgument
-from kvcore.types.values import Outcome, Request
+from kvcore.types.values import Outcome
 
 OPTIONAL = frozenset({"fork", "reset_prefix_cache"})
 ANYWHERE = ("add_request", "take_batch", "reset_prefix_cache")
@@ -47,10 +49,14 @@ class ManagerModel:
     """All runs of a manager over a small pool, to be given to `check`.
 
     make: gives a new manager. config: its pool as the checks must know it: blocks, groups, their
-    block sizes. num_requests, num_tokens, num_prompt, num_letters: as of `World`. name: bytes that
+    block sizes. num_requests, num_tokens, num_prompt, num_letters: as of `World`. moves_per_batch:
+    most moves of one step: the running go on or are preempted for one another, then others come.
+    names: what the manager calls the methods that it has under other names. name: bytes that
     are equal for managers that will answer alike; its pickle unless given. copied: a deep copy.
-    States are folded only where all bytes are equal, so give `check` a depth as well. Raises
-    WrongArgument where a new manager cannot be copied or named.
+    States are folded only where all bytes are equal. A manager folds more with a method
+    `state_name(slots)`: bytes equal for states that answer alike, whatever the ids of blocks;
+    `slots(block)` is what the memory holds there, for the blocks that are held or can be found.
+    Raises WrongArgument where a new manager cannot be copied or named.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class ManagerModel:
         num_tokens: int = 4,
         num_prompt: int | None = None,
         num_letters: int = 2,
+        moves_per_batch: int = 1,
+        names: Mapping[str, str] | None = None,
         name: Callable[[Any], bytes] = pickle.dumps,
         copied: Callable[[Any], Any] = copy.deepcopy,
     ) -> None:
@@ -70,42 +78,59 @@ class ManagerModel:
         self.num_prompt, self.num_letters = num_prompt or num_tokens, num_letters
         self.notes: Counter[tuple[str, str]] = Counter()
         self.known = {each: PROPERTIES[each] for each in USER_PROPERTIES}
+        self.moves_per_batch, self.names = moves_per_batch, dict(names or {})
         self.make, self.named, self.copied = make, name, copied
         self._prefixes = Prefixes(config)
         self._num_free, self._calls = 0, frozenset[str]()
+        self._rings = frozenset[int]()
         try:
-            first = make_manager(make)
+            first = self._new()
         except InvariantViolation:  # told at the start
             return
-        for asked, answer in (("copied", copied), ("name", name)):
+        start, kind = Managed(first, View(config, self._prefixes)), type(bare(first)).__name__
+        for asked, answer in (("copied", self._copies), ("name", self.name)):
             try:
-                answer(first)
+                answer(start)
             except Exception as error:
-                expected = f"a function that takes a {type(first).__name__}"
+                expected = f"a function that takes a {kind}"
                 raise WrongArgument(name=asked, expected=expected, value=error) from error
         self._num_free = num_free(first)
         self._calls = frozenset(each for each in OPTIONAL if hasattr(first, each))
+        self._rings = rings_of(first, config)
 
     def start(self) -> Managed:
         """A new manager, and an engine that knows no request."""
-        view = View(self.config, self._prefixes)
+        view = View(self.config, self._prefixes, rings=self._rings)
         try:
-            return Managed(make_manager(self.make), view)
+            return Managed(self._new(), view)
         except InvariantViolation as error:
             return Managed(error, view)
 
     def edges(self, node: Managed) -> Iterator[Edge]:
         """What an engine does next, each with the batch that it fills."""
-        for name, calls in self._moves(node.view):
-            manager, view = self.copied(node.manager), node.view
-            steps: list[CheckedCall] = []
-            for call in (*calls, Call("take_batch")):
+        yield from self._edges(node, (), ())
+
+    def _edges(
+        self, node: Managed, planned: tuple[str, ...], before: Sequence[CheckedCall]
+    ) -> Iterator[Edge]:
+        """The batches that begin with the moves planned so far, whose steps are those before."""
+        for name, calls in batched(moves(self, node.view, self._calls), node.view, planned):
+            manager, view = self.duplicate(node.manager), node.view
+            steps = [*before]
+            for call in calls:
                 view = self.step(steps, manager, view, call)
                 asked = call.name == "allocate_slots" and name == "admit"
                 if asked and refused(steps[-1].outcome.value):
                     self.check_admission(steps, view, call.args[0])
                     view = self.step(steps, manager, view, Call("remove_request", call.args[:1]))
-            yield Edge(name, tuple(steps), Managed(manager, view))
+            names = (*planned, name)
+            further = None
+            if len(names) < self.moves_per_batch:
+                further = Managed(self.duplicate(manager), view), names, tuple(steps)
+            view = self.step(steps, manager, view, Call("take_batch"))
+            yield Edge(", ".join(names), tuple(steps), Managed(manager, view))
+            if further is not None:
+                yield from self._edges(*further)
 
     def name(self, node: Managed) -> bytes:
         """The manager's own name, and all that the engine and the memory know.
@@ -114,7 +139,27 @@ class ManagerModel:
         """
         if isinstance(node.manager, InvariantViolation):
             raise node.manager
-        return self.named(node.manager) + node.view.key()
+        own = getattr(node.manager, "state_name", None)
+        if own is None:
+            return self.named(bare(node.manager)) + node.view.key()
+        named: bytes = own(node.view.slots)
+        return named + node.view.key(with_contents=False)
+
+    def duplicate(self, manager: Any) -> Any:
+        """A copy of a manager, under the same names. Raises InvariantViolation (MANAGER)."""
+        try:
+            copied = self.copied(bare(manager))
+        except Exception as error:
+            kind = type(bare(manager)).__name__
+            raise InvariantViolation("MANAGER", f"copying a {kind} raises {error!r}") from error
+        return Renamed(copied, self.names) if isinstance(manager, Renamed) else copied
+
+    def _copies(self, node: Managed) -> None:
+        self.copied(bare(node.manager))
+
+    def _new(self) -> Any:
+        """A new manager. Raises InvariantViolation (MANAGER)."""
+        return make_manager(self.make, self.names)
 
     def check(self, node: Managed) -> None:
         """Check a new node: what is left at rest, and whether anyone can go on."""
@@ -186,7 +231,7 @@ class ManagerModel:
 
     def _goes_on(self, node: Managed, request: RequestView) -> bool:
         """Whether a call brings a request a token further."""
-        manager, name = self.copied(node.manager), request.request_id
+        manager, name = self.duplicate(node.manager), request.request_id
         if request.is_running:
             call = Call("append", ([name], [0]))
         else:
@@ -195,7 +240,7 @@ class ManagerModel:
 
     def _alone(self, node: Managed, request: RequestView) -> Managed:
         """The node with every other request preempted."""
-        manager, view = self.copied(node.manager), node.view
+        manager, view = self.duplicate(node.manager), node.view
         for name, other in sorted(view.requests.items()):
             if other.is_running and name != request.request_id:
                 view, _ = made(manager, view, Call("free", (name,)))
@@ -207,40 +252,10 @@ class ManagerModel:
         more = len(request.tokens) + request.is_running
         return more <= self.num_tokens and self.config.blocks_for(more) <= self._num_free
 
-    def _moves(self, view: View) -> Iterator[tuple[str, tuple[Call, ...]]]:
-        names = (str(number) for number in range(self.num_requests + 1))
-        fresh = next(name for name in names if name not in view.requests)
-        room = len(view.requests) < self.num_requests
-        for prompt in self._continuations(view, ()) if room else ():
-            add = Call("add_request", (Request(fresh, list(prompt)),))
-            yield "admit", (add, Call("allocate_slots", (fresh,)))
-        for name, request in sorted(view.requests.items()):
-            if not request.is_running:
-                yield "resume", (Call("allocate_slots", (name,)),)
-                yield "abort", (Call("remove_request", (name,)),)
-                continue
-            if len(request.tokens) < self.num_tokens:
-                for token in self._next_tokens(view, request.tokens):
-                    yield "decode", (Call("append", ([name], [token])),)
-            if room and "fork" in self._calls:
-                yield "fork", (Call("fork", (name, fresh)),)
-            yield "preempt", (Call("free", (name,)),)
-            yield "finish", (Call("free", (name,)), Call("remove_request", (name,)))
-        if "reset_prefix_cache" in self._calls:
-            yield "reset", (Call("reset_prefix_cache"),)
 
-    def _continuations(self, view: View, prefix: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(prefix) < self.num_prompt:
-            for token in self._next_tokens(view, prefix):
-                yield (*prefix, token)
-                yield from self._continuations(view, (*prefix, token))
-
-    def _next_tokens(self, view: View, prefix: tuple[int, ...]) -> list[int]:
-        """The tokens that ever followed a prefix in this run, and a fresh one."""
-        known = sorted(
-            each[-1] for each in view.prefixes if len(each) > len(prefix) and each[:-1] == prefix
-        )
-        return known + [each for each in range(self.num_letters) if each not in known][:1]
+def bare(manager: Any) -> Any:
+    """The manager itself, without the names that it is called by."""
+    return manager.manager if isinstance(manager, Renamed) else manager
 
 
 def replay(model: ManagerModel, calls: Iterable[Call], name: str) -> None:
@@ -261,9 +276,9 @@ def _replay(model: ManagerModel, calls: Iterable[Call]) -> None:
     model.name(node)
     manager, view = node.manager, node.view
     for call in calls:
-        known = view.requests.get(call.args[0]) if call.args and call.name != "append" else None
-        if call.name == "append":
-            known = view.requests.get(call.args[0][0])
+        known = None
+        if call.name not in ANYWHERE:
+            known = view.requests.get(call.args[0][0] if call.name == "append" else call.args[0])
         if call.name not in ANYWHERE and (
             known is None or (call.name in ("append", "free", "fork")) != known.is_running
         ):

@@ -8,9 +8,11 @@ engine reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any
+
+import attrs
 
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
@@ -23,18 +25,47 @@ METHODS = (
 )
 
 
-def make_manager(make: Callable[[], Any]) -> Any:
-    """A new manager that has what an engine needs. Raises InvariantViolation."""
+@attrs.frozen
+class Renamed:
+    """A manager under the names of `KVCacheManager`. names: what it calls them, by these."""
+
+    manager: Any
+    names: Mapping[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.manager, self.names.get(name, name))
+
+
+def make_manager(make: Callable[[], Any], names: Mapping[str, str] | None = None) -> Any:
+    """A new manager that has what an engine needs, or calls it by other names.
+
+    Raises InvariantViolation.
+    """
     try:
         manager = make()
     except Exception as error:
         raise InvariantViolation(NAME, f"making one raises {error!r}") from error
-    missing = [name for name in METHODS if not callable(getattr(manager, name, None))]
+    names = names or {}
+    found = Renamed(manager, names) if names else manager
+    missing = [name for name in METHODS if not callable(getattr(found, name, None))]
     if missing:
-        what = type(manager).__name__
-        raise InvariantViolation(NAME, f"a {what} has no method {', '.join(missing)}")
-    num_free(manager)
-    return manager
+        what, called = type(manager).__name__, [names.get(name, name) for name in missing]
+        raise InvariantViolation(NAME, f"a {what} has no method {', '.join(called)}")
+    num_free(found)
+    return found
+
+
+def rings_of(manager: Any, config: Config) -> frozenset[int]:
+    """The groups whose blocks a manager uses as rings. Raises InvariantViolation."""
+    given, num_groups = getattr(manager, "rings", ()), len(config.groups)
+    try:
+        found = frozenset(map(index, given))
+    except TypeError as error:
+        raise InvariantViolation(NAME, f"rings is {given!r}, not numbers of groups") from error
+    if not found <= set(range(num_groups)):
+        detail = f"rings is {given!r}, and the groups are those below {num_groups}"
+        raise InvariantViolation(NAME, detail)
+    return found
 
 
 def make_call(manager: Any, call: Call) -> Any:

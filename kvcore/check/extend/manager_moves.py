@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine does with a manager of one's own: its moves, and which go into one step.
+
+A step is planned as engines plan it: who has ended leaves, who runs goes on or is preempted for
+another, then others are admitted, unless somebody was preempted. Nobody is served twice. Forks and
+resets have a step of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from itertools import product
+from typing import Protocol
+
+from kvcore.check.extend.engine_view import View
+from kvcore.trace.calls import Call
+from kvcore.types.values import Request
+
+Move = tuple[str, tuple[Call, ...]]
+ORDER = {"finish": 0, "abort": 0, "decode": 1, "preempt": 1, "admit": 2, "resume": 2}
+"""When in a step a move is made; those without a place have a step of their own."""
+
+
+class Sizes(Protocol):
+    """How large a world of requests is."""
+
+    num_requests: int
+    num_tokens: int
+    num_prompt: int
+    num_letters: int
+
+
+def moves(sizes: Sizes, view: View, calls: Container[str]) -> Iterator[Move]:
+    """Every move of an engine, in a fixed order. calls: what the manager has of what it need not
+    have.
+    """
+    names = (str(number) for number in range(sizes.num_requests + 1))
+    fresh = next(name for name in names if name not in view.requests)
+    room = len(view.requests) < sizes.num_requests
+    for length in range(1, sizes.num_prompt + 1) if room else ():
+        for prompt in product(range(sizes.num_letters), repeat=length):
+            add = Call("add_request", (Request(fresh, list(prompt)),))
+            yield "admit", (add, Call("allocate_slots", (fresh,)))
+    for name, request in sorted(view.requests.items()):
+        if not request.is_running:
+            yield "resume", (Call("allocate_slots", (name,)),)
+            yield "abort", (Call("remove_request", (name,)),)
+            continue
+        if len(request.tokens) < sizes.num_tokens:
+            for token in range(sizes.num_letters):
+                yield "decode", (Call("append", ([name], [token])),)
+        if room and "fork" in calls:
+            yield "fork", (Call("fork", (name, fresh)),)
+        yield "preempt", (Call("free", (name,)),)
+        yield "finish", (Call("free", (name,)), Call("remove_request", (name,)))
+    if "reset_prefix_cache" in calls:
+        yield "reset", (Call("reset_prefix_cache"),)
+
+
+def batched(found: Iterable[Move], view: View, planned: tuple[str, ...]) -> Iterator[Move]:
+    """Those moves that an engine may make in a step behind those that it planned."""
+    if not planned:
+        yield from found
+    elif planned[-1] in ORDER:
+        for name, calls in found:
+            late = ORDER.get(name, -1)
+            if late < ORDER[planned[-1]] or (late == 2 and "preempt" in planned):
+                continue
+            fresh = name == "admit" or served_by(calls[0]) not in view.writes
+            if fresh or (name == "preempt" and others_run(view)):
+                yield name, calls
+
+
+def others_run(view: View) -> bool:
+    """Whether a request runs that this step has not served."""
+    return any(
+        each.is_running and each.request_id not in view.writes for each in view.requests.values()
+    )
+
+
+def served_by(call: Call) -> str:
+    """The request of a call that names one."""
+    named: str = call.args[0][0] if call.name == "append" else call.args[0]
+    return named

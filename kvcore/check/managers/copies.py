@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deep copies of managers that share what never changes: pickled and read again, which is faster
+than `copy.deepcopy` and knows functions by their identity.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def copied(value: T, shared: Sequence[object]) -> T:
+    """A deep copy of a value; what it shares with the value is the same object in both."""
+    places = {id(each): place for place, each in enumerate(shared)}
+    written = io.BytesIO()
+    pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+    pickler.persistent_id = lambda each: places.get(id(each))  # type: ignore[method-assign]
+    pickler.dump(value)
+    reader = pickle.Unpickler(io.BytesIO(written.getvalue()))
+    reader.persistent_load = shared.__getitem__  # type: ignore[method-assign]
+    found: T = reader.load()
+    return found
