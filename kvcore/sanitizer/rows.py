@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts that an adapter states about a cache, and what one step does for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class CacheGroup:
+    """The blocks of layers that share tables.
+
+    block_size: slots per block. window: queries at p see [max(0, p - window + 1), p]; None: all.
+    ring: tables wrap around, and a step reads before it writes. num_null: device blocks below this
+    id are null blocks, neither read inside the window nor written. zeros_readable: blocks that
+    were zeroed may be read. pool: groups of one pool share the ids of blocks.
+    """
+
+    block_size: int
+    window: int | None = None
+    ring: bool = False
+    num_null: int = 0
+    zeros_readable: bool = False
+    pool: int = 0
+
+
+@attrs.frozen
+class Row:
+    """Positions [start, start + num_tokens) of a request, in the slots that its tables name.
+
+    drafts: the speculative tokens at the end of these positions, which are not in the request's
+    list; a negative one is not known.
+    """
+
+    name: str
+    start: int
+    num_tokens: int
+    drafts: Sequence[int] = ()
+
+
+@attrs.frozen
+class SlotRow:
+    """The same in one group by the very slots, `block * block_size + offset`.
+
+    writes: of positions from start on, one each; a negative one is not written. reads: of the
+    positions that end with the row's last one, of a ring with the one before its first.
+    """
+
+    name: str
+    group: int
+    start: int
+    num_tokens: int
+    writes: Sequence[int]
+    reads: Sequence[int]

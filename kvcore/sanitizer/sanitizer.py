@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adapter tells about an engine, in the order of issue, and what follows from it.
+
+An observation is checked when it comes and takes effect in its turn: what was issued before it and
+whose tokens are not known yet goes first. So a step is judged by the tables of its issue, however
+late its tokens are known. An observation that contradicts those before it raises AdapterError, and
+nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import attrs
+
+from kvcore.sanitizer.describe import Describer
+from kvcore.sanitizer.digests import namespace_digest
+from kvcore.sanitizer.errors import AdapterError
+from kvcore.sanitizer.findings import Finding
+from kvcore.sanitizer.judge import DEVICE, Judge, SlotLists
+from kvcore.sanitizer.names import Named, Names
+from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
+
+Pairs = Iterable[tuple[int, int]]
+EMPTY_SLOTS: Mapping[int, SlotLists] = {}
+
+
+@attrs.define
+class Issued:
+    """A step that waits for its tokens."""
+
+    step: int
+    serials: Sequence[int]
+    starts: Sequence[int]
+    counts: Sequence[int]
+    drafts: Mapping[int, Sequence[int]]
+    slots: Mapping[int, SlotLists]
+    is_complete: bool = False
+    is_cancelled: bool = False
+
+
+class Sanitizer:
+    """Follows the slots of one engine's cache and judges what its steps read.
+
+    num_blocks: device blocks of each pool, null blocks included. full: read everything in every
+    step, which finds the same and costs more. every: judge the requests whose name's hash is 0 mod
+    this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
+    and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_blocks: int,
+        *,
+        full: bool = False,
+        every: int = 1,
+        show_tokens: bool = False,
+        engine: str = "",
+        backend: str | None = None,
+    ) -> None:
+        self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
+        self.findings: list[Finding] = []
+        self.suspicions: list[Finding] = []
+        self._names = Names()
+        self._judge = make_judge(self.groups, num_blocks, full, backend)
+        self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
+        self._queue: deque[Issued | Callable[[], object]] = deque()
+        self._waiting: dict[int, Issued] = {}
+        self._now = 0
+        self._released: dict[tuple[int, int], int] = {}
+        self._published: dict[object, tuple[int, ...]] = {}
+        self._causes: set[tuple[object, ...]] = set()
+
+    def begin(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        namespace: tuple[object, ...] = (),
+        parent: str | None = None,
+    ) -> None:
+        """Follow a request. tokens: the engine's own growing list, read when a step completes.
+
+        namespace: adapter, salt, media and embeddings. parent: the request that it is a fork of.
+        """
+        if name in self._names.live:
+            raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
+        origin = None if parent is None else self._live("begin", parent).serial
+        named = self._names.begin(name, namespace, tokens, len(self.groups))
+        named.events.append(f"step {self._now}: begins with {len(tokens)} tokens")
+        base, judged = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
+        self._do(self._judge.begin, named.serial, tokens, base, origin, judged)
+
+    def renew(self, name: str) -> None:
+        """Let a request that gave up its blocks expect KV of the weights of now."""
+        self._do(self._judge.renew, self._live("renew", name).serial)
+
+    def extend(self, name: str, group: int, blocks: Sequence[int]) -> None:
+        """Append blocks to a request's table of a group, new ones or hits alike."""
+        named = self._live("extend", name)
+        self._check_blocks("extend", group, blocks)
+        first = named.num_blocks[group]
+        named.num_blocks[group] += len(blocks)
+        named.events.append(
+            f"step {self._now}: table {group} gets {len(blocks)} blocks from {first} on"
+        )
+        if self._released:
+            self._suspect_use(named, group, blocks)
+        self._do(self._judge.extend, named.serial, group, blocks, self._now)
+
+    def drop(self, name: str) -> None:
+        """Give up a request's tables: preempted, finished, or sent anew."""
+        named = self._live("drop", name)
+        named.num_blocks = [0] * len(self.groups)
+        named.events.append(f"step {self._now}: gives up its tables")
+        self._do(self._judge.drop, named.serial, self._now)
+
+    def end(self, name: str) -> None:
+        """Let a request leave, and its tables with it."""
+        named = self._live("end", name)
+        if any(named.num_blocks):
+            self.drop(name)
+        self._names.end(name)
+        self._do(self._judge.end, named.serial)
+
+    def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
+        """Say what a step does, when it is issued. step: above those before it."""
+        self._check_step(step)
+        serials = [self._check_row(f"issue({step})", row) for row in rows]
+        drafts = {
+            at: row.drafts for at, row in enumerate(rows) if isinstance(row, Row) and row.drafts
+        }
+        slots = {
+            at: (row.group, row.writes, row.reads)
+            for at, row in enumerate(rows)
+            if isinstance(row, SlotRow)
+        }
+        starts, counts = [row.start for row in rows], [row.num_tokens for row in rows]
+        self._issue(Issued(step, serials, starts, counts, drafts, slots))
+
+    def complete(self, step: int) -> list[Finding]:
+        """Say that the tokens of a step's rows are known; what is certain in all judged by it."""
+        self._pending("complete", step).is_complete = True
+        return self._drain()
+
+    def cancel(self, step: int) -> list[Finding]:
+        """Say that an issued step never ran; what is certain in the steps that waited for it."""
+        self._pending("cancel", step).is_cancelled = True
+        return self._drain()
+
+    def step(
+        self,
+        step: int,
+        names: Sequence[str],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        drafts: Mapping[int, Sequence[int]] | None = None,
+    ) -> list[Finding]:
+        """Issue a step and complete it at once: rows by column, drafts by the number of the row."""
+        self._check_step(step)
+        try:
+            serials = list(map(self._names.serials.__getitem__, names))
+        except KeyError as error:
+            reason = f"no request {error.args[0]!r} lives"
+            raise AdapterError(observation=f"step({step})", reason=reason) from None
+        if not len(serials) == len(starts) == len(counts):
+            raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
+        if serials and (min(starts) < 0 or min(counts) < 0):
+            raise AdapterError(observation=f"step({step})", reason="a negative start or count")
+        issued = Issued(step, serials, starts, counts, drafts or {}, EMPTY_SLOTS)
+        self._issue(issued)
+        return self.complete(step)
+
+    def copy(
+        self, pairs: Pairs, group: int = 0, source: str = DEVICE, target: str = DEVICE
+    ) -> None:
+        """Copy blocks in order, (source, target), within a tier or between two."""
+        self._transfer("copy", pairs, group, source, target)
+
+    def move(
+        self, pairs: Pairs, group: int = 0, source: str = DEVICE, target: str = DEVICE
+    ) -> None:
+        """Copy blocks and leave the sources unwritten."""
+        self._transfer("move", pairs, group, source, target)
+
+    def fail(self, blocks: Sequence[int], group: int = 0, target: str = DEVICE) -> None:
+        """Say that copies to these blocks failed: they are unwritten."""
+        self._check_blocks("fail", group, blocks, target)
+        for block in blocks:
+            place = (target, self.groups[group].pool, block)
+            self._do(self._judge.lose, place, self._now)
+
+    def zero(self, blocks: Sequence[int], group: int = 0) -> None:
+        """Zero blocks: unwritten, but readable where the group says so."""
+        self._check_blocks("zero", group, blocks)
+        for block in blocks:
+            self._do(self._judge.zero, (DEVICE, self.groups[group].pool, block), self._now)
+
+    def epoch(self) -> None:
+        """Say that the weights changed: requests that begin from here on expect KV of these."""
+        self._do(self._judge.advance_epoch)
+
+    def allocate(self, block: int, owner: str | None = None, pool: int = 0) -> None:
+        """Say that the engine handed out a block; for suspicions only. owner: for the texts."""
+        del owner
+        self._released.pop((pool, block), None)
+
+    def release(self, block: int, owner: str | None = None, pool: int = 0) -> None:
+        """Say that a block's last owner gave it back; for suspicions only."""
+        if (pool, block) in self._released:
+            self._suspect("double-free", (pool, block), owner, block)
+        self._released[pool, block] = self._now
+
+    def publish(self, key: object, blocks: Sequence[int]) -> None:
+        """Say that the engine's prefix cache names blocks by a key."""
+        self._published[key] = tuple(blocks)
+
+    def unpublish(self, key: object) -> None:
+        """Say that a key names nothing any more."""
+        self._published.pop(key, None)
+
+    def find(self, key: object, blocks: Sequence[int] | None) -> bool:
+        """Whether a look-up gave what was published under a key; nothing is recorded."""
+        return self._published.get(key) == (None if blocks is None else tuple(blocks))
+
+    def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:
+        pairs = list(pairs)
+        self._check_blocks(what, group, [pair[0] for pair in pairs], source)
+        self._check_blocks(what, group, [pair[1] for pair in pairs], target)
+        pool = self.groups[group].pool
+        for read, written in pairs:
+            places = (source, pool, read), (target, pool, written)
+            self._do(self._judge.copy, *places, self._now, what == "move")
+
+    def _do(self, change: Callable[..., object], *args: Any) -> None:
+        """Carry out a change now, or behind the steps that wait."""
+        if self._queue:
+            self._queue.append(lambda: change(*args))
+        else:
+            change(*args)
+
+    def _issue(self, issued: Issued) -> None:
+        self._now = issued.step
+        self._waiting[issued.step] = issued
+        self._queue.append(issued)
+
+    def _pending(self, what: str, step: int) -> Issued:
+        issued = self._waiting.get(step)
+        if issued is None or issued.is_complete or issued.is_cancelled:
+            reason = "it was not issued, or was completed or cancelled before"
+            raise AdapterError(observation=f"{what}({step})", reason=reason)
+        return issued
+
+    def _drain(self) -> list[Finding]:
+        """Let all take effect up to the first step whose tokens are not known."""
+        found: list[Finding] = []
+        while self._queue:
+            first = self._queue[0]
+            if isinstance(first, Issued):
+                if not (first.is_complete or first.is_cancelled):
+                    break
+                del self._waiting[first.step]
+                if first.is_complete:
+                    found += self._judged(first)
+            else:
+                first()
+            self._queue.popleft()
+        self.findings += found
+        return found
+
+    def _judged(self, issued: Issued) -> list[Finding]:
+        wrongs = self._judge.step(
+            issued.step,
+            issued.serials,
+            issued.starts,
+            issued.counts,
+            issued.drafts,
+            issued.slots,
+        )
+        found = []
+        for finding in map(self._describer.describe, wrongs):
+            if finding.certain:
+                found.append(finding)
+            else:
+                self._log_once(finding, (finding.name, finding.request, finding.writer))
+        if issued.serials and not any(issued.counts):
+            found.append(self._describer.empty_step(issued.step, len(issued.serials)))
+        return found
+
+    def _suspect_use(self, named: Named, group: int, blocks: Sequence[int]) -> None:
+        pool = self.groups[group].pool
+        for block in blocks:
+            if (pool, block) in self._released:
+                self._suspect("use-after-free", (pool, block), named.name, block)
+
+    def _suspect(self, name: str, cause: object, request: str | None, block: int) -> None:
+        finding = self._describer.suspicion(name, self._now, request, block)
+        self._log_once(finding, (name, cause))
+
+    def _log_once(self, finding: Finding, cause: tuple[object, ...]) -> None:
+        if cause not in self._causes:
+            self._causes.add(cause)
+            self.suspicions.append(finding)
+
+    def _live(self, what: str, name: str) -> Named:
+        named = self._names.live.get(name)
+        if named is None:
+            reason = f"no request {name!r} lives"
+            raise AdapterError(observation=f"{what}({name!r})", reason=reason)
+        return named
+
+    def _check_blocks(
+        self, what: str, group: int, blocks: Sequence[int], tier: str = DEVICE
+    ) -> None:
+        if not 0 <= group < len(self.groups):
+            reason = f"group {group} of {len(self.groups)}"
+            raise AdapterError(observation=what, reason=reason)
+        if not blocks:
+            return
+        low, high = min(blocks), max(blocks)
+        if low < 0 or (tier == DEVICE and high >= self.num_blocks):
+            reason = f"block {low if low < 0 else high} of {self.num_blocks} ({tier})"
+            raise AdapterError(observation=what, reason=reason)
+
+    def _check_step(self, step: int) -> None:
+        if step <= self._now:
+            reason = f"step {self._now} came before it, and steps rise"
+            raise AdapterError(observation=f"issue({step})", reason=reason)
+
+    def _check_row(self, what: str, row: Row | SlotRow) -> int:
+        named = self._live(what, row.name)
+        if row.start < 0 or row.num_tokens < 0:
+            reason = f"{row.name} has start {row.start} and {row.num_tokens} tokens"
+            raise AdapterError(observation=what, reason=reason)
+        if isinstance(row, Row):
+            if len(row.drafts) > row.num_tokens:
+                reason = f"{len(row.drafts)} drafts in {row.num_tokens} tokens of {row.name}"
+                raise AdapterError(observation=what, reason=reason)
+            return named.serial
+        self._check_blocks(what, row.group, ())
+        size = self.groups[row.group].block_size
+        self._check_blocks(what, row.group, [max(slot, 0) // size for slot in row.writes])
+        self._check_blocks(what, row.group, [slot // size for slot in row.reads])
+        ends = row.start if self.groups[row.group].ring else row.start + row.num_tokens
+        if len(row.writes) != row.num_tokens or len(row.reads) > ends:
+            reason = f"{row.name}: {len(row.writes)} writes and {len(row.reads)} reads of a row"
+            raise AdapterError(observation=what, reason=f"{reason} that ends at {ends}")
+        return named.serial
+
+
+def make_judge(groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: Any) -> Judge:
+    """The judge of a backend: the twin where it is compiled, unless another is named."""
+    del backend
+    return Judge(groups, num_blocks, full)
