@@ -183,20 +183,20 @@ class Adapter:
         tables: dict[int, list[int]] = {}
         flying: Counter[int] = Counter()
         steps: list[int] = []  # issued, in order
-        numbers = itertools.count()
+        numbers = itertools.count(1)
         allocate, message = manager.allocate_paged, target._process_one_msg
         last_data, free = target._process_last_data, target._free_req_resources
 
         def leave(uid: int) -> None:
             if uid not in tables and not flying[uid] and tokens.pop(uid, None) is not None:
-                sanitizer.end(uid)
+                sanitizer.end(f"r{uid}")
 
         def begun(msg: Any) -> None:
             ids = getattr(msg, "input_ids", None)
             message(msg)
             if ids is not None and msg.uid not in tokens:
                 tokens[msg.uid] = ids.tolist()
-                sanitizer.begin(msg.uid, tokens[msg.uid])
+                sanitizer.begin(f"r{msg.uid}", tokens[msg.uid])
 
         def allocated(reqs: Any) -> None:
             allocate(reqs)
@@ -205,13 +205,13 @@ class Adapter:
                 row = target.engine.page_table[req.table_idx, : req.device_len : size]
                 table, known = (row // size).tolist(), tables.get(req.uid, [])
                 if table[: len(known)] != known:
-                    sanitizer.drop(req.uid)
+                    sanitizer.drop(f"r{req.uid}")
                     known = []
                 if len(table) > len(known):
-                    sanitizer.extend(req.uid, 0, table[len(known) :])
+                    sanitizer.extend(f"r{req.uid}", 0, table[len(known) :])
                 tables[req.uid] = table
                 flying[req.uid] += 1
-                rows.append(Row(req.uid, req.cached_len, req.extend_len))
+                rows.append(Row(f"r{req.uid}", req.cached_len, req.extend_len))
             steps.append(next(numbers))
             sanitizer.issue(steps[-1], rows)
 
@@ -229,7 +229,7 @@ class Adapter:
 
         def freed(req: Any) -> None:
             if tables.pop(req.uid, None) is not None:
-                sanitizer.drop(req.uid)
+                sanitizer.drop(f"r{req.uid}")
             free(req)
             leave(req.uid)
 

@@ -52,6 +52,7 @@ class Engine:
             max_tokens=arrival.new, ignore_eos=True
         )
         sequence = source().Sequence(list(arrival.prompt), params)
+        sequence.seq_id = arrival.name
         self.sequences[arrival.name] = sequence
         self.target.add(sequence)
 
@@ -107,7 +108,7 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: its `schedule`, `postprocess` and what `deallocate` takes away."""
-        told: dict[int, int] = {}  # request: blocks of its table that were told
+        told: dict[str, int] = {}  # request: blocks of its table that were told
         schedule, postprocess = target.schedule, target.postprocess
         deallocate = target.block_manager.deallocate
         steps = [0]
@@ -116,7 +117,7 @@ class Adapter:
             sequences, is_prefill = schedule()
             rows = []
             for each in sequences:
-                name = each.seq_id
+                name = str(each.seq_id)
                 if name not in told:
                     sanitizer.begin(name, each.token_ids)
                     told[name] = 0
@@ -132,16 +133,16 @@ class Adapter:
 
         def dropped(sequence: Any) -> None:
             deallocate(sequence)
-            if told.get(sequence.seq_id):
-                told[sequence.seq_id] = 0
-                sanitizer.drop(sequence.seq_id)
+            if told.get(name := str(sequence.seq_id)):
+                told[name] = 0
+                sanitizer.drop(name)
 
         def finished(sequences: Any, answers: Any, is_prefill: bool) -> None:
             postprocess(sequences, answers, is_prefill)
             for each in sequences:
                 if each.is_finished:
-                    del told[each.seq_id]
-                    sanitizer.end(each.seq_id)
+                    del told[str(each.seq_id)]
+                    sanitizer.end(str(each.seq_id))
 
         target.schedule, target.postprocess = scheduled, finished
         target.block_manager.deallocate = dropped
