@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -60,14 +60,21 @@ class Harness(Exception):
     """The fake model and the engine disagree, or the adapter told nonsense: not a finding."""
 
 
-def run(adapter: Adapter, world: World, **options: Any) -> Outcome:
-    """Run a world to its end or its first finding. options: of the sanitizer."""
-    return _Run(adapter, world, options).outcome()
+def run(
+    adapter: Adapter, world: World, *, full: bool = False, muted: Collection[str] = ()
+) -> Outcome:
+    """Run a world to its end or its first finding.
+
+    full: judge in the sanitizer's full mode. muted: names of findings that do not end the run.
+    """
+    return _Run(adapter, world, full, muted).outcome()
 
 
 class _Run:
-    def __init__(self, adapter: Adapter, world: World, options: dict[str, Any]) -> None:
-        self.adapter, self.world, self.options = adapter, world, options
+    def __init__(
+        self, adapter: Adapter, world: World, full: bool, muted: Collection[str]
+    ) -> None:
+        self.adapter, self.world, self.full, self.muted = adapter, world, full, muted
         self.engine: Any = None
         self.watch: Watch | None = None
         self.arrivals: dict[str, Arrive] = {}
@@ -108,10 +115,9 @@ class _Run:
         sanitizer = Sanitizer(
             self.adapter.groups(self.engine),
             self.engine.num_blocks,
-            full=True,
+            full=self.full,
             show_tokens=True,
             engine=self.adapter.NAME,
-            **self.options,
         )
         self.watch = Watch(sanitizer)
         self.adapter.attach(self.engine.target, self.watch)
@@ -164,7 +170,7 @@ class _Run:
         if not self.engine.free():
             self.watch.reached.add("full-pool")
         for found in self.watch.findings:
-            if found.certain:
+            if found.certain and found.name not in self.muted:
                 return self._found(found.name, "", str(found))
         return None
 
