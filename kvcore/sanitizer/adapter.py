@@ -112,7 +112,7 @@ KNOWN = {
     "nano-vllm": Known("nano_vllm", checkout="KVCORE_NANO_VLLM"),
     "mini-sglang": Known("mini_sglang", checkout="KVCORE_MINI_SGLANG"),
     "transformers": Known("transformers", peer="transformers"),
-    "vllm": Known("vllm", peer="vllm033"),
+    "vllm": Known("vllm_hunt", peer="vllm033"),
     "sglang": Known("sglang", peer="sglang"),
     "kvcore": Known("reference"),
 }

@@ -136,8 +136,8 @@ class _Run:
                 knows = self.adapter.MOVES
                 if "samples" not in knows:
                     move = attrs.evolve(move, samples=1)
-                self.arrivals[move.name] = move
-                self._refusable(lambda: self.engine.arrive(move))
+                if self._refusable(lambda: self.engine.arrive(move)):
+                    self.arrivals[move.name] = move
             case Abort():
                 if "abort" in self.adapter.MOVES and move.name in set(self.engine.live):
                     assert self.watch is not None
@@ -154,12 +154,15 @@ class _Run:
                 assert move == STEP
                 self.engine.step()
 
-    def _refusable(self, call: Callable[[], Any]) -> None:
+    def _refusable(self, call: Callable[[], Any]) -> bool:
+        """Whether the engine took a call; another error than its documented refusal is raised."""
         try:
             call()
         except Exception as error:
             if not self.adapter.refusal(error):
                 raise
+            return False
+        return True
 
     def _judged(self) -> Found | None:
         """The first certain finding; then the answers that the engine keeps are the model's."""

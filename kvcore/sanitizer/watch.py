@@ -70,41 +70,54 @@ class Watch:
         self.tables.pop(name, None)
         self._guarded(self.sanitizer.end)(name)
 
+    def __contains__(self, name: Any) -> bool:
+        return name in self.tables
+
+    def step(
+        self, step: Any, names: Sequence[Any], starts: Sequence[int], counts: Sequence[int], *more: Any
+    ) -> Any:
+        self.num_steps += 1
+        for name, start, count in zip(names, starts, counts, strict=True):
+            self._see(name, start, count)
+        return self._guarded(self.sanitizer.step)(step, names, starts, counts, *more)
+
     def issue(self, step: Any, rows: Sequence[Any]) -> None:
         self.num_steps += 1
         self.steps[step] = {row.name for row in rows}
         for row in rows:
-            self._see(row)
+            self._see(row.name, row.start, row.num_tokens)
         self._guarded(self.sanitizer.issue)(step, rows)
 
     def complete(self, step: Any) -> Any:
         self.steps.pop(step, None)
         return self._guarded(self.sanitizer.complete)(step)
 
-    def copy(self, *args: Any, **named: Any) -> None:
+    def copy(self, pairs: Sequence[Any], *args: Any, **named: Any) -> None:
+        if not pairs:
+            return
         target, source = named.get("target", "device"), named.get("source", "device")
         self.reached.add(
             "copy" if source == target else "restore" if target == "device" else "offload"
         )
-        self._guarded(self.sanitizer.copy)(*args, **named)
+        self._guarded(self.sanitizer.copy)(pairs, *args, **named)
 
     def aborts(self, flying: bool) -> None:
         """The hunter aborts a request; flying: while a batch is in flight."""
         if flying or self.steps:
             self.reached.add("abort-in-flight")
 
-    def _see(self, row: Any) -> None:
-        name, end = row.name, row.start + row.num_tokens
+    def _see(self, name: Any, start: int, count: int) -> None:
+        end = start + count
         if name in self.fresh:
             self.fresh.discard(name)
-            if row.start:
+            if start:
                 self.reached.add("resumed-by-a-hit" if name in self.dropped else "hit")
-        if 1 < row.num_tokens and end < self.lengths.get(name, 0):
+        if 1 < count and end < self.lengths.get(name, 0):
             self.reached.add("partial-chunk")
         table = self.tables.get(name, [])
-        first = row.start // self.block_size
+        first = start // self.block_size
         for key in table[first : 1 + (end - 1) // self.block_size]:
-            if row.start <= first * self.block_size and key in self.full_blocks:
+            if start <= first * self.block_size and key in self.full_blocks:
                 self.reached.add("evicted-keyed-block")
                 self.full_blocks.discard(key)
         self.full_blocks.update(table[first : end // self.block_size])

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sanitizer in a serving engine: what it does is set in the environment, and it never stops it.
+
+KVCORE_SANITIZER=off|log|raise, log unless set: `log` writes each finding once and lets the engine
+go on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n judges one request in n. An
+adapter that errs switches its sanitizer off with one line of log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from kvcore.sanitizer.errors import AdapterError, UnsupportedEngine
+from kvcore.sanitizer.findings import Finding
+from kvcore.sanitizer.sanitizer import Sanitizer
+
+LOG = logging.getLogger("kvcore.sanitizer")
+MODES = ("log", "off", "raise")
+
+
+class WrongKv(RuntimeError):
+    """A certain finding, raised in the engine's own thread. finding: the first one of the step."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(str(finding))
+
+
+def mode() -> str:
+    """What KVCORE_SANITIZER says. Raises ValueError."""
+    value = os.environ.get("KVCORE_SANITIZER", MODES[0])
+    if value not in MODES:
+        raise ValueError(f"KVCORE_SANITIZER is {value!r}: it is one of {', '.join(MODES)}")
+    return value
+
+
+def every() -> int:
+    """What KVCORE_SANITIZER_EVERY says. Raises ValueError."""
+    value = os.environ.get("KVCORE_SANITIZER_EVERY", "1")
+    if not value.isdecimal() or int(value) == 0:
+        raise ValueError(f"KVCORE_SANITIZER_EVERY is {value!r}: it is a number from 1 on")
+    return int(value)
+
+
+def check_version(engine: str, found: str, tested: tuple[str, ...]) -> None:
+    """Raise UnsupportedEngine unless an adapter was tested with this version."""
+    if found not in tested:
+        raise UnsupportedEngine(engine=engine, found=found, tested=", ".join(tested))
+
+
+class Guard:
+    """Tells a sanitizer of an engine, reports what it finds, and ends with the first misuse."""
+
+    def __init__(self, attach: Callable[[], Sanitizer]) -> None:
+        self.sanitizer: Sanitizer | None = None if mode() == "off" else attach()
+        self._raises = mode() == "raise"
+        self._num_suspicions = 0
+
+    def tell(self, observe: Callable[[Sanitizer], list[Finding] | None]) -> list[Finding]:
+        """Let an adapter observe; what was found, none once it is off."""
+        if self.sanitizer is None:
+            return []
+        try:
+            return observe(self.sanitizer) or []
+        except AdapterError as error:
+            LOG.error("the sanitizer is off from here on: %s", error)
+            self.sanitizer = None
+            return []
+
+    def report(self, found: list[Finding]) -> None:
+        """Log findings and new suspicions. Raises WrongKv if the environment says so."""
+        for finding in found:
+            LOG.error("%s", finding, extra={"finding": finding})
+        if self.sanitizer is not None:
+            for suspicion in self.sanitizer.suspicions[self._num_suspicions :]:
+                LOG.warning("%s", suspicion, extra={"finding": suspicion})
+            self._num_suspicions = len(self.sanitizer.suspicions)
+        if found and self._raises:
+            raise WrongKv(found[0])

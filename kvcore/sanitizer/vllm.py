@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.33.0: `--scheduler-cls kvcore.sanitizer.vllm.AsyncScheduler`, or `.Scheduler`.
+
+What is followed is what the workers are sent, in the order of the scheduler's outputs; each is
+judged before the scheduler takes its result, when its tokens are known. Not followed: KV that a
+connector brings, and groups other than full and sliding window attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from kvcore.sanitizer.attached import Guard, check_version, every
+from kvcore.sanitizer.errors import UnsupportedEngine
+from kvcore.sanitizer.findings import Finding
+from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.sanitizer import Sanitizer
+
+TESTED = ("0.33.0",)
+Item = tuple[int, int, int]
+"""A media item: its first position, the one behind it, and a number for what it is."""
+
+
+class MediaTokens(Sequence[int]):
+    """An engine's list of tokens with media items in their places."""
+
+    def __init__(self, tokens: Sequence[int], items: list[Item]) -> None:
+        self._tokens, self._items = tokens, items
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, position: Any) -> Any:
+        for first, end, number in self._items:
+            if first <= position < end:
+                return number + position - first & 0xFFFFFFFF
+        return self._tokens[position]
+
+
+def attach(scheduler: Any, **options: Any) -> Sanitizer:
+    """A sanitizer for a scheduler's cache. Raises UnsupportedEngine."""
+    check_version("vLLM", vllm.__version__, TESTED)
+    groups = []
+    for group in scheduler.kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec) or scheduler.connector:
+            found = f"with {type(spec).__name__} and connector {scheduler.connector}"
+            raise UnsupportedEngine(engine="vLLM", found=found, tested="attention, no connector")
+        window = getattr(spec, "sliding_window", None)
+        groups.append(CacheGroup(block_size=spec.block_size, window=window, num_null=1))
+    num_blocks, engine = scheduler.kv_cache_config.num_blocks, f"vLLM {vllm.__version__}"
+    return Sanitizer(groups, num_blocks, engine=engine, **options)
+
+
+def begin(sanitizer: Sanitizer, request: Any) -> None:
+    """Follow a request of vLLM's."""
+    lora, tokens = request.lora_request, request._all_token_ids
+    items = [
+        (_start(each), _start(each) + each.mm_position.length, _number(each.identifier.encode()))
+        for each in request.mm_features
+    ]
+    if request.prompt_embeds is not None:
+        embeds = request.prompt_embeds
+        items.append((0, len(embeds), _number(embeds.float().numpy().tobytes())))
+    tokens = MediaTokens(tokens, items) if items else tokens
+    namespace = (lora.lora_name if lora else None, request.cache_salt)
+    sanitizer.begin(request.request_id, tokens, namespace)
+
+
+def follow(
+    sanitizer: Sanitizer, step: int, requests: dict[str, Any], planned: Any, result: Any
+) -> list[Finding]:
+    """Judge what a scheduler's output makes the workers do. requests: those that came, by name."""
+    for name in planned.finished_req_ids:
+        if name in sanitizer:
+            sanitizer.end(name)
+        elif name in requests and requests[name].is_finished():
+            del requests[name]  # aborted while it waited
+    for name in planned.preempted_req_ids or ():
+        if name in sanitizer:
+            sanitizer.drop(name)
+    sanitizer.zero(planned.new_block_ids_to_zero or ())
+    sanitizer.copy(planned.kv_cache_block_copies or ())
+    names, starts = [], []
+    for new in planned.scheduled_new_reqs:
+        if new.req_id not in sanitizer:
+            begin(sanitizer, requests.pop(new.req_id))
+        else:  # the next part of a streamed prompt
+            sanitizer.drop(new.req_id)
+        for group, blocks in enumerate(new.block_ids):
+            sanitizer.extend(new.req_id, group, blocks)
+        names.append(new.req_id)
+        starts.append(new.num_computed_tokens)
+    cached = planned.scheduled_cached_reqs
+    for at, tables in enumerate(cached.new_block_ids):
+        if tables is not None:
+            if cached.req_ids[at] in cached.resumed_req_ids:
+                sanitizer.drop(cached.req_ids[at])
+            for group, blocks in enumerate(tables):
+                if blocks:
+                    sanitizer.extend(cached.req_ids[at], group, blocks)
+    names += cached.req_ids
+    starts += cached.num_computed_tokens
+    counts = list(map(planned.num_scheduled_tokens.__getitem__, names))
+    drafts = {}
+    if planned.scheduled_spec_decode_tokens:
+        for at, name in enumerate(names):
+            given = planned.scheduled_spec_decode_tokens.get(name)
+            if given:
+                drafts[at] = _drafts(given, result.sampled_token_ids[result.req_id_to_index[name]])
+    return sanitizer.step(step, names, starts, counts, drafts)
+
+
+def _drafts(given: list[int], sampled: list[int]) -> list[int]:
+    """The drafts that ran. An asynchronous scheduler knows them only where they were accepted."""
+    if min(given) >= 0:
+        return given
+    accepted = sampled[:-1]
+    return [*accepted, *[-1] * (len(given) - len(accepted))]
+
+
+def _start(feature: Any) -> int:
+    return int(feature.mm_position.offset)
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(sha256(data).digest()[:8], "big")
+
+
+class _Watched:
+    """What both schedulers do for their sanitizer."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._guard = Guard(lambda: attach(self, every=every()))
+        self._arrived: dict[str, Any] = {}
+        self._num_followed = 0
+
+    def add_request(self, request: Any) -> None:
+        """vLLM's own, and keep the request until it is scheduled."""
+        super().add_request(request)  # type: ignore[misc] # vLLM's scheduler has it
+        self._arrived[request.request_id] = request
+
+    def update_from_output(self, planned: Any, result: Any) -> Any:
+        """Judge what ran, then do vLLM's own. Raises WrongKv behind it."""
+        step, self._num_followed = self._num_followed, self._num_followed + 1
+        found = self._guard.tell(
+            lambda sanitizer: follow(sanitizer, step, self._arrived, planned, result)
+        )
+        outputs = super().update_from_output(planned, result)  # type: ignore[misc] # the same
+        self._guard.report(found)
+        return outputs
+
+
+class Scheduler(_Watched, VllmScheduler):  # type: ignore[misc] # vLLM has no types here
+    """vLLM's scheduler with a sanitizer."""
+
+
+class AsyncScheduler(_Watched, VllmAsyncScheduler):  # type: ignore[misc] # the same
+    """vLLM's asynchronous scheduler with a sanitizer."""
