@@ -21,8 +21,10 @@ from typing import Any
 import kvcore
 from kvcore.sanitizer.adapter import python_of
 
-SILENT_SECONDS = 45.0
-"""A hunt that tells nothing for so long hangs: it tells once a second."""
+SILENT_SECONDS = 60.0
+"""A run that lasts so long hangs: it takes milliseconds."""
+START_SECONDS = 600.0
+"""So long an engine may take to be imported."""
 FLOOD_BYTES = 16 << 20
 """So much printed between two events is a flood."""
 TAIL_BYTES = 4000
@@ -50,8 +52,9 @@ def events(job: Mapping[str, Any]) -> Iterator[Event]:
             left -= max(used, 1.0)
             if ended is None or job["do"] != "hunt":
                 return
-            yield from _death(job, ended)
-            if left <= 0:
+            lost = list(_death(job, ended))
+            yield from lost
+            if left <= 0 or any(event["event"] == "unsupported" for event in lost):
                 return
             job = {**job, "seed": job["seed"] + NEXT_SEED, "seconds": left}
 
@@ -90,7 +93,7 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
     os.close(tells)
     os.close(printed)
     try:
-        yield from _followed(child, told, prints)
+        yield from _followed(child, told, prints, Path(job["unfinished"]))
     finally:
         if child.poll() is None:
             child.send_signal(signal.SIGKILL)
@@ -106,9 +109,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
 
 
-def _followed(child: subprocess.Popen[bytes], told: int, prints: int) -> Iterator[Event]:
-    buffer, tail, num_printed, last = b"", b"", 0, time.monotonic()
-    open_ends, failed = {told, prints}, None
+def _followed(
+    child: subprocess.Popen[bytes], told: int, prints: int, unfinished: Path
+) -> Iterator[Event]:
+    buffer, tail, num_printed, last = b"", b"", 0, time.time()
+    open_ends, failed, patience = {told, prints}, None, START_SECONDS
     while open_ends and failed is None:
         ready, _, _ = select.select(list(open_ends), [], [], 1.0)
         for end in ready:
@@ -119,12 +124,14 @@ def _followed(child: subprocess.Popen[bytes], told: int, prints: int) -> Iterato
                 tail, num_printed = (tail + data)[-TAIL_BYTES:], num_printed + len(data)
             else:
                 *lines, buffer = (buffer + data).split(b"\n")
-                last, num_printed = time.monotonic(), 0
+                last, num_printed, patience = time.time(), 0, SILENT_SECONDS
                 yield from (json.loads(line) for line in lines)
         if num_printed > FLOOD_BYTES:
             failed = "flood", f"flood: more than {FLOOD_BYTES} bytes printed"
-        elif time.monotonic() > last + SILENT_SECONDS:
-            failed = "hang", f"hang: no sign for {SILENT_SECONDS:.0f} s"
+        if not ready and unfinished.exists():
+            last = max(last, unfinished.stat().st_mtime)  # of each world, before it runs
+        if time.time() > last + patience:
+            failed = "hang", f"hang: a run did not end in {patience:.0f} s"
     if failed is None and child.wait() not in (0, 2):
         failed = "died", f"died: the engine's process ended with {child.returncode}"
     if failed is not None:
