@@ -11,6 +11,7 @@ from kvcore.sanitizer.findings import CERTAIN, Finding
 from kvcore.sanitizer.judge import DEVICE, Judge, Wrong
 from kvcore.sanitizer.names import Named, Names, differing
 from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.twin import TwinJudge
 
 
 class Describer:
@@ -18,7 +19,7 @@ class Describer:
 
     def __init__(
         self,
-        judge: Judge,
+        judge: Judge | TwinJudge,
         names: Names,
         groups: Sequence[CacheGroup],
         show_tokens: bool,

@@ -67,7 +67,10 @@ class Followed:
 
 @attrs.define
 class Line:
-    """One row of a step while it is judged. low: of what is written and was read so far."""
+    """One row of a step while it is judged.
+
+    low: of what it read and writes; written: what low was when it wrote.
+    """
 
     request: Followed
     start: int
@@ -75,6 +78,7 @@ class Line:
     drafts: Sequence[int]
     slots: SlotLists | None
     low: int = 0
+    written: int = 0
     wrong: bool = False
 
 
@@ -90,6 +94,7 @@ class Judge:
         self._requests: dict[int, Followed] = {}
         self._claims: dict[Place, dict[int, int]] = {}
         self._epoch = 0
+        self._has_rings = any(group.ring for group in groups)
         self._found: list[Wrong] = []
 
     def begin(
@@ -197,7 +202,8 @@ class Judge:
             line.low = self._epoch
             return
         if line.start < request.verified:
-            request.verified = line.start if request.low == self._epoch else DISTURBED
+            is_known = request.low == self._epoch and not self._has_rings
+            request.verified = line.start if is_known else DISTURBED
         for group_id, group in enumerate(self.groups):
             if not group.ring:
                 self._trim(request, group_id, self._first(group, line.start) // group.block_size)
@@ -219,7 +225,7 @@ class Judge:
         request.trimmed[group_id] = first
 
     def _write(self, line: Line, step: int) -> None:
-        totals = self._totals(line, line.start)
+        totals, line.written = self._totals(line, line.start), line.low
         for group_id, slots in self._written(line):
             for position, slot in slots:
                 place = self._place(line, group_id, position, slot, step, "null-write")
@@ -313,7 +319,7 @@ class Judge:
     def _settle(self, line: Line) -> None:
         """Carry a low that was read into what the row wrote, and say what is verified now."""
         request = line.request
-        for group_id, slots in self._written(line):
+        for group_id, slots in self._written(line) if line.low < line.written else ():
             group = self.groups[group_id]
             for position, slot in slots:
                 found = self._slot_of(line, group_id, position, slot)
@@ -330,10 +336,20 @@ class Judge:
                     self._disturb(place, request.serial)
         if line.slots is not None:
             return
-        disturbed = request.verified == DISTURBED and any(group.ring for group in self.groups)
         known = min(line.end - len(line.drafts), len(request.tokens))
-        request.verified = DISTURBED if disturbed or line.wrong else known
-        request.low = line.low
+        disturbed = self._has_rings and request.verified == DISTURBED
+        if disturbed or line.wrong or self._overtakes(line, known):
+            known = DISTURBED
+        request.verified, request.low = known, line.low
+
+    def _overtakes(self, line: Line, known: int) -> bool:
+        """Whether a row wrote in a ring over what the next row may see."""
+        for group_id, group in enumerate(self.groups):
+            if group.ring:
+                length = len(line.request.tables[group_id]) * group.block_size
+                if line.end - 1 - length >= self._first(group, known):
+                    return True
+        return False
 
     def _totals(self, line: Line, first: int) -> list[int | None]:
         """The sums of the prefixes that end at [first, the row's end); None: not known."""

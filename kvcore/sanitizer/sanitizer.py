@@ -16,6 +16,7 @@ from zlib import crc32
 
 import attrs
 
+from kvcore import _twin
 from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
@@ -23,9 +24,12 @@ from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.judge import DEVICE, Judge, SlotLists
 from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
+from kvcore.sanitizer.twin import TwinJudge
+from kvcore.types.base_error import BackendMissing
 
 Pairs = Iterable[tuple[int, int]]
-EMPTY_SLOTS: Mapping[int, SlotLists] = {}
+NO_DRAFTS: Mapping[int, Sequence[int]] = {}
+NO_SLOTS: Mapping[int, SlotLists] = {}
 
 
 @attrs.define
@@ -70,10 +74,15 @@ class Sanitizer:
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
         self._queue: deque[Issued | Callable[[], object]] = deque()
         self._waiting: dict[int, Issued] = {}
-        self._now = 0
+        self._last = -1
+        self._now = 0  # the step that was issued last, for texts
         self._released: dict[tuple[int, int], int] = {}
         self._published: dict[object, tuple[int, ...]] = {}
         self._causes: set[tuple[object, ...]] = set()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a request of this name lives."""
+        return name in self._names.live
 
     def begin(
         self,
@@ -170,7 +179,7 @@ class Sanitizer:
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        issued = Issued(step, serials, starts, counts, drafts or {}, EMPTY_SLOTS)
+        issued = Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS)
         self._issue(issued)
         return self.complete(step)
 
@@ -243,7 +252,7 @@ class Sanitizer:
             change(*args)
 
     def _issue(self, issued: Issued) -> None:
-        self._now = issued.step
+        self._last = self._now = issued.step
         self._waiting[issued.step] = issued
         self._queue.append(issued)
 
@@ -326,8 +335,8 @@ class Sanitizer:
             raise AdapterError(observation=what, reason=reason)
 
     def _check_step(self, step: int) -> None:
-        if step <= self._now:
-            reason = f"step {self._now} came before it, and steps rise"
+        if step <= self._last:
+            reason = f"step {self._last} came before it, and steps rise"
             raise AdapterError(observation=f"issue({step})", reason=reason)
 
     def _check_row(self, what: str, row: Row | SlotRow) -> int:
@@ -351,7 +360,16 @@ class Sanitizer:
         return named.serial
 
 
-def make_judge(groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: Any) -> Judge:
-    """The judge of a backend: the twin where it is compiled, unless another is named."""
-    del backend
-    return Judge(groups, num_blocks, full)
+def make_judge(
+    groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
+) -> Judge | TwinJudge:
+    """The judge of a backend, "rust" or "python"; None: the twin where it is compiled.
+
+    Raises BackendMissing.
+    """
+    if backend is None:
+        backend = "rust" if _twin.available() else "python"
+    judges = {"rust": TwinJudge, "python": Judge}
+    if backend not in judges:
+        raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
+    return judges[backend](groups, num_blocks, full)

@@ -84,7 +84,7 @@ def follow(
         elif name in requests and requests[name].is_finished():
             del requests[name]  # aborted while it waited
     for name in planned.preempted_req_ids or ():
-        if name in sanitizer:
+        if name in sanitizer:  # it may have ended since
             sanitizer.drop(name)
     sanitizer.zero(planned.new_block_ids_to_zero or ())
     sanitizer.copy(planned.kv_cache_block_copies or ())

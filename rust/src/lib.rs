@@ -18,6 +18,8 @@ pub mod legacy;
 mod mutants;
 pub mod oracle;
 pub mod pool;
+#[cfg(feature = "python")]
+mod sanitizer;
 pub mod state;
 #[cfg(test)]
 mod trace;

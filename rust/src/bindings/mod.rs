@@ -21,6 +21,7 @@ mod methods;
 mod mutants;
 mod queries;
 mod requests;
+mod sanitizer;
 mod slot_requests;
 mod tables;
 mod tiers;
@@ -42,6 +43,8 @@ mod _rust {
     #[cfg(feature = "mutants")]
     #[pymodule_export]
     use super::mutants::seed;
+    #[pymodule_export]
+    use super::sanitizer::SanitizerJudge;
     #[pymodule_export]
     use super::tiers::Tiers;
 }

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge of judge.py, compiled: the same calls, and the same values.
+
+Twin: rust/src/bindings/sanitizer.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from kvcore import _twin
+from kvcore.sanitizer.contents import Event, Held, Place
+from kvcore.sanitizer.judge import DEVICE, SlotLists, Wrong
+from kvcore.sanitizer.rows import CacheGroup
+
+NumberedPlace = tuple[int, int, int]
+
+
+class TwinJudge:
+    """The judge over the compiled twin. Raises BackendMissing."""
+
+    def __init__(self, groups: Sequence[CacheGroup], num_blocks: int, full: bool) -> None:
+        self._twin = _twin.make_judge([attrs.astuple(group) for group in groups], num_blocks, full)
+        self._tiers = {DEVICE: 0}
+        self.begin, self.renew, self.end = self._twin.begin, self._twin.renew, self._twin.end
+        self.extend, self.drop = self._twin.extend, self._twin.drop
+        self.advance_epoch = self._twin.advance_epoch
+
+    def copy(self, source: Place, target: Place, step: int, moves: bool) -> None:
+        """Copy a block, and empty the source if it moves."""
+        self._twin.copy(self._numbered(source), self._numbered(target), step, moves)
+
+    def zero(self, place: Place, step: int) -> None:
+        """Zero a block."""
+        self._twin.zero(self._numbered(place), step)
+
+    def lose(self, place: Place, step: int) -> None:
+        """Leave a block unwritten."""
+        self._twin.lose(self._numbered(place), step)
+
+    def events(self, place: Place) -> Sequence[Event]:
+        """The last events of a block, the oldest first."""
+        return tuple(Event(*fields) for fields in self._twin.events(self._numbered(place)))
+
+    def step(
+        self,
+        step: int,
+        serials: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        drafts: Mapping[int, Sequence[int]],
+        slots: Mapping[int, SlotLists],
+    ) -> list[Wrong]:
+        """Write and read as the rows of a step do; what is wrong, at most once a row."""
+        found = self._twin.step(step, serials, starts, counts, drafts, slots)
+        return [_wrong(*fields) for fields in found] if found else []
+
+    def num_bytes(self) -> int:
+        """The bytes of contents, events and claims of the device."""
+        return self._twin.num_bytes()
+
+    def _numbered(self, place: Place) -> NumberedPlace:
+        return self._tiers.setdefault(place[0], len(self._tiers)), place[1], place[2]
+
+
+def _wrong(
+    name: str,
+    serial: int,
+    group: int,
+    start: int,
+    position: int,
+    block: int | None,
+    slot: int | None,
+    held: tuple[int, int, int] | None,
+    event: tuple[str, int, int | None, int] | None,
+    step: int,
+) -> Wrong:
+    """A value of the twin's as the judge's."""
+    by = None if event is None else Event(*event)
+    content = None if held is None else Held(held[0], held[1], by, held[2])
+    return Wrong(name, serial, group, start, position, block, slot, content, by, step)

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kvcore._rust.SanitizerJudge`: the judge of `kvcore.sanitizer.judge`, over ints and lists.
+//!
+//! `kvcore/sanitizer/twin.py` holds one and has checked its arguments.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::bindings::lists::exact_ids;
+use crate::sanitizer::contents::{Event, Held};
+use crate::sanitizer::judge::{Judge, TierPlace};
+use crate::sanitizer::lines::Wrong;
+use crate::sanitizer::requests::Tokens;
+use crate::sanitizer::rows::{CacheGroup, Row, SlotRow};
+
+/// The list of tokens of an engine.
+struct Growing(Py<PyAny>);
+
+impl Tokens for Growing {
+    fn len(&self) -> usize {
+        Python::attach(|py| self.0.bind(py).len().unwrap_or(0))
+    }
+
+    fn read(&self, first: usize, end: usize, into: &mut Vec<i64>) {
+        Python::attach(|py| {
+            let tokens = self.0.bind(py);
+            let list = tokens.cast::<PyList>().ok();
+            if let Some(list) = list.filter(|_| end - first > 1) {
+                let part = list.get_slice(first, end);
+                if let Some(ids) = exact_ids(part.as_any().as_borrowed()) {
+                    into.extend(ids.iter().map(|&id| i64::from(id)));
+                    return;
+                }
+            }
+            for position in first..end {
+                let token = match list {
+                    Some(list) => list.get_item(position),
+                    None => tokens.get_item(position),
+                };
+                into.push(token.and_then(|token| token.extract()).unwrap_or(-1));
+            }
+        });
+    }
+}
+
+/// A group as a tuple: block_size, window, ring, num_null, zeros_readable, pool.
+type GroupFields = (usize, Option<usize>, bool, u32, bool, usize);
+/// An event as a tuple: kind, step, serial, index.
+type EventFields = (&'static str, u32, Option<u32>, u32);
+/// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.Wrong`, with held as digest,
+/// low and steps behind the event.
+type WrongFields = (
+    &'static str,
+    u32,
+    usize,
+    usize,
+    usize,
+    Option<u32>,
+    Option<usize>,
+    Option<(u64, u16, u16)>,
+    Option<EventFields>,
+    u32,
+);
+
+/// Contents, tables and verified lengths. `kvcore.sanitizer.Sanitizer` is the way to use it.
+#[pyclass(module = "kvcore._rust")]
+pub(crate) struct SanitizerJudge(Judge<Growing>);
+
+#[pymethods]
+impl SanitizerJudge {
+    /// Follow empty pools of this many blocks.
+    #[new]
+    #[pyo3(signature = (groups, num_blocks, full, /))]
+    fn new(groups: Vec<GroupFields>, num_blocks: usize, full: bool) -> Self {
+        let groups =
+            groups.into_iter().map(|(block_size, window, ring, num_null, zeros_readable, pool)| {
+                CacheGroup { block_size, window, ring, num_null, zeros_readable, pool }
+            });
+        Self(Judge::new(groups.collect(), num_blocks, full))
+    }
+
+    /// Follow a request from here on; a fork reads what its parent may read.
+    #[pyo3(signature = (serial, tokens, base, parent, judged, /))]
+    fn begin(
+        &mut self,
+        serial: u32,
+        tokens: Bound<'_, PyAny>,
+        base: u64,
+        parent: Option<u32>,
+        judged: bool,
+    ) {
+        self.0.begin(serial, Growing(tokens.unbind()), base, parent, judged);
+    }
+
+    /// Let a request that has no blocks expect KV of the current weights.
+    #[pyo3(signature = (serial, /))]
+    fn renew(&mut self, serial: u32) {
+        self.0.renew(serial);
+    }
+
+    /// Append blocks to a table.
+    #[pyo3(signature = (serial, group_id, blocks, step, /))]
+    fn extend(
+        &mut self,
+        serial: u32,
+        group_id: usize,
+        blocks: &Bound<'_, PyAny>,
+        step: u32,
+    ) -> PyResult<()> {
+        self.0.extend(serial, group_id, &numbers(blocks)?, step);
+        Ok(())
+    }
+
+    /// Give up all tables of a request.
+    #[pyo3(signature = (serial, step, /))]
+    fn drop(&mut self, serial: u32, step: u32) {
+        self.0.drop_tables(serial, step);
+    }
+
+    /// Follow a request without tables no more.
+    #[pyo3(signature = (serial, /))]
+    fn end(&mut self, serial: u32) {
+        self.0.end(serial);
+    }
+
+    /// Say that the weights changed.
+    fn advance_epoch(&mut self) {
+        self.0.advance_epoch();
+    }
+
+    /// Copy a block, and empty the source if it moves.
+    #[pyo3(signature = (source, target, step, moves, /))]
+    fn copy(&mut self, source: TierPlace, target: TierPlace, step: u32, moves: bool) {
+        self.0.copy(source, target, step, moves);
+    }
+
+    /// Zero a block.
+    #[pyo3(signature = (place, step, /))]
+    fn zero(&mut self, place: TierPlace, step: u32) {
+        self.0.zero(place, step);
+    }
+
+    /// Leave a block unwritten.
+    #[pyo3(signature = (place, step, /))]
+    fn lose(&mut self, place: TierPlace, step: u32) {
+        self.0.lose(place, step);
+    }
+
+    /// The last events of a block, the oldest first.
+    #[pyo3(signature = (place, /))]
+    fn events(&mut self, place: TierPlace) -> Vec<EventFields> {
+        self.0.events(place).into_iter().map(event_fields).collect()
+    }
+
+    /// Write and read as the rows of a step do; what is wrong, at most once a row.
+    #[pyo3(signature = (step, serials, starts, counts, drafts, slots, /))]
+    fn step(
+        &mut self,
+        step: u32,
+        serials: &Bound<'_, PyAny>,
+        starts: &Bound<'_, PyAny>,
+        counts: &Bound<'_, PyAny>,
+        drafts: &Bound<'_, PyDict>,
+        slots: &Bound<'_, PyDict>,
+    ) -> PyResult<Vec<WrongFields>> {
+        let columns = (numbers(serials)?, numbers(starts)?, numbers(counts)?);
+        let mut rows: Vec<Row> = (columns.0.iter().zip(&columns.1).zip(&columns.2))
+            .map(|((&serial, &start), &count)| Row {
+                serial,
+                start: start as usize,
+                num_tokens: count as usize,
+                ..Row::default()
+            })
+            .collect();
+        for (at, tokens) in drafts {
+            let row: &mut Row = row_of(&mut rows, &at)?;
+            row.drafts = signed(&tokens)?;
+        }
+        for (at, lists) in slots {
+            let (group_id, writes, reads) =
+                lists.extract::<(usize, Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+            let lists = SlotRow { group_id, writes: signed(&writes)?, reads: signed(&reads)? };
+            row_of(&mut rows, &at)?.slots = Some(lists);
+        }
+        Ok(self.0.step(step, &rows).into_iter().map(wrong_fields).collect())
+    }
+
+    /// The bytes of contents, events and claims of the device.
+    fn num_bytes(&self) -> usize {
+        self.0.num_bytes()
+    }
+}
+
+fn row_of<'a>(rows: &'a mut [Row], at: &Bound<'_, PyAny>) -> PyResult<&'a mut Row> {
+    let at = at.extract::<usize>()?;
+    rows.get_mut(at).ok_or_else(|| PyTypeError::new_err(format!("no row {at}")))
+}
+
+fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    match exact_ids(list.as_borrowed()) {
+        Some(ids) => Ok(ids.to_vec()),
+        None => list.try_iter()?.map(|item| item?.extract()).collect(),
+    }
+}
+
+fn signed(list: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    list.try_iter()?.map(|item| item?.extract()).collect()
+}
+
+fn event_fields(event: Event) -> EventFields {
+    (event.kind.name(), event.step, event.serial, event.index)
+}
+
+fn wrong_fields(wrong: Wrong) -> WrongFields {
+    let delta = wrong.event.map_or(0, |(_, delta)| delta);
+    (
+        wrong.name,
+        wrong.serial,
+        wrong.group_id,
+        wrong.start,
+        wrong.position,
+        wrong.block,
+        wrong.slot,
+        wrong.held.map(|Held { digest, low }| (digest, low, delta)),
+        wrong.event.map(|(event, _)| event_fields(event)),
+        wrong.step,
+    )
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A row of a step while it is judged, and the slots of its positions.
+//!
+//! Twin: kvcore/sanitizer/judge.py (`Line`, `Wrong`).
+
+use crate::sanitizer::contents::{Event, Held};
+use crate::sanitizer::requests::Table;
+use crate::sanitizer::rows::{CacheGroup, Row};
+
+/// One row. low: of what it read and writes; written: what low was when it wrote.
+pub struct Line<'a> {
+    pub row: &'a Row,
+    pub end: usize,
+    pub low: u16,
+    pub written: u16,
+    pub wrong: bool,
+}
+
+/// What a row did or found that is no right read; `alias` is the one that proves nothing.
+///
+/// block, slot, held and event are None where the table has no block for the position. event: under
+/// which the slot was written, and how many steps behind it.
+#[derive(Clone, Debug)]
+pub struct Wrong {
+    pub name: &'static str,
+    pub serial: u32,
+    pub group_id: usize,
+    pub start: usize,
+    pub position: usize,
+    pub block: Option<u32>,
+    pub slot: Option<usize>,
+    pub held: Option<Held>,
+    pub event: Option<(Event, u16)>,
+    pub step: u32,
+}
+
+/// Where a position is: the index in its table, the block and the offset.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub index: u32,
+    pub block: u32,
+    pub offset: usize,
+}
+
+/// A run of positions of one group; slots: the first one's and those behind it, if the row says
+/// which they are.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    pub group_id: usize,
+    pub first: usize,
+    pub end: usize,
+    pub slots: Option<&'a [i64]>,
+}
+
+impl<'a> Line<'a> {
+    /// The positions that the row writes, by group.
+    pub fn written(&self, num_groups: usize) -> impl Iterator<Item = Run<'a>> + use<'a> {
+        let (first, end) = (self.row.start, self.end);
+        let slots = self.row.slots.as_ref();
+        let groups = slots.map_or(0..num_groups, |slots| slots.group_id..slots.group_id + 1);
+        groups.map(move |group_id| Run {
+            group_id,
+            first,
+            end,
+            slots: slots.map(|slots| slots.writes.as_slice()),
+        })
+    }
+
+    /// The positions to read of one group, if it is read in this phase.
+    pub fn visible(
+        &self,
+        group_id: usize,
+        group: &CacheGroup,
+        (rings, lowest, whole): (bool, usize, bool),
+    ) -> Option<Run<'a>> {
+        if group.ring != rings {
+            return None;
+        }
+        if let Some(slots) = &self.row.slots {
+            let end = if rings { self.row.start } else { self.end };
+            let first = end - slots.reads.len();
+            let slots = (slots.group_id == group_id).then_some(slots.reads.as_slice())?;
+            return Some(Run { group_id, first, end, slots: Some(slots) });
+        }
+        let first = lowest.max(group.first(self.row.start));
+        let end = if whole && !rings { self.end } else { self.row.start };
+        Some(Run { group_id, first, end, slots: None })
+    }
+}
+
+impl Run<'_> {
+    /// Whether the row says that it writes nothing for a position.
+    pub fn skips(&self, position: usize) -> bool {
+        self.slots.is_some_and(|slots| slots[position - self.first] < 0)
+    }
+
+    /// The place of a position; None if the table has no block for it.
+    pub fn place(&self, group: &CacheGroup, table: &Table, position: usize) -> Option<Place> {
+        let size = group.block_size;
+        if let Some(slots) = self.slots {
+            let slot = slots[position - self.first] as usize;
+            let block = (slot / size) as u32;
+            return Some(Place { index: (position / size) as u32, block, offset: slot % size });
+        }
+        let mut index = position / size;
+        if group.ring && !table.blocks.is_empty() {
+            index %= table.blocks.len();
+        }
+        let block = *table.blocks.get(index)?;
+        Some(Place { index: index as u32, block, offset: position % size })
+    }
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The facts that an adapter states about a cache, and what one step does for one request.
+//!
+//! Twin: kvcore/sanitizer/rows.py.
+
+/// The blocks of layers that share tables. window: None: all is seen.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheGroup {
+    pub block_size: usize,
+    pub window: Option<usize>,
+    pub ring: bool,
+    pub num_null: u32,
+    pub zeros_readable: bool,
+    pub pool: usize,
+}
+
+impl CacheGroup {
+    /// The first position that the queries from `start` on see.
+    pub fn first(&self, start: usize) -> usize {
+        self.window.map_or(0, |window| (start + 1).saturating_sub(window))
+    }
+}
+
+/// Positions [start, start + num_tokens) of a request.
+///
+/// drafts: the tokens of the last ones, negative if not known. slots: the very slots, in one group.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    pub serial: u32,
+    pub start: usize,
+    pub num_tokens: usize,
+    pub drafts: Vec<i64>,
+    pub slots: Option<SlotRow>,
+}
+
+/// The slots that a row writes, negative where it writes none, and reads.
+#[derive(Clone, Debug)]
+pub struct SlotRow {
+    pub group_id: usize,
+    pub writes: Vec<i64>,
+    pub reads: Vec<i64>,
+}

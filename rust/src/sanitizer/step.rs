@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One step: its rows write, and what their queries see is read.
+//!
+//! Twin: kvcore/sanitizer/judge.py.
+
+use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
+use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
+use crate::sanitizer::judge::{Judge, claims};
+use crate::sanitizer::lines::{Line, Place, Run, Wrong};
+use crate::sanitizer::requests::{Followed, Tokens};
+use crate::sanitizer::rows::{CacheGroup, Row};
+
+impl<T: Tokens> Judge<T> {
+    /// Write and read as the rows of a step do; what is wrong, at most once a row.
+    pub fn step(&mut self, step: u32, rows: &[Row]) -> Vec<Wrong> {
+        let mut lines: Vec<Line> = Vec::with_capacity(rows.len());
+        for row in rows.iter().filter(|row| row.num_tokens > 0) {
+            let end = row.start + row.num_tokens;
+            let mut line = Line { row, end, low: self.epoch, written: 0, wrong: false };
+            self.set_out(&mut line);
+            if self.has_rings {
+                self.read(&mut line, step, true);
+            }
+            lines.push(line);
+        }
+        for line in &mut lines {
+            self.write(line, step);
+        }
+        for line in &mut lines {
+            self.read(line, step, false);
+            self.settle(line);
+        }
+        let mut found = std::mem::take(&mut self.found);
+        for wrong in &mut found {
+            wrong.event = wrong.event.map(|(event, delta)| (self.whole(event), delta));
+        }
+        found
+    }
+
+    /// Cut the verified length by a row that goes back, and say what low its writes have.
+    fn set_out(&mut self, line: &mut Line) {
+        let row = line.row;
+        if row.slots.is_some() {
+            return;
+        }
+        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+        if request.verified.is_some_and(|verified| row.start < verified) {
+            let is_known = request.low == self.epoch && !self.has_rings;
+            request.verified = is_known.then_some(row.start);
+        }
+        for (group, table) in self.groups.iter().zip(&mut request.tables) {
+            if group.ring {
+                continue;
+            }
+            let first = (group.first(row.start) / group.block_size).min(table.blocks.len());
+            let (before, claims) = (table.trimmed, &mut self.claims[group.pool]);
+            for &block in table.blocks.get(before..first).unwrap_or_default() {
+                claims[block as usize] -= u32::from(block >= group.num_null);
+            }
+            for &block in table.blocks.get(first..before).unwrap_or_default() {
+                request.verified = None;
+                claims[block as usize] += u32::from(block >= group.num_null);
+            }
+            table.trimmed = first;
+        }
+        if row.start > 0 && request.verified.is_some_and(|verified| row.start <= verified) {
+            line.low = self.epoch.min(request.low);
+        }
+    }
+
+    fn write(&mut self, line: &mut Line, step: u32) {
+        let (row, end) = (line.row, line.end);
+        line.written = line.low;
+        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+        let scratch = (&mut self.tokens, &mut self.totals);
+        request.totals((row.start, end), &row.drafts, self.full, scratch);
+        let mut wrong = None;
+        for run in line.written(self.groups.len()) {
+            let group = self.groups[run.group_id];
+            for position in run.first..run.end {
+                if run.skips(position) {
+                    continue;
+                }
+                let request = &self.requests[&row.serial];
+                let place = run.place(&group, &request.tables[run.group_id], position);
+                let Some(place) = place.filter(|place| place.block >= group.num_null) else {
+                    wrong = wrong.or(Some((run.group_id, position, place)));
+                    break;
+                };
+                let total = self.totals.get(position - row.start);
+                let word = self.words[run.group_id];
+                let digest = total.map_or(UNKNOWN, |&total| slot_digest(total, word));
+                self.put(line, run, position, place, Held { digest, low: line.low }, step);
+            }
+            if let Some((group_id, position, place)) = wrong.take() {
+                self.find_place(line, "null-write", group_id, position, place, step);
+            }
+        }
+        self.disturb_others(row.serial, row.slots.is_none());
+    }
+
+    /// Write a slot, and note its block if that changes it.
+    fn put(
+        &mut self,
+        line: &mut Line,
+        run: Run,
+        position: usize,
+        place: Place,
+        held: Held,
+        step: u32,
+    ) {
+        let (serial, pool) = (line.row.serial, self.groups[run.group_id].pool);
+        let Place { index, block, offset } = place;
+        let plane = &mut self.device[pool];
+        let (event, given) = plane.written_by(block, serial, index, step);
+        let before = plane.held(block, offset);
+        let is_shared = self.claims[pool][block as usize] > u32::from(line.row.slots.is_none());
+        if is_shared && (before != held || held.digest == UNKNOWN) {
+            self.disturbed.push((pool, block));
+            let writer = plane.writer(block, offset);
+            if ![held.digest, NOTHING, ZEROS].contains(&before.digest) {
+                self.suspect_alias(line, run.group_id, position, place, before, writer, step);
+            }
+        }
+        self.device[pool].put(block, offset, held, event, step - given);
+    }
+
+    #[allow(clippy::too_many_arguments)] // they are the fields of the finding
+    fn suspect_alias(
+        &mut self,
+        line: &Line,
+        group_id: usize,
+        position: usize,
+        place: Place,
+        held: Held,
+        event: Option<(Event, u16)>,
+        step: u32,
+    ) {
+        let Some((Event { serial: Some(writer), .. }, _)) = event else { return };
+        let (writer, pool) = (self.expand(writer), self.groups[group_id].pool);
+        let Some(other) = self.requests.get(&writer) else { return };
+        if writer != line.row.serial && claims(&self.groups, other, pool, place.block) {
+            self.found.push(Wrong {
+                name: "alias",
+                serial: line.row.serial,
+                group_id,
+                start: line.row.start,
+                position,
+                block: Some(place.block),
+                slot: Some(place.offset),
+                held: Some(held),
+                event,
+                step,
+            });
+        }
+    }
+
+    /// Find the first wrong slot that the queries of a row see.
+    fn read(&mut self, line: &mut Line, step: u32, rings: bool) {
+        let row = line.row;
+        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+        if !request.judged || line.wrong {
+            return;
+        }
+        let known = request.verified;
+        let whole = self.full || request.repeats || known.is_none() || row.slots.is_some();
+        if !whole && known.is_some_and(|known| known >= row.start) {
+            return;
+        }
+        let lowest = if whole { 0 } else { known.unwrap_or(0) };
+        let firsts = self.groups.iter().map(|group| group.first(row.start));
+        let begin = if row.slots.is_some() { 0 } else { lowest.max(firsts.min().unwrap_or(0)) };
+        let scratch = (&mut self.tokens, &mut self.totals);
+        request.totals((begin, line.end), &row.drafts, self.full, scratch);
+        for group_id in 0..self.groups.len() {
+            let group = &self.groups[group_id];
+            let Some(run) = line.visible(group_id, group, (rings, lowest, whole)) else { continue };
+            let request = &self.requests[&row.serial];
+            for position in run.first..run.end {
+                let place = run.place(group, &request.tables[group_id], position);
+                let Some(place) = place.filter(|place| place.block >= group.num_null) else {
+                    self.find_place(line, "null-read", group_id, position, place, step);
+                    return;
+                };
+                let total = self.totals.get(position - begin).copied();
+                let plane = &self.device[group.pool];
+                let held = plane.held(place.block, place.offset);
+                let wanted = total.map(|total| slot_digest(total, self.words[group_id]));
+                if wanted == Some(held.digest) && held.low >= request.epoch {
+                    line.low = line.low.min(held.low);
+                } else if let Some(name) =
+                    wrong_name(group, request, position >= row.start, plane, place, wanted)
+                {
+                    if name == "stale-weights" {
+                        line.low = line.low.min(held.low);
+                    }
+                    let event = plane.writer(place.block, place.offset);
+                    let held = Some((held, event));
+                    self.find(line, name, group_id, position, Some(place), held, step);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Carry a low that was read into what the row wrote, and say what is verified now.
+    fn settle(&mut self, line: &mut Line) {
+        let row = line.row;
+        if line.low < line.written {
+            for run in line.written(self.groups.len()) {
+                self.lower(line, run);
+            }
+            self.disturb_others(row.serial, row.slots.is_none());
+        }
+        if row.slots.is_some() {
+            return;
+        }
+        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+        let known = (line.end - row.drafts.len()).min(request.tokens.len());
+        let is_over = |(group, length): (&CacheGroup, usize)| {
+            group.ring && line.end > length * group.block_size + group.first(known)
+        };
+        let lengths = request.tables.iter().map(|table| table.blocks.len());
+        let overtakes = self.has_rings && self.groups.iter().zip(lengths).any(is_over);
+        let disturbed = self.has_rings && request.verified.is_none();
+        request.verified = (!disturbed && !line.wrong && !overtakes).then_some(known);
+        request.low = line.low;
+    }
+
+    fn lower(&mut self, line: &Line, run: Run) {
+        let (serial, group) = (line.row.serial, &self.groups[run.group_id]);
+        let table = &self.requests[&serial].tables[run.group_id];
+        let plane = &mut self.device[group.pool];
+        for position in (run.first..run.end).filter(|&position| !run.skips(position)) {
+            let place = run.place(group, table, position);
+            let Some(place) = place.filter(|place| place.block >= group.num_null) else { break };
+            let writer = plane.writer(place.block, place.offset);
+            let is_own =
+                writer.is_some_and(|(event, _)| event.serial == Some(serial & SERIAL_MASK));
+            if is_own && plane.held(place.block, place.offset).low > line.low {
+                plane.set_low(place.block, place.offset, line.low);
+                self.disturbed.push((group.pool, place.block));
+            }
+        }
+    }
+
+    fn find_place(
+        &mut self,
+        line: &mut Line,
+        null: &'static str,
+        group_id: usize,
+        position: usize,
+        place: Option<Place>,
+        step: u32,
+    ) {
+        let name = if place.is_some() { null } else { "no-slot" };
+        self.find(line, name, group_id, position, place, None, step);
+    }
+
+    #[allow(clippy::too_many_arguments)] // they are the fields of the finding
+    fn find(
+        &mut self,
+        line: &mut Line,
+        name: &'static str,
+        group_id: usize,
+        position: usize,
+        place: Option<Place>,
+        held: Option<(Held, Option<(Event, u16)>)>,
+        step: u32,
+    ) {
+        let request = self.requests.get_mut(&line.row.serial).expect("the front knows them");
+        if !request.judged {
+            return;
+        }
+        (line.wrong, request.judged) = (true, false);
+        self.found.push(Wrong {
+            name,
+            serial: line.row.serial,
+            group_id,
+            start: line.row.start,
+            position,
+            block: place.map(|place| place.block),
+            slot: place.map(|place| place.offset),
+            held: held.map(|(held, _)| held),
+            event: held.and_then(|(_, event)| event),
+            step,
+        });
+    }
+}
+
+/// What is wrong with what a slot holds; None if nothing is.
+fn wrong_name<T>(
+    group: &CacheGroup,
+    request: &Followed<T>,
+    in_row: bool,
+    plane: &Plane,
+    place: Place,
+    wanted: Option<u64>,
+) -> Option<&'static str> {
+    let held = plane.held(place.block, place.offset);
+    match wanted {
+        None => {
+            let writer = plane.writer(place.block, place.offset);
+            let mine = Some(request.serial & SERIAL_MASK);
+            let is_own = writer.is_none_or(|(event, _)| event.serial == mine);
+            (in_row && !(held.digest == UNKNOWN && is_own)).then_some("wrong-kv")
+        }
+        Some(_) if held.digest == ZEROS && group.zeros_readable => None,
+        Some(_) if matches!(held.digest, NOTHING | ZEROS) => Some("unwritten-read"),
+        Some(wanted) if held.digest != wanted => Some("wrong-kv"),
+        Some(_) => Some("stale-weights"),
+    }
+}

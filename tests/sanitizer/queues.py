@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random queues of observations of a manager that is often wrong, as data that can be played twice.
+
+Blocks are given at random: free ones, ones that another request fills with the same prefix, and any.
+Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
+or are cancelled; tokens stay unknown; drafts are rejected; weights change; requests fork.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer, SlotRow
+
+Observation = tuple[str, tuple[Any, ...]]
+LETTERS = 2
+TIERS = ("device", "device", "host")
+
+
+@attrs.define
+class Asked:
+    """What the generator knows of a request."""
+
+    tokens: list[int]
+    tables: list[list[int]]
+    computed: int = 0
+
+
+@attrs.define
+class Queue:
+    """A generator of observations. They are made as they are played, by `numbers`."""
+
+    numbers: random.Random
+    groups: Sequence[CacheGroup]
+    num_blocks: int
+    fault: float
+    moves: list[Observation] = attrs.field(factory=list)
+    live: dict[str, Asked] = attrs.field(factory=dict)
+    pending: list[int] = attrs.field(factory=list)
+    num_begun: int = 0
+    num_steps: int = 0
+
+    def make(self, length: int) -> list[Observation]:
+        """This many moves, each one or more observations."""
+        weights = {
+            self.begin: 3,
+            self.leave: 1,
+            self.preempt: 1,
+            self.step: 8,
+            self.transfer: 1,
+            self.complete: 3,
+            self.epoch: 0.3,
+        }
+        for _ in range(length):
+            self.numbers.choices(list(weights), list(weights.values()))[0]()
+        for step in sorted(self.pending):
+            self.say("complete", step)
+        return self.moves
+
+    def say(self, what: str, *arguments: Any) -> None:
+        """Append an observation."""
+        self.moves.append((what, arguments))
+
+    def wrong(self) -> bool:
+        """Whether the manager errs here."""
+        return self.numbers.random() < self.fault
+
+    def begin(self) -> None:
+        """A request with few letters comes, or a fork."""
+        if len(self.live) >= 3:
+            return
+        dice, name = self.numbers, f"r{self.num_begun}"
+        self.num_begun += 1
+        parent = dice.choice(list(self.live)) if self.live and dice.random() < 0.2 else None
+        tokens = [dice.randrange(LETTERS) for _ in range(dice.randint(1, 6))]
+        if parent is not None:
+            tokens = list(self.live[parent].tokens)
+        salt = dice.choice([None, None, None, "other"])
+        self.say("begin", name, tokens, (None, salt), parent)
+        self.live[name] = Asked(tokens, [[] for _ in self.groups])
+
+    def leave(self) -> None:
+        """A request ends."""
+        if self.live:
+            name = self.numbers.choice(list(self.live))
+            self.say("end", name)
+            del self.live[name]
+
+    def preempt(self) -> None:
+        """A request gives up its tables."""
+        if self.live:
+            name = self.numbers.choice(list(self.live))
+            self.say("drop", name)
+            asked = self.live[name]
+            asked.tables, asked.computed = [[] for _ in self.groups], 0
+            if self.numbers.random() < 0.5:
+                self.say("renew", name)
+
+    def step(self) -> None:
+        """Some requests get blocks and a row."""
+        dice = self.numbers
+        rows: list[Row | SlotRow] = []
+        for name, asked in self.live.items():
+            if dice.random() < 0.3:
+                continue
+            room = len(asked.tokens) - asked.computed
+            if room <= 0:
+                continue
+            if asked.computed == 0 and not asked.tables[0]:
+                asked.computed = self.hit(name, asked)
+                room = len(asked.tokens) - asked.computed
+            count, start = dice.randint(1, max(1, room)), asked.computed
+            if self.wrong():
+                start = max(0, start + dice.choice([-2, -1, 1]))
+            drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
+            drafts = drafts if start + count == len(asked.tokens) else []
+            end = start + count + len(drafts)
+            self.extend(name, asked, end)
+            rows += self.rows(name, asked, start, count + len(drafts), drafts)
+            asked.computed = start + count
+        self.say("issue", self.num_steps, rows)
+        self.pending.append(self.num_steps)
+        self.num_steps += 1
+        if dice.random() < 0.6:
+            self.complete()
+        for name, asked in self.live.items():
+            if asked.computed >= len(asked.tokens) and dice.random() < 0.8:
+                self.say("grow", name, dice.randrange(LETTERS))
+                asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
+
+    def rows(
+        self, name: str, asked: Asked, start: int, count: int, drafts: list[int]
+    ) -> list[Row | SlotRow]:
+        """A row of all groups, or the slots of each."""
+        if drafts or self.numbers.random() < 0.8:
+            return [Row(name, start, count, drafts)]
+        rows: list[Row | SlotRow] = []
+        for group_id, group in enumerate(self.groups):
+            table, size = asked.tables[group_id], group.block_size
+            end = start if group.ring else start + count
+            first = 0 if group.window is None else max(0, start - group.window + 1)
+            slots = [
+                table[at // size % len(table) if group.ring else at // size] * size + at % size
+                for at in range(max(end, start + count))
+            ]
+            writes, reads = slots[start : start + count], slots[first:end]
+            if self.wrong():
+                reads = reads[1:]
+            rows.append(SlotRow(name, group_id, start, count, writes, reads))
+        return rows
+
+    def extend(self, name: str, asked: Asked, end: int) -> None:
+        """Blocks for all positions before an end; a ring gets two at once."""
+        for group_id, group in enumerate(self.groups):
+            table = asked.tables[group_id]
+            missing = -(-end // group.block_size) - len(table)
+            if group.ring:
+                missing = 0 if table else 3
+            if missing > 0:
+                blocks = [self.block(group_id) for _ in range(missing)]
+                table += blocks
+                self.say("extend", name, group_id, blocks)
+
+    def block(self, group_id: int) -> int:
+        """A block that nobody has; at times any."""
+        group = self.groups[group_id]
+        taken = {
+            block
+            for asked in self.live.values()
+            for other, table in zip(self.groups, asked.tables, strict=True)
+            if other.pool == group.pool
+            for block in table
+        }
+        first = group.num_null * (not self.wrong())
+        free = [block for block in range(first, self.num_blocks) if block not in taken]
+        if free and not self.wrong():
+            return self.numbers.choice(free)
+        return self.numbers.randrange(first, self.num_blocks)
+
+    def hit(self, name: str, asked: Asked) -> int:
+        """Take over the full blocks of a request with the same prefix; how many tokens that is."""
+        for other in self.live.values():
+            common = 0
+            for mine, theirs in zip(asked.tokens, other.tokens, strict=False):
+                if mine != theirs:
+                    break
+                common += 1
+            sizes = [group.block_size for group in self.groups if not group.ring]
+            if other is asked or len(sizes) < len(self.groups) or self.numbers.random() < 0.3:
+                continue
+            most = min(common, other.computed, len(asked.tokens) - 1)
+            most = most // max(sizes) * max(sizes)
+            if self.wrong():
+                most += max(sizes)
+            for group_id, size in enumerate(sizes):
+                blocks = other.tables[group_id][: most // size]
+                asked.tables[group_id] += blocks
+                self.say("extend", name, group_id, blocks)
+            return min(most, len(asked.tokens) - 1)
+        return 0
+
+    def complete(self) -> None:
+        """A step completes, not always the oldest; or never ran."""
+        if self.pending:
+            at = 0 if self.numbers.random() < 0.8 else self.numbers.randrange(len(self.pending))
+            what = "cancel" if self.wrong() and self.wrong() else "complete"
+            self.say(what, self.pending.pop(at))
+
+    def transfer(self) -> None:
+        """Blocks are copied, moved, zeroed or lost; seldom, since they are anybody's."""
+        if not self.wrong():
+            return
+        dice, group = self.numbers, self.numbers.randrange(len(self.groups))
+        blocks = [dice.randrange(self.num_blocks) for _ in range(2)]
+        what = dice.choice(["copy", "copy", "move", "zero", "fail"])
+        if what in ("zero", "fail"):
+            self.say(what, blocks[:1], group)
+        else:
+            self.say(what, [tuple(blocks)], group, dice.choice(TIERS), dice.choice(TIERS))
+
+    def epoch(self) -> None:
+        """The weights change."""
+        self.say("epoch")
+
+
+def play(moves: Sequence[Observation], sanitizer: Sanitizer) -> list[list[Finding]]:
+    """What each completed step finds."""
+    tokens: dict[str, list[int]] = {}
+    found = []
+    for what, arguments in moves:
+        match what:
+            case "begin":
+                name, given, namespace, parent = arguments
+                tokens[name] = list(given)
+                sanitizer.begin(name, tokens[name], namespace, parent)
+            case "grow":
+                tokens[arguments[0]].append(arguments[1])
+            case "complete" | "cancel":
+                found.append(getattr(sanitizer, what)(*arguments))
+            case _:
+                getattr(sanitizer, what)(*arguments)
+    return found
