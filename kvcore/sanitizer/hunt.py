@@ -98,6 +98,7 @@ class Hunt:
 
     def events(self, seconds: float) -> Iterator[Event]:
         """Hunt for so many CPU seconds. Each event is a finding or the tally of a second."""
+        self._warm_up()
         started = time.process_time()
         told = 0.0
         while self.tally.seconds < seconds:
@@ -107,6 +108,13 @@ class Hunt:
                 told = self.tally.seconds
                 yield {"event": "tally", **attrs.asdict(self.tally)}
         yield {"event": "tally", **attrs.asdict(self.tally)}
+
+    def _warm_up(self) -> None:
+        """Let the engine import what its first run imports, which takes longer than a run may."""
+        try:
+            self.adapter.Engine(self.generator.next()).close()
+        except Exception as error:
+            del error  # the first runs will meet it again, and judge it
 
     def _one(self) -> Iterator[Event]:
         world = next(self.systematic, None) if self.tally.runs % 4 == 3 else None

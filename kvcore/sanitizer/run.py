@@ -100,7 +100,8 @@ class _Run:
             self._close()
         if self.watch is None:
             return Outcome(found)
-        return Outcome(found, frozenset(self.watch.reached), self.watch.num_steps)
+        reached = self.watch.reached | getattr(self.engine, "reached", set())
+        return Outcome(found, frozenset(reached), self.watch.num_steps)
 
     def _close(self) -> None:
         """Ends the engine; what it raises then is nobody's finding."""

@@ -68,6 +68,21 @@ class Engine:
         self.requests: dict[str, Any] = {}
         self.known: dict[str, int] = {}  # request: tokens that its worker knows
         self.queue: list[Any] = []
+        self.reached: set[str] = set()
+        self.planned: set[str] = set()
+        allocate, preempt = self.target.kv_cache_manager.allocate_slots, self.target._preempt_request
+
+        def allocated(request: Any, *args: Any, **named: Any) -> Any:
+            self.planned.add(request.request_id)
+            return allocate(request, *args, **named)
+
+        def preempted(request: Any, *args: Any, **named: Any) -> None:
+            if request.request_id in self.planned:
+                self.reached.add("preempted-in-its-step")
+            preempt(request, *args, **named)
+
+        self.target.kv_cache_manager.allocate_slots = allocated
+        self.target._preempt_request = preempted
 
     def config(self) -> Any:
         """A VllmConfig without a model's files."""
@@ -119,6 +134,7 @@ class Engine:
     def step(self) -> None:
         planned = None
         if self.target.has_requests():
+            self.planned.clear()
             planned = self.target.schedule()
             self.queue.append((planned, self.answers(planned)))
             more = planned.total_num_scheduled_tokens > 0 or self.target.has_requests()

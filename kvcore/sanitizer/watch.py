@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 GOALS = (
-    *("hit", "partial-chunk", "preempted-in-its-step", "resumed-by-a-hit", "evicted-keyed-block"),
-    *("abort-in-flight", "copy", "offload", "restore", "fork", "full-pool", "shared-block"),
+    *("hit", "partial-chunk", "preempted-in-flight", "preempted-in-its-step", "resumed-by-a-hit"),
+    *("evicted-keyed-block", "abort-in-flight", "copy", "offload", "restore", "fork"),
+    *("full-pool", "shared-block"),
 )
 """Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
 
@@ -60,7 +61,7 @@ class Watch:
 
     def drop(self, name: Any) -> None:
         if any(name in names for names in self.steps.values()):
-            self.reached.add("preempted-in-its-step")
+            self.reached.add("preempted-in-flight")
         self.tables[name] = []
         self.fresh.add(name)
         self.dropped.add(name)
