@@ -8,13 +8,14 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
 
 from kvcore.sanitizer.adapter import Adapter
 from kvcore.sanitizer.run import run
 from kvcore.sanitizer.world import World
 
-WALL_SECONDS = 10.0
+WALL_SECONDS = 3.0
 FLOOD_BYTES = 4 << 20
 
 Ended = tuple[str | None, str, str]
@@ -31,6 +32,7 @@ def outcome_of(adapter: Adapter, world: World, seconds: float = WALL_SECONDS) ->
         os.close(prints)
         os.dup2(printed, 1)
         os.dup2(printed, 2)
+        sys.stdout = sys.stderr = os.fdopen(1, "w")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         found = run(adapter, world).found
         ended = None if found is None else (found.name, found.where, found.text[:4000])

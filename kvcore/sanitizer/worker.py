@@ -25,6 +25,7 @@ from kvcore.sanitizer.world import World, world_from_json
 MEMORY_BYTES = 48 << 30
 """Of addresses: libraries of tensors map far more than they use."""
 FILE_BYTES = 64 << 20
+CUT_SECONDS = 40.0
 
 
 def main(job: dict[str, Any]) -> int:
@@ -82,7 +83,8 @@ def _cut_down(adapter: Any, job: dict[str, Any], tell: Any) -> None:
         tell({"event": "alive"})
         return outcome_of(adapter, candidate)[:2] == (name, where)
 
-    tell(_event(adapter, shrink(world, same, adapter.AXES, 20.0), name, where, text))
+    small = shrink(world, same, adapter.AXES, CUT_SECONDS)
+    tell(_event(adapter, small, name, where, text))
 
 
 def _event(adapter: Any, world: World, name: str, where: str, text: str) -> dict[str, Any]:
