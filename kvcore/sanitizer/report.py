@@ -122,7 +122,8 @@ def engine_source(module: str) -> str:
     lines = text.splitlines()
     kept = []
     for node in ast.parse(text).body:
-        foreign = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcore")
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        foreign = module.startswith("kvcore.sanitizer")
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
         is_adapter = isinstance(node, ast.ClassDef) and node.name == "Adapter"
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
