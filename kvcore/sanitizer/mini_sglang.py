@@ -10,22 +10,30 @@ import itertools
 import os
 import sys
 import types
-from collections import Counter, namedtuple
-from typing import Any
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from kvcore.sanitizer import CacheGroup, Row
 
 torch: Any = importlib.import_module("torch")
-Output = namedtuple("Output", "next_tokens_gpu next_tokens_cpu copy_done_event")
+
+
+class Output(NamedTuple):
+    """What its engine gives for a batch."""
+
+    next_tokens_gpu: Any
+    next_tokens_cpu: Any
+    copy_done_event: Any
 
 
 def source() -> Any:
     """The module of its Scheduler; kernels, networks, models and pinned memory are stood in for."""
     if "minisgl" not in sys.modules:
-        root = os.path.join(os.environ["KVCORE_MINI_SGLANG"], "python", "minisgl")
+        root = Path(os.environ["KVCORE_MINI_SGLANG"], "python", "minisgl")
         for name in ("minisgl", "minisgl.utils", "minisgl.kernel", "minisgl.engine"):
             module: Any = types.ModuleType(name)
-            module.__path__ = [os.path.join(root, *name.split(".")[1:])]
+            module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
             sys.modules[name] = module
         load, silent = importlib.import_module, Silent()
         names = {**vars(load("minisgl.utils.misc")), **vars(load("minisgl.utils.registry"))}
@@ -34,11 +42,11 @@ def source() -> Any:
         vars(sys.modules["minisgl.utils"]).update(names)
         vars(sys.modules["minisgl.kernel"])["fast_compare_key"] = same_length
         vars(sys.modules["minisgl.engine"])["EngineConfig"] = object
-        torch.Tensor.pin_memory = lambda self: self
+        torch.Tensor.pin_memory = lambda tensor: tensor
         pageable = {**vars(torch)}
         for each in ("empty", "tensor"):
             make = getattr(torch, each)
-            pageable[each] = lambda *a, pin_memory=0, make=make, **k: make(*a, **k)
+            pageable[each] = lambda *a, pin_memory=0, make=make, **k: make(*a, **k)  # noqa: ARG005 - as in torch
         for name in ("minisgl.scheduler.cache", "minisgl.scheduler.scheduler"):
             vars(load(name))["torch"] = types.SimpleNamespace(**pageable)
     return importlib.import_module("minisgl.scheduler.scheduler")
@@ -68,7 +76,7 @@ class Engine:
         self.reqs: dict[int, Any] = {}
         self.waiting: dict[int, None] = {}
         self.last: Any = None
-        core = importlib.import_module("minisgl.core")
+        core: Any = importlib.import_module("minisgl.core")
         core._GLOBAL_CTX = core.Context(size)
         length = world.num_blocks * size
         table = torch.zeros((rows + 1, (length + 31) // 32 * 32), dtype=torch.int32)
@@ -92,6 +100,7 @@ class Engine:
         batch.padded_reqs = batch.reqs
 
     def forward(self, batch: Any, args: Any) -> Any:
+        del args
         for req in batch.reqs:
             req.complete_one()
             self.reqs[req.uid] = req
@@ -151,15 +160,19 @@ class Engine:
         return (*lengths, self.free(), len(self.target.prefill_manager.pending_list))
 
     def free(self) -> int:
-        return self.target.cache_manager.available_size // self.world.block_size
+        return int(self.target.cache_manager.available_size // self.world.block_size)
 
     def total(self) -> int:
-        return self.num_blocks
+        return int(self.num_blocks)
 
 
 class Adapter:
     NAME = "mini-sglang 20fcd7f"
-    AXES = {"block_size": (1, 4, 2), "overlap": (True, False), "cache_type": ("radix", "naive")}
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (1, 4, 2),
+        "overlap": (True, False),
+        "cache_type": ("radix", "naive"),
+    }
     MOVES = frozenset({"abort"})
     Engine = Engine
 
@@ -169,6 +182,7 @@ class Adapter:
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
+        del error
         return False
 
     @staticmethod

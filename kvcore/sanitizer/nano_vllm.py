@@ -11,7 +11,8 @@ import importlib
 import os
 import sys
 import types
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, Row
 
@@ -19,7 +20,7 @@ from kvcore.sanitizer import CacheGroup, Row
 def source() -> Any:
     """The modules of its scheduler, without its `__init__`, which imports kernels."""
     if "nanovllm" not in sys.modules:
-        folder = os.path.join(os.environ["KVCORE_NANO_VLLM"], "nanovllm")
+        folder = str(Path(os.environ["KVCORE_NANO_VLLM"], "nanovllm"))
         package = types.ModuleType("nanovllm")
         package.__path__ = [folder]
         config = types.ModuleType("nanovllm.config")
@@ -84,12 +85,12 @@ class Engine:
         return len(self.target.block_manager.free_block_ids)
 
     def total(self) -> int:
-        return self.num_blocks
+        return int(self.num_blocks)
 
 
 class Adapter:
     NAME = "nano-vllm bb823b3"
-    AXES = {"block_size": (4, 2, 8)}
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2, 8)}
     MOVES = frozenset[str]()
     Engine = Engine
 
@@ -99,6 +100,7 @@ class Adapter:
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
+        del error
         return False
 
     @staticmethod

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore itself: its manager and `kvcore.scheduler`, followed by the commands of each batch alone."""
+"""kvcore itself: its manager and `kvcore.scheduler`, followed by the commands alone."""
 
 import itertools
 from array import array
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcore.manager import KVCacheManager
 from kvcore.sanitizer.rows import CacheGroup, Row
@@ -28,7 +28,7 @@ class Sequence:
 
     @property
     def newest(self) -> int:
-        return self.all_tokens[-1]
+        return int(self.all_tokens[-1])
 
     @property
     def can_decode(self) -> bool:
@@ -54,9 +54,9 @@ class Batches(Scheduler[Sequence]):
         swaps = manager.config.num_host_blocks > 0
         super().__init__(manager, token_budget=world.token_budget, swaps=swaps)
         self.manager, self.max_rows = manager, world.max_rows
-        self.follow: Any = lambda batch, chunks: None
-        self.arrived: Any = lambda sequence: None
-        self.leaves: Any = lambda name: None
+        self.follow: Any = lambda *_: None
+        self.arrived: Any = lambda _: None
+        self.leaves: Any = lambda _: None
 
     def _may_admit(self) -> bool:
         return len(self.running) < self.max_rows and self._budget > 0
@@ -144,12 +144,12 @@ class Engine:
         return int(self.target.manager.num_free_blocks)
 
     def total(self) -> int:
-        return self.num_blocks - 1
+        return int(self.num_blocks) - 1
 
 
 class Adapter:
     NAME = "kvcore"
-    AXES = {
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (4, 2, 8),
         "num_host_blocks": (0, 6),
         "duplicates": ("keep", "merge"),
@@ -166,6 +166,7 @@ class Adapter:
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
+        del error
         return False
 
     @staticmethod

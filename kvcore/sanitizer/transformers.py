@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, SlotRow, UnsupportedEngine
 
@@ -32,19 +32,19 @@ def source() -> Any:
     api = importlib.import_module(package + "continuous_api")
     if torch.Event is not Silent:
         empty = torch.empty
-        torch.empty = lambda *a, pin_memory=False, **k: empty(*a, **k)
+        torch.empty = lambda *a, pin_memory=False, **k: empty(*a, **k)  # noqa: ARG005 - as in torch
         torch.Event = Silent
         api.logger.disabled = True
         for name in ("continuous_api", "input_outputs", "model_runner", "offloading_manager"):
             module: Any = importlib.import_module(package + name)
-            module.stream_context = lambda stream: contextlib.nullcontext()
+            module.stream_context = lambda _: contextlib.nullcontext()
             module.create_device_stream = Silent
         api.ContinuousBatchingAsyncIOs._supported_device_types = ("cpu",)
         del api.ContinuousBatchProcessor.__del__
     return api
 
 
-class Model(torch.nn.Module):
+class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
     """What a manager asks of a model, but for its answers."""
 
     _supports_flash_attn = False
@@ -90,6 +90,7 @@ class Engine:
         self.ended: list[tuple[str, int, list[int]]] = []
 
     def forward(self, model: Any, data: Any, carried: Any, before: Any, answers: Any) -> None:
+        del model, data, carried, before
         io = self.target.inputs_and_outputs
         io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
         new = [each.state for each in io.requests_in_batch if each.has_new_token]
@@ -160,13 +161,18 @@ class Engine:
         return now + ended
 
     def progress(self) -> object:
-        states = [(s.request_id, int(s.status), s.position_offset, s.generated_len()) for s in self.states()]
+        states = [
+            (s.request_id, int(s.status), s.position_offset, s.generated_len())
+            for s in self.states()
+        ]
         return (*states, self.free(), len(self.waiting))
 
     def free(self) -> int:
         allocators = self.cache.cache_allocators.values()
         kept = sum(len(each.ledger.cached_blocks) * each.bytes_per_block for each in allocators)
-        return int(self.cache.compute_free_capacity(False) + kept) // int(self.cache.bytes_per_sector)
+        return int(self.cache.compute_free_capacity(False) + kept) // int(
+            self.cache.bytes_per_sector
+        )
 
     def total(self) -> int:
         return int(self.cache.num_sectors)
@@ -174,7 +180,7 @@ class Engine:
 
 class Adapter:
     NAME = f"transformers {TESTED}"
-    AXES = {
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (4, 8),
         "use_async_batching": (False, True),
         "scheduler_type": ("fifo", "prefill_first"),
@@ -195,6 +201,7 @@ class Adapter:
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
+        del error
         return False
 
     @staticmethod
@@ -238,7 +245,7 @@ class Adapter:
         def cancels(inner: Any) -> Any:
             states = inner()
             for state in states:
-                ends(lambda name: None, state.request_id)
+                ends(lambda _: None, state.request_id)
             return states
 
         def forks(inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
@@ -257,7 +264,9 @@ class Adapter:
                     block, offset = divmod(place, its.block_physical_stride)
                     return int(block * its.tokens_per_page + offset)
 
-                new = [-1 if w == its.write_trash_index else slot(w) for w in writes[group][written:]]
+                new = [
+                    -1 if w == its.write_trash_index else slot(w) for w in writes[group][written:]
+                ]
                 old = reads[group][read:] if reads else []
                 old = [slot(each) for each in old if each != its.sentinel_index]
                 rows.append(SlotRow(name, group, past, count, new, old))

@@ -9,7 +9,7 @@ import importlib
 import itertools
 import os
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, Row, UnsupportedEngine
 
@@ -70,7 +70,10 @@ class Engine:
         self.queue: list[Any] = []
         self.reached: set[str] = set()
         self.planned: set[str] = set()
-        allocate, preempt = self.target.kv_cache_manager.allocate_slots, self.target._preempt_request
+        allocate, preempt = (
+            self.target.kv_cache_manager.allocate_slots,
+            self.target._preempt_request,
+        )
 
         def allocated(request: Any, *args: Any, **named: Any) -> Any:
             self.planned.add(request.request_id)
@@ -193,7 +196,10 @@ class Engine:
         return [(name, 0, each._all_token_ids) for name, each in self.requests.items()]
 
     def progress(self) -> object:
-        return (self.free(), *((r.status, r.num_computed_tokens, r.num_tokens) for r in self.requests.values()))
+        return (
+            self.free(),
+            *((r.status, r.num_computed_tokens, r.num_tokens) for r in self.requests.values()),
+        )
 
     def free(self) -> int:
         return int(self.target.kv_cache_manager.block_pool.get_num_free_blocks())
@@ -204,7 +210,7 @@ class Engine:
 
 class Adapter:
     NAME = f"vllm {TESTED}"
-    AXES = {
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (16, 4, 8),
         "policy": ("fcfs", "priority"),
         "async_scheduling": (True, False),
@@ -232,7 +238,9 @@ class Adapter:
     def groups(engine: Any) -> list[CacheGroup]:
         specs = [each.kv_cache_spec for each in engine.target.kv_cache_config.kv_cache_groups]
         return [
-            CacheGroup(block_size=s.block_size, window=getattr(s, "sliding_window", None), num_null=1)
+            CacheGroup(
+                block_size=s.block_size, window=getattr(s, "sliding_window", None), num_null=1
+            )
             for s in specs
         ]
 
@@ -254,7 +262,10 @@ class Adapter:
             def __contains__(self, name: str) -> bool:
                 return name in sanitizer
 
-            def step(self, step: int, names: Any, starts: Any, counts: Any, drafts: Any) -> list[Any]:
+            def step(
+                self, step: int, names: Any, starts: Any, counts: Any, drafts: Any
+            ) -> list[Any]:
+                del drafts
                 sanitizer.issue(step, list(map(Row, names, starts, counts)))
                 return []
 

@@ -10,10 +10,10 @@ import os
 import random
 import signal
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcore.sanitizer import Row, UnsupportedEngine
-from kvcore.sanitizer.template import Adapter, Engine, Request, Scheduler
+from kvcore.sanitizer.hunter.template import Adapter, Engine, Request, Scheduler
 
 
 def adapter_of(scheduler: type[Scheduler]) -> type[Adapter]:
@@ -50,6 +50,7 @@ class PublishesTooEarly(Scheduler):
     """All blocks of a prompt can be hit as soon as its first chunk is scheduled."""
 
     def grow(self, request: Request, length: int, batch: list[Request]) -> bool:
+        del length
         grown = super().grow(request, len(request.tokens), batch)
         for end in range(self.block_size, len(request.tokens) + 1, self.block_size):
             if grown:
@@ -188,7 +189,7 @@ class CountsWrong(Adapter):
 
     class Engine(Engine):
         def total(self) -> int:
-            return self.num_blocks + 1
+            return int(self.num_blocks) + 1
 
 
 class Samples(Adapter):
@@ -197,7 +198,7 @@ class Samples(Adapter):
     class Engine(Engine):
         def __init__(self, world: Any) -> None:
             super().__init__(world)
-            self.world = type("", (), {"token": lambda place: 1, "block_size": world.block_size})
+            self.world = type("", (), {"token": lambda _: 1, "block_size": world.block_size})
 
 
 class IsMoody(Adapter):
@@ -212,7 +213,7 @@ class IsMoody(Adapter):
 class HasNoSize(Adapter):
     """An adapter without block sizes."""
 
-    AXES = {"policy": ("fcfs",)}
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"policy": ("fcfs",)}
 
 
 class KnowsTooMuch(Adapter):
@@ -225,7 +226,7 @@ class Forgets(Adapter):
     """An adapter without a method."""
 
     class Engine(Engine):
-        settle = property()  # type: ignore[assignment] # not there when it is asked for
+        settle = property()
 
 
 class Newer(Adapter):
@@ -239,7 +240,10 @@ class Newer(Adapter):
 class Refuses(Adapter):
     """An adapter whose engine refuses half of its options."""
 
-    AXES = {"block_size": (4, 2), "mode": ("plain", "odd", "odd", "odd")}
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (4, 2),
+        "mode": ("plain", "odd", "odd", "odd"),
+    }
 
     class Engine(Engine):
         def __init__(self, world: Any) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random queues of observations of a manager that is often wrong, as data that can be played twice.
 
-Blocks are given at random: free ones, ones that another request fills with the same prefix, and any.
+Blocks are given at random: free ones, those of another request with the same prefix, and any.
 Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
 or are cancelled; tokens stay unknown; drafts are rejected; weights change; requests fork.
 """

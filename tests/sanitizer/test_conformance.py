@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.sanitizer.conformance import problems
-from kvcore.sanitizer.template import Adapter
+from kvcore.sanitizer.hunter.conformance import problems
+from kvcore.sanitizer.hunter.template import Adapter
 from tests.sanitizer import broken
 
 FAULTS = {

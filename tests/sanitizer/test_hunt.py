@@ -6,13 +6,13 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from kvcore.sanitizer.hunt import Hunt
-from kvcore.sanitizer.isolated import outcome_of
-from kvcore.sanitizer.run import run
-from kvcore.sanitizer.shrink import shrink, signature
-from kvcore.sanitizer.systematic import small_worlds
-from kvcore.sanitizer.template import Adapter, Scheduler
-from kvcore.sanitizer.world import Abort, Arrive, Generator, World, world_from_json
+from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.isolated import outcome_of
+from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.systematic import small_worlds
+from kvcore.sanitizer.hunter.template import Adapter, Scheduler
+from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World, world_from_json
 from tests.sanitizer import broken
 
 BUGS = {
@@ -84,7 +84,7 @@ def test_a_world_draws_requests_that_fit_and_lengths_at_the_edge_of_blocks() -> 
         num_requests += len(arrivals)
         repeated += len(prompts) - len(set(prompts))
         for each in arrivals:
-            assert 1 <= len(each.prompt)
+            assert len(each.prompt) >= 1
             assert len(each.prompt) + each.new <= world.max_tokens
             edges += (len(each.prompt) + 1) % world.block_size < 3
     assert edges > 0.4 * num_requests
@@ -119,7 +119,9 @@ def test_the_smallest_world_is_kept_and_what_it_needs_is_named() -> None:
     def same(candidate: World) -> bool:
         names = {move.name for move in candidate.moves if isinstance(move, Abort)}
         prompts = [move.prompt for move in candidate.moves if isinstance(move, Arrive)]
-        return "r0" in names and candidate.axes["mode"] == "odd" and max(map(len, prompts or [()])) > 1
+        return (
+            "r0" in names and candidate.axes["mode"] == "odd" and max(map(len, prompts or [()])) > 1
+        )
 
     small = shrink(world, same, axes)
     assert len(small.moves) == 2
@@ -150,7 +152,7 @@ def test_a_move_that_names_nobody_is_skipped() -> None:
 def test_a_run_that_does_not_end_is_a_hang_with_its_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvcore.sanitizer.run.HUNG_SECONDS", 0.2)
+    monkeypatch.setattr("kvcore.sanitizer.hunter.run.HUNG_SECONDS", 0.2)
     moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
     world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
     found = run(broken.adapter_of(broken.Spins), world).found

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A template: a small paged engine, and the adapter that lets the sanitizer hunt in it.
 
-    kvcore sanitize kvcore.sanitizer.template:Adapter --seconds 10
+    kvcore sanitize kvcore.sanitizer.hunter.template:Adapter --seconds 10
 
 `Scheduler` stands for your engine: it knows nothing of kvcore. `Engine` drives it in the order of
 its own loop with a fake model, and `Adapter.attach` tells what it does to its block tables.
 """
 
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, Row
 
@@ -35,7 +35,8 @@ class Scheduler:
 
     def schedule(self) -> list[Request]:
         """The requests of the next batch, each with its number of scheduled tokens."""
-        batch, budget = [], self.budget
+        batch: list[Request] = []
+        budget = self.budget
         for request in [*self.running, *self.waiting]:
             if not budget or len(batch) == self.rows:
                 break
@@ -75,7 +76,7 @@ class Scheduler:
             request.computed = end
 
     def grow(self, request: Request, length: int, batch: list[Request]) -> bool:
-        """Blocks for so many tokens, of the newest request that is not scheduled if none is free."""
+        """Blocks for so many tokens, of the newest request not scheduled if none is free."""
         while len(request.blocks) * self.block_size < length:
             if not self.free:
                 others = [each for each in self.running if each not in batch and each != request]
@@ -153,14 +154,14 @@ class Engine:
         return len(self.target.free)
 
     def total(self) -> int:
-        return self.num_blocks
+        return int(self.num_blocks)
 
 
 class Adapter:
     """What the hunter asks for."""
 
     NAME = "the template's engine"
-    AXES = {"block_size": (4, 2)}
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2)}
     MOVES = frozenset({"abort"})
     Engine = Engine
 
@@ -170,6 +171,7 @@ class Adapter:
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
+        del error
         return False
 
     @staticmethod

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import attrs
 
 from kvcore.sanitizer import CacheGroup
-from kvcore.sanitizer.world import Arrive, World
+from kvcore.sanitizer.hunter.world import Arrive
 
 
 class Engine(Protocol):
@@ -76,10 +76,21 @@ class Adapter(Protocol):
     MOVES: which of abort, epoch, reset, samples and priority the engine knows.
     """
 
-    NAME: str
-    AXES: Mapping[str, Sequence[Any]]
-    MOVES: frozenset[str]
-    Engine: Any
+    @property
+    def NAME(self) -> str:  # noqa: N802 - a constant of the class
+        """Name and version."""
+
+    @property
+    def AXES(self) -> Mapping[str, Sequence[Any]]:  # noqa: N802 - a constant of the class
+        """The options."""
+
+    @property
+    def MOVES(self) -> frozenset[str]:  # noqa: N802 - a constant of the class
+        """The moves."""
+
+    @property
+    def Engine(self) -> Any:  # noqa: N802 - a constant of the class
+        """The class that drives the engine."""
 
     @staticmethod
     def groups(engine: Any) -> Sequence[CacheGroup]:
@@ -148,7 +159,9 @@ def python_of(name: str) -> str:
         return sys.executable
     python = peers_home() / peer / "bin" / "python"
     if not python.exists():
-        raise NotInstalled(f"{name} is not installed in {python.parents[1]}. {how_to_install(name)}")
+        raise NotInstalled(
+            f"{name} is not installed in {python.parents[1]}. {how_to_install(name)}"
+        )
     return str(python)
 
 

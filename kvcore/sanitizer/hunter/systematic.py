@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from kvcore.sanitizer.world import STEP, Abort, Arrive, Axes, Move, World
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Axes, Move, World
 
 NUM_BLOCKS = 3
 NUM_MOVES_MAX = 7
@@ -33,8 +33,8 @@ def small_worlds(
 
 def _prompts(size: int) -> dict[str, tuple[int, ...]]:
     """Two prompts of two blocks and a bit at most, which share their first block."""
-    a = tuple(range(1, size + 1)) + (1,) * (size - 1)
-    return {"a": a, "a again": a, "b": a[:size] + (2,)}
+    a = (*range(1, size + 1), *[1] * (size - 1))
+    return {"a": a, "a again": a, "b": (*a[:size], 2)}
 
 
 def _options(axes: Axes, fixed: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:

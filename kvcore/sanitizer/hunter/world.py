@@ -227,7 +227,9 @@ class _Moves:
     def _prompt(self, longest: int) -> tuple[int, ...]:
         size = self.world.block_size
         most = max(1, longest // size)
-        pages = self.random.randint(*self.random.choice(((1, min(2, most)), (1, most), (most, most))))
+        pages = self.random.randint(
+            *self.random.choice(((1, min(2, most)), (1, most), (most, most)))
+        )
         if self.random.random() < 0.5:
             length = pages * size + self.random.choice((-1, 0, 1))
         else:

@@ -13,12 +13,12 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.adapter import Adapter
-from kvcore.sanitizer.report import engine_source
-from kvcore.sanitizer.run import Outcome, run
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.run import Outcome, run
+from kvcore.sanitizer.hunter.watch import Watch
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Generator, Move, World
 from kvcore.sanitizer.sanitizer import Sanitizer
-from kvcore.sanitizer.watch import Watch
-from kvcore.sanitizer.world import STEP, Abort, Arrive, Generator, Move, World
 
 MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority"})
 METHODS = (

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.world import Arrive, Axes, Move, World
+from kvcore.sanitizer.hunter.world import Arrive, Axes, Move, World
 
 SECONDS = 10.0
 
@@ -33,7 +34,7 @@ def shrink(world: World, same: Same, axes: Axes, seconds: float = SECONDS) -> Wo
         before = world
         world = _fewer_moves(world, still)
         for smaller in (_smaller_worlds, _smaller_requests):
-            world = _descended(world, still, lambda each: smaller(each, axes))
+            world = _descended(world, still, partial(smaller, axes=axes))
     return world
 
 
@@ -71,9 +72,7 @@ def _fewer_moves(world: World, still: Same) -> World:
         size //= 2
 
 
-def _descended(
-    world: World, still: Same, smaller: Callable[[World], Iterator[World]]
-) -> World:
+def _descended(world: World, still: Same, smaller: Callable[[World], Iterator[World]]) -> World:
     """From each world to the first smaller one that will do, until none does."""
     going = True
     while going:
@@ -97,6 +96,7 @@ def _smaller_worlds(world: World, axes: Axes) -> Iterator[World]:
 
 
 def _smaller_requests(world: World, axes: Axes) -> Iterator[World]:
+    del axes
     for place, move in enumerate(world.moves):
         if not isinstance(move, Arrive):
             continue

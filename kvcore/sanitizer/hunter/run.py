@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 
 from kvcore.sanitizer import Sanitizer
-from kvcore.sanitizer.adapter import Adapter
-from kvcore.sanitizer.watch import Watch
-from kvcore.sanitizer.world import EPOCH, RESET, STEP, Abort, Arrive, Move, World
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.watch import Watch
+from kvcore.sanitizer.hunter.world import EPOCH, RESET, STEP, Abort, Arrive, Move, World
 
 STUCK_STEPS = 12
 """Steps in which nothing at all changes."""
@@ -24,7 +24,7 @@ NO_TOKEN_STEPS = 400
 """Steps in which nobody gets a token."""
 HUNG_SECONDS = 5.0
 """CPU seconds of one run, which takes some milliseconds."""
-OWN = Path(__file__).parent
+OWN = Path(__file__).parents[1]
 
 
 @attrs.frozen
@@ -71,9 +71,7 @@ def run(
 
 
 class _Run:
-    def __init__(
-        self, adapter: Adapter, world: World, full: bool, muted: Collection[str]
-    ) -> None:
+    def __init__(self, adapter: Adapter, world: World, full: bool, muted: Collection[str]) -> None:
         self.adapter, self.world, self.full, self.muted = adapter, world, full, muted
         self.engine: Any = None
         self.watch: Watch | None = None
@@ -132,7 +130,10 @@ class _Run:
     def _move(self, move: Move) -> None:
         match move:
             case Arrive():
-                if len(move.prompt) + move.new > self.world.max_tokens or move.name in self.arrivals:
+                if (
+                    len(move.prompt) + move.new > self.world.max_tokens
+                    or move.name in self.arrivals
+                ):
                     return
                 knows = self.adapter.MOVES
                 if "samples" not in knows:
@@ -228,7 +229,9 @@ class _Run:
         if before == total or after == total:
             return None
         return self._found(
-            "leak", "", f"leak: all have left, {after} of {total} blocks can be used ({before} before)"
+            "leak",
+            "",
+            f"leak: all have left, {after} of {total} blocks can be used ({before} before)",
         )
 
     def _found(self, name: str, where: str, text: str) -> Found:
@@ -239,7 +242,7 @@ class _Run:
         if self.watch is not None and self.watch.broken is not None:
             return self._found("harness", "", f"{self.watch.broken!r}\n{_tail(error)}")
         deepest = traceback.extract_tb(error.__traceback__)[-1].filename
-        if Path(deepest).parent == OWN:
+        if OWN in Path(deepest).parents:
             return self._found("harness", _site(error), _tail(error))
         return self._found("crash", f"{type(error).__name__} in {_site(error)}", _tail(error))
 
@@ -247,7 +250,7 @@ class _Run:
 def _site(error: BaseException) -> str:
     """The innermost function that is not of this package."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if Path(frame.filename).parent != OWN]
+    theirs = [frame for frame in frames if OWN not in Path(frame.filename).parents]
     return theirs[-1].name if theirs else frames[-1].name
 
 
@@ -260,6 +263,7 @@ def _alarm(seconds: float) -> Iterator[None]:
     """Raises Hung after so many CPU seconds."""
 
     def ring(number: int, frame: FrameType | None) -> None:
+        del number, frame
         raise Hung(f"more than {seconds} CPU seconds")
 
     before = signal.signal(signal.SIGVTALRM, ring)

@@ -14,13 +14,13 @@ import sys
 import traceback
 from typing import Any
 
-from kvcore.sanitizer.adapter import NotInstalled, load
 from kvcore.sanitizer.errors import UnsupportedEngine
-from kvcore.sanitizer.hunt import Hunt
-from kvcore.sanitizer.isolated import outcome_of
-from kvcore.sanitizer.run import run
-from kvcore.sanitizer.shrink import shrink, signature
-from kvcore.sanitizer.world import World, world_from_json
+from kvcore.sanitizer.hunter.adapter import NotInstalled, load
+from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.isolated import outcome_of
+from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.world import World, world_from_json
 
 MEMORY_BYTES = 48 << 30
 """Of addresses: libraries of tensors map far more than they use."""

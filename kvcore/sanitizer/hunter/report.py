@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.sanitizer.findings import CERTAIN
-from kvcore.sanitizer.world import Arrive, Move, World, world_from_json
+from kvcore.sanitizer.hunter.world import Arrive, Move, World, world_from_json
 
 HEADERS = {
     "crash": "A legal run of the engine must not raise",
@@ -30,6 +30,8 @@ HEADERS = {
     "cross-tenant": "What a request reads must be written in its own namespace",
     "empty-step": "A step must have tokens",
 }
+TOKEN = "1 + (place * place + 3 * place // 2 + 3 * sample) % 8"
+"""`World.token`, for a test without kvcore."""
 READS = "What a query reads must be what was written for its prefix"
 
 
@@ -62,9 +64,10 @@ def test_of(found: Mapping[str, Any], module: str) -> str:
     title = f'"""{invariant(found["name"])}.\n\n{found["engine"]}: {_first_line(found)}\n"""'
     if found["name"] in CERTAIN:
         return _with_sanitizer(found, world, title, module)
-    needs = {"crash": [], "hang": [], "died": [], "flood": []}
-    steps = [*_calls(world), *needs.get(found["name"], _drain(found["name"]))]
-    if found["name"] in needs:
+    steps = _calls(world)
+    if found["name"] in ("stuck", "leak"):
+        steps += _drain(found["name"])
+    else:
         steps += ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()",
                   "engine.settle()", "engine.step()"]  # fmt: skip
     return "\n".join(
@@ -86,14 +89,16 @@ def report_of(found: Mapping[str, Any], test: str) -> str:
     """The report: what was run, what was expected, what was seen."""
     world = world_from_json(found["world"])
     options = ", ".join(f"{name}={value}" for name, value in world.axes.items())
+    per_step = f"{world.token_budget} tokens and {world.max_rows} requests per step"
+    sizes = f"Sizes: {world.num_blocks} blocks, {per_step}."
     steps = [f"{number}. {_sentence(move)}" for number, move in enumerate(world.moves, 1)]
     return "\n".join(
         [
             f"# {found['engine']}: {_first_line(found)}",
             "",
             f"Engine: {found['engine']}; Python {sys.version.split()[0]}; no GPU is needed.",
-            f"Options: {options}; {world.num_blocks} blocks, {world.token_budget} tokens a step, "
-            f"{world.max_rows} requests a step.",
+            f"Options: {options}.",
+            sizes,
             "",
             "## Steps",
             "",
@@ -134,9 +139,7 @@ def engine_source(module: str) -> str:
     return "\n".join(["from types import SimpleNamespace", *kept, "", ""])
 
 
-def _with_sanitizer(
-    found: Mapping[str, Any], world: World, title: str, module: str
-) -> str:
+def _with_sanitizer(found: Mapping[str, Any], world: World, title: str, module: str) -> str:
     data = json.dumps(world.to_json())
     return "\n".join(
         [
@@ -144,15 +147,16 @@ def _with_sanitizer(
             "import json",
             "",
             f"from {module} import Adapter",
-            "from kvcore.sanitizer.run import run",
-            "from kvcore.sanitizer.world import world_from_json",
+            "from kvcore.sanitizer.hunter.run import run",
+            "from kvcore.sanitizer.hunter.world import world_from_json",
             "",
             f"WORLD = json.loads({data!r})",
             "",
             "",
             f"def test_{_identifier(found)}() -> None:",
             *(f"    # {number}. {_sentence(move)}" for number, move in enumerate(world.moves, 1)),
-            f"    found = run(Adapter, world_from_json(WORLD), muted={list(found['muted'])!r}).found",
+            f"    muted = {list(found['muted'])!r}",
+            "    found = run(Adapter, world_from_json(WORLD), muted=muted).found",
             "    assert found is None, found.text",
             "",
         ]
@@ -168,8 +172,7 @@ def _world_source(world: World) -> str:
             f"    num_blocks={world.num_blocks},",
             f"    token_budget={world.token_budget},",
             f"    max_rows={world.max_rows},",
-            "    token=lambda place, sample=0: 1"
-            " + (place * place + 3 * place // 2 + 3 * sample) % 8,",
+            f"    token=lambda place, sample=0: {TOKEN},",
             ")",
         ]
     )

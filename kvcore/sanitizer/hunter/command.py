@@ -19,10 +19,10 @@ import attrs
 
 from kvcore.cli.arguments import natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
-from kvcore.sanitizer.adapter import KNOWN, NotInstalled
-from kvcore.sanitizer.hunt import SKIPPED_SHARE_MAX, Tally
-from kvcore.sanitizer.report import write
-from kvcore.sanitizer.session import Event, events
+from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
+from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
+from kvcore.sanitizer.hunter.report import write
+from kvcore.sanitizer.hunter.session import Event, events
 
 CLEAN, FOUND, UNSUPPORTED, HARNESS = range(4)
 
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="FINDING", help="look for findings of one name")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write tests and reports there")
     parser.add_argument("--record", type=Path, metavar="FILE",
-                        help="append seed and coverage; a later hunt goes on from them")  # fmt: skip
+                        help="append seed and coverage; the next hunt goes on there")  # fmt: skip
     parser.add_argument("--replay", type=Path, metavar="FILE",
                         help="run the world of a finding again, and nothing else")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -109,7 +109,7 @@ class _Session:
         interrupted = False
         try:
             for event in events(job):
-                getattr(self, f"_on_{event['event']}", lambda event: None)(event)
+                getattr(self, f"_on_{event['event']}", lambda _: None)(event)
         except KeyboardInterrupt:
             interrupted = True
         self.tally.merge(attrs.asdict(self.now))
@@ -137,7 +137,7 @@ class _Session:
             self.shown = time.monotonic()
             found = ", ".join(sorted({each["name"] for each in self.found.values()})) or "nothing"
             self._say(
-                f"{self.now.seconds:.0f} CPU s, {self.now.runs} runs, {self.now.steps} steps judged, "
+                f"{self.now.seconds:.0f} CPU s, {self.now.runs} runs, {self.now.steps} steps, "
                 f"found: {found}"
             )
 
@@ -167,7 +167,9 @@ class _Session:
             "missing": self.tally.missing(),
         }
         if self.options.record is not None and "seed" in job:
-            brief = [f"{e['name']} {e['where']} {' '.join(e['needs'])}" for e in self.found.values()]
+            brief = [
+                f"{e['name']} {e['where']} {' '.join(e['needs'])}" for e in self.found.values()
+            ]
             with self.options.record.open("a") as file:
                 file.write(json.dumps({**summary, "findings": brief}) + "\n")
         if self.options.json:

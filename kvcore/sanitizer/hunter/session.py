@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import kvcore
-from kvcore.sanitizer.adapter import python_of
+from kvcore.sanitizer.hunter.adapter import python_of
 
 SILENT_SECONDS = 60.0
 """A run that lasts so long hangs: it takes milliseconds."""
@@ -81,7 +81,7 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
     """The events of one process; the last is `ended`, unless it ended by itself and well."""
     told, tells = os.pipe()
     prints, printed = os.pipe()
-    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.worker"]
+    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     child = subprocess.Popen(
         [*command, json.dumps({**job, "events": tells})],
         stdin=subprocess.DEVNULL,
@@ -105,7 +105,7 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
 def _environment() -> dict[str, str]:
     """That of this process, with kvcore's folder first."""
     folder = str(Path(kvcore.__file__).parents[1])
-    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])]
+    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One world in a process of its own: for engines that die, hang in compiled code or print a flood."""
+"""One world in a process of its own: for engines that die, hang in compiled code, or flood."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 
-from kvcore.sanitizer.adapter import Adapter
-from kvcore.sanitizer.run import run
-from kvcore.sanitizer.world import World
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.world import World
 
 WALL_SECONDS = 3.0
 FLOOD_BYTES = 4 << 20

@@ -14,13 +14,13 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.adapter import Adapter
 from kvcore.sanitizer.findings import CERTAIN
-from kvcore.sanitizer.run import Found, Outcome, run
-from kvcore.sanitizer.shrink import shrink, signature
-from kvcore.sanitizer.systematic import small_worlds
-from kvcore.sanitizer.watch import GOALS, RARE
-from kvcore.sanitizer.world import Abort, Arrive, Generator, World
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.run import Found, Outcome, run
+from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.systematic import small_worlds
+from kvcore.sanitizer.hunter.watch import GOALS, RARE
+from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World
 
 FULL_EVERY = 8
 """One run in so many judges in full mode."""
@@ -86,7 +86,7 @@ class Hunt:
         *,
         fixed: Mapping[str, Any] | None = None,
         only: str | None = None,
-        before: Callable[[World], None] = lambda world: None,
+        before: Callable[[World], None] = lambda _: None,
     ) -> None:
         self.adapter, self.only, self.before = adapter, only, before
         self.generator = Generator(adapter.AXES, seed, fixed)
@@ -186,4 +186,6 @@ class Hunt:
 
 
 def _kind(move: object) -> str:
-    return "arrive" if isinstance(move, Arrive) else "abort" if isinstance(move, Abort) else str(move)
+    return (
+        "arrive" if isinstance(move, Arrive) else "abort" if isinstance(move, Abort) else str(move)
+    )

@@ -75,7 +75,12 @@ class Watch:
         return name in self.tables
 
     def step(
-        self, step: Any, names: Sequence[Any], starts: Sequence[int], counts: Sequence[int], *more: Any
+        self,
+        step: Any,
+        names: Sequence[Any],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        *more: Any,
     ) -> Any:
         self.num_steps += 1
         for name, start, count in zip(names, starts, counts, strict=True):
@@ -113,7 +118,7 @@ class Watch:
             self.fresh.discard(name)
             if start:
                 self.reached.add("resumed-by-a-hit" if name in self.dropped else "hit")
-        if 1 < count and end < self.lengths.get(name, 0):
+        if count > 1 and end < self.lengths.get(name, 0):
             self.reached.add("partial-chunk")
         table = self.tables.get(name, [])
         first = start // self.block_size
