@@ -29,6 +29,7 @@ ROOMS = (
         "fuzz",
         "compat",
         "cli",
+        "sanitizer",
         "sizing",
         "__main__",
         "legacy",

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, SlotRow, UnsupportedEngine
@@ -131,6 +132,10 @@ class Engine:
         else:
             return False
         self.settle()
+        if self.in_flight:  # as the loop does when it stops
+            io = self.target.inputs_and_outputs
+            io.current_pair = 1 - io.current_pair
+            self.target.update_batch()
         self.manager._create_batch_processor()
         self.starting = self.target.use_async_batching
         return True
@@ -218,107 +223,116 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a ContinuousBatchProcessor: the very slots that its batches write and read."""
-        cache, scheduler, offloading = target.cache, target.scheduler, target.offloading_manager
-        allocators = list(cache.cache_allocators.values())
-        rows: list[SlotRow] = []
-        issued: list[tuple[int, list[Any]]] = []
-        numbers = itertools.count(1)
-        lists: dict[str, list[int]] = {}
+        _Followed(target, sanitizer)
 
-        def wrap(owner: Any, name: str, hook: Any) -> None:
-            inner = getattr(owner, name)
-            setattr(owner, name, lambda *a, **k: hook(inner, *a, **k))
 
-        def begin(name: str, tokens: list[int], parent: str | None = None) -> None:
-            lists[name] = tokens
-            sanitizer.begin(name, tokens, parent=parent)
+class _Followed:
+    """The hooks, each around a method of the engine's."""
 
-        def arrives(inner: Any, state: Any) -> None:
-            inner(state)
-            begin(state.request_id, state.initial_tokens + state.generated_tokens)
+    def __init__(self, target: Any, sanitizer: Any) -> None:
+        self.target, self.sanitizer = target, sanitizer
+        self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
+        self.rows: list[SlotRow] = []
+        self.issued: list[tuple[int, list[Any]]] = []
+        self.numbers = itertools.count(1)
+        self.lists: dict[str, list[int]] = {}
+        hooks: tuple[tuple[Any, str, Any], ...] = (
+            (target.scheduler, "add_waiting_request", self.arrives),
+            (target.scheduler, "finish_request", self.ends),
+            (target.scheduler, "clear_cancelled_requests", self.cancels),
+            (target.cache, "prepare_fork_request", self.forks),
+            (target.cache, "extend_read_and_write_indices", self.slots),
+            (target, "_generation_step", self.steps),
+            (target, "update_batch", self.updates),
+            (self.offloading, "_offload_to_cpu", self.offloads),
+            (self.offloading, "restore_scheduled_requests", self.restores),
+            *((its, "copy_blocks", partial(self.copies, i)) for i, its in self.allocators()),
+        )
+        for owner, name, hook in hooks:
+            setattr(owner, name, partial(hook, getattr(owner, name)))
 
-        def ends(inner: Any, name: str) -> None:
-            inner(name)
-            if lists.pop(name, None) is not None:
-                sanitizer.end(name)
+    def allocators(self) -> Iterable[tuple[int, Any]]:
+        return enumerate(self.kinds.values())
 
-        def cancels(inner: Any) -> Any:
-            states = inner()
-            for state in states:
-                ends(lambda _: None, state.request_id)
-            return states
+    def begin(self, name: str, tokens: list[int], parent: str | None = None) -> None:
+        self.lists[name] = tokens
+        self.sanitizer.begin(name, tokens, parent=parent)
 
-        def forks(inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
-            forked = inner(state, names, pairs)
-            for name in forked:
-                begin(name, list(lists[state.request_id]), state.request_id)
-            return forked
+    def arrives(self, inner: Any, state: Any) -> None:
+        inner(state)
+        self.begin(state.request_id, state.initial_tokens + state.generated_tokens)
 
-        def slots(inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
-            starts = [(len(reads[i]) if reads else 0, len(writes[i])) for i in range(len(writes))]
-            inner(name, past, count, reads, writes)
-            for group, (read, written) in enumerate(starts):
-                its = allocators[group]
+    def ends(self, inner: Any, name: str) -> None:
+        inner(name)
+        if self.lists.pop(name, None) is not None:
+            self.sanitizer.end(name)
 
-                def slot(place: int, its: Any = its) -> int:
-                    block, offset = divmod(place, its.block_physical_stride)
-                    return int(block * its.tokens_per_page + offset)
+    def cancels(self, inner: Any) -> Any:
+        states = inner()
+        for state in states:
+            self.ends(lambda _: None, state.request_id)
+        return states
 
-                new = [
-                    -1 if w == its.write_trash_index else slot(w) for w in writes[group][written:]
-                ]
-                old = reads[group][read:] if reads else []
-                old = [slot(each) for each in old if each != its.sentinel_index]
-                rows.append(SlotRow(name, group, past, count, new, old))
+    def forks(self, inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
+        forked = inner(state, names, pairs)
+        for name in forked:
+            self.begin(name, list(self.lists[state.request_id]), state.request_id)
+        return forked
 
-        def steps(inner: Any, model: Any) -> None:
-            io = target.inputs_and_outputs
-            io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
-            issued.append((next(numbers), list(io.requests_in_batch)))
-            sanitizer.issue(issued[-1][0], rows[:])
-            rows.clear()
-            inner(model)
+    def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
+        starts = [(len(reads[i]) if reads else 0, len(writes[i])) for i in range(len(writes))]
+        inner(name, past, count, reads, writes)
+        for group, its in self.allocators():
+            read, written = starts[group]
+            new = [_slot(its, place) for place in writes[group][written:]]
+            old = [_slot(its, place) for place in (reads[group][read:] if reads else ())]
+            old = [each for each in old if each >= 0]
+            self.rows.append(SlotRow(name, group, past, count, new, old))
 
-        def updates(inner: Any) -> None:
-            step, batch = issued.pop(0)
-            old = [(lists.get(each.state.request_id), each.state) for each in batch]
-            sanitizer.complete(step)
-            inner()
-            for tokens, state in old:
-                if tokens is not None:
-                    tokens += (state.initial_tokens + state.generated_tokens)[len(tokens) :]
+    def steps(self, inner: Any, model: Any) -> None:
+        io = self.target.inputs_and_outputs
+        io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
+        self.issued.append((next(self.numbers), list(io.requests_in_batch)))
+        self.sanitizer.issue(self.issued[-1][0], self.rows[:])
+        self.rows.clear()
+        inner(model)
 
-        def copies(inner: Any, sources: Any, targets: Any, group: int) -> None:
-            inner(sources, targets)
-            sanitizer.copy(list(zip(sources, targets, strict=True)), group)
+    def updates(self, inner: Any) -> None:
+        step, batch = self.issued.pop(0)
+        old = [(self.lists.get(each.state.request_id), each.state) for each in batch]
+        self.sanitizer.complete(step)
+        inner()
+        for tokens, state in old:
+            if tokens is not None:
+                tokens += (state.initial_tokens + state.generated_tokens)[len(tokens) :]
 
-        def offloads(inner: Any, victims: Any, tables: Any) -> Any:
-            names = inner(victims, tables)
-            for name in names:
-                swapped = offloading._request_id_to_cpu_blocks[name]
-                for group, kind in enumerate(cache.cache_allocators):
-                    pairs = zip(tables[name].get(kind, []), swapped.get(kind, []), strict=True)
-                    sanitizer.copy(list(pairs), group, target="cpu")
-            return names
+    def copies(self, group: int, inner: Any, sources: Any, targets: Any) -> None:
+        inner(sources, targets)
+        self.sanitizer.copy(list(zip(sources, targets, strict=True)), group)
 
-        def restores(inner: Any, batch: Any) -> None:
-            swapped = dict(offloading._request_id_to_cpu_blocks)
-            names = [each.state.request_id for each in batch if each.state.is_cpu_offloaded]
-            inner(batch)
-            for name in names:
-                for group, (kind, its) in enumerate(cache.cache_allocators.items()):
-                    table = its.block_table.get(name, [])
-                    pairs = list(zip(swapped[name].get(kind, []), table, strict=False))
-                    sanitizer.copy(pairs, group, source="cpu")
+    def offloads(self, inner: Any, victims: Any, tables: Any) -> Any:
+        names = inner(victims, tables)
+        for name in names:
+            swapped = self.offloading._request_id_to_cpu_blocks[name]
+            for group, kind in enumerate(self.kinds):
+                pairs = zip(tables[name].get(kind, []), swapped.get(kind, []), strict=True)
+                self.sanitizer.copy(list(pairs), group, target="cpu")
+        return names
 
-        wrap(scheduler, "add_waiting_request", arrives)
-        wrap(scheduler, "finish_request", ends)
-        wrap(scheduler, "clear_cancelled_requests", cancels)
-        wrap(cache, "prepare_fork_request", forks)
-        wrap(cache, "extend_read_and_write_indices", slots)
-        wrap(target, "_generation_step", steps)
-        wrap(target, "update_batch", updates)
-        wrap(offloading, "_offload_to_cpu", offloads)
-        wrap(offloading, "restore_scheduled_requests", restores)
-        for group, each in enumerate(allocators):
-            wrap(each, "copy_blocks", lambda i, s, t, group=group: copies(i, s, t, group))
+    def restores(self, inner: Any, batch: Any) -> None:
+        swapped = dict(self.offloading._request_id_to_cpu_blocks)
+        names = [each.state.request_id for each in batch if each.state.is_cpu_offloaded]
+        inner(batch)
+        for name in names:
+            for group, (kind, its) in enumerate(self.kinds.items()):
+                table = its.block_table.get(name, [])
+                pairs = list(zip(swapped[name].get(kind, []), table, strict=False))
+                self.sanitizer.copy(pairs, group, source="cpu")
+
+
+def _slot(its: Any, place: int) -> int:
+    """The slot of a place in its memory; none for padding."""
+    if place in (its.write_trash_index, its.sentinel_index):
+        return -1
+    block, offset = divmod(place, its.block_physical_stride)
+    return int(block * its.tokens_per_page + offset)

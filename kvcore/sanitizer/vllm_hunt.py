@@ -81,7 +81,10 @@ class Engine:
 
         def preempted(request: Any, *args: Any, **named: Any) -> None:
             if request.request_id in self.planned:
-                self.reached.add("preempted-in-its-step")
+                chunk = request.num_computed_tokens < request.num_prompt_tokens
+                self.reached.add(
+                    "chunk-preempted-in-its-step" if chunk else "preempted-in-its-step"
+                )
             preempt(request, *args, **named)
 
         self.target.kv_cache_manager.allocate_slots = allocated
@@ -129,7 +132,7 @@ class Engine:
         request = self.its.request.Request(
             request_id=arrival.name, prompt_token_ids=list(arrival.prompt), pooling_params=None,
             sampling_params=params, priority=arrival.priority, arrival_time=len(self.requests),
-            block_hasher=self.hasher,
+            block_hasher=self.hasher, cache_salt=str(arrival.tenant) if arrival.tenant else None,
         )  # fmt: skip
         self.requests[arrival.name] = request
         self.target.add_request(request)
@@ -220,7 +223,7 @@ class Adapter:
         "scheduler_reserve_full_isl": (True, False),
         "use_v2_model_runner": (True, False),
     }
-    MOVES = frozenset({"abort", "epoch", "reset", "priority"})
+    MOVES = frozenset({"abort", "epoch", "reset", "priority", "tenants"})
     Engine = Engine
 
     @staticmethod

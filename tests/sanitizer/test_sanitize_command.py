@@ -15,14 +15,21 @@ from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
 from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.template import Adapter
+from tests.sanitizer import broken
 
 ROOT = Path(__file__).parents[2]
-HERE = "tests.sanitizer.broken"
 
 
 @pytest.fixture(autouse=True)
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+
+
+def named(adapter: type[Adapter]) -> str:
+    """What the command line calls an adapter of broken.py."""
+    name = next(name for name, value in vars(broken).items() if value is adapter)
+    return f"{broken.__name__}:{name}"
 
 
 def passes(test: Path, folder: Path) -> bool:
@@ -101,24 +108,25 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
 
 def test_a_world_that_was_found_runs_again(tmp_path: Path) -> None:
     options = ["--seconds", "2", "--seed", "1", "--write", str(tmp_path)]
-    assert main([f"{HERE}:Crashing", *options]) == 1
+    assert main([named(broken.Crashing), *options]) == 1
     world = next(tmp_path.glob("*.json"))
-    assert main([f"{HERE}:Crashing", "--replay", str(world)]) == 1
+    assert main([named(broken.Crashing), "--replay", str(world)]) == 1
     assert main(["kvcore.sanitizer.hunter.template:Adapter", "--replay", str(world)]) == 0
 
 
 @pytest.mark.parametrize(
-    ("adapter", "name"), [("Dying", "died"), ("Sleeping", "hang"), ("Flooding", "flood")]
+    ("adapter", "name"),
+    [(broken.Dying, "died"), (broken.Sleeping, "hang"), (broken.Flooding, "flood")],
 )
 def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
-    adapter: str,
+    adapter: type[Adapter],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)
     monkeypatch.setattr("kvcore.sanitizer.hunter.run.HUNG_SECONDS", 60.0)
-    assert main([f"{HERE}:{adapter}", "--seconds", "2", "--seed", "1", "--json"]) == 1
+    assert main([named(adapter), "--seconds", "2", "--seed", "1", "--json"]) == 1
     summary = json.loads(capsys.readouterr().out)
     assert {each["name"] for each in summary["findings"]} == {name}
     shortest = min(len(each["world"]["moves"]) for each in summary["findings"])
@@ -126,7 +134,7 @@ def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
 
 
 def test_a_wrong_adapter_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"{HERE}:BeginsTwice", "--seconds", "1", "--seed", "1", "--json"]) == 3
+    assert main([named(broken.BeginsTwice), "--seconds", "1", "--seed", "1", "--json"]) == 3
     text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
     assert "the adapter is wrong, not the engine" in text
 
@@ -147,13 +155,13 @@ def test_an_engine_that_is_not_there_ends_with_2(
 
 
 def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"{HERE}:Newer", "--seconds", "1"]) == 2
+    assert main([named(broken.Newer), "--seconds", "1"]) == 2
     told = "newer 2.0 is not supported: the adapter was tested with 1.0"
     assert told in capsys.readouterr().err
 
 
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"{HERE}:Refuses", "--seconds", "1", "--seed", "1"]) == 3
+    assert main([named(broken.Refuses), "--seconds", "1", "--seed", "1"]) == 3
     assert "worlds refused" in capsys.readouterr().out
 
 

@@ -62,6 +62,10 @@ class Engine(Protocol):
     def progress(self) -> object:
         """A value that differs if a token, a block or a status differs."""
 
+    # An engine that publishes events for routers also has `events`, which gives and forgets pairs of
+    # "stored" or "removed" and a list of hashes with their tenant and all tokens up to their end
+    # (None in a removal), and `hits`, the length that a prompt of a tenant would hit now.
+
     def free(self) -> int:
         """Blocks that a new request could get: free ones and those kept only for later hits."""
 
@@ -73,7 +77,7 @@ class Adapter(Protocol):
     """A class with these, all of them of the class.
 
     AXES: options of the engine by name and their values, the default first; `block_size` is one.
-    MOVES: which of abort, epoch, reset, samples and priority the engine knows.
+    MOVES: which of abort, epoch, reset, samples, priority and tenants the engine knows.
     """
 
     @property

@@ -107,9 +107,15 @@ class _Session:
         """Follow a job to its end and say what came of it; gives the exit code."""
         self._say(f"{job['engine']}: seed {job['seed']}" if "seed" in job else "one world again")
         interrupted = False
+        handlers = {
+            "start": self._on_start,
+            "unsupported": self._on_unsupported,
+            "tally": self._on_tally,
+            "found": self._on_found,
+        }
         try:
             for event in events(job):
-                getattr(self, f"_on_{event['event']}", lambda _: None)(event)
+                handlers.get(event["event"], lambda _: None)(event)
         except KeyboardInterrupt:
             interrupted = True
         self.tally.merge(attrs.asdict(self.now))

@@ -20,7 +20,7 @@ from kvcore.sanitizer.hunter.watch import Watch
 from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Generator, Move, World
 from kvcore.sanitizer.sanitizer import Sanitizer
 
-MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority"})
+MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
 METHODS = (
     *("arrive", "step", "settle", "close", "live", "tokens", "progress", "free", "total"),
     *("target", "num_blocks"),

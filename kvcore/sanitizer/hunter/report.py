@@ -29,6 +29,7 @@ HEADERS = {
     "stale-weights": "What a request reads must be written by weights no older than it",
     "cross-tenant": "What a request reads must be written in its own namespace",
     "empty-step": "A step must have tokens",
+    "wrong-event": "What the engine says is removed must not be hit, for any tenant",
 }
 TOKEN = "1 + (place * place + 3 * place // 2 + 3 * sample) % 8"
 """`World.token`, for a test without kvcore."""
@@ -62,7 +63,7 @@ def test_of(found: Mapping[str, Any], module: str) -> str:
     """A test that fails as long as the engine has the bug."""
     world = world_from_json(found["world"])
     title = f'"""{invariant(found["name"])}.\n\n{found["engine"]}: {_first_line(found)}\n"""'
-    if found["name"] in CERTAIN:
+    if found["name"] in CERTAIN or found["name"] == "wrong-event":
         return _with_sanitizer(found, world, title, module)
     steps = _calls(world)
     if found["name"] in ("stuck", "leak"):
@@ -130,7 +131,7 @@ def engine_source(module: str) -> str:
         module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
         foreign = module.startswith("kvcore.sanitizer")
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        is_adapter = isinstance(node, ast.ClassDef) and node.name == "Adapter"
+        is_adapter = isinstance(node, ast.ClassDef) and node.name in ("Adapter", "_Followed")
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not (foreign or future or is_adapter or is_text):
             assert node.end_lineno is not None
@@ -185,7 +186,7 @@ def _calls(world: World) -> list[str]:
         if isinstance(move, Arrive):
             fields = (
                 f"name={move.name!r}, prompt={list(move.prompt)!r}, new={move.new}, "
-                f"priority={move.priority}, samples={move.samples}"
+                f"priority={move.priority}, samples={move.samples}, tenant={move.tenant}"
             )
             lines.append(f"engine.arrive(SimpleNamespace({fields}))")
         elif isinstance(move, str):
@@ -206,10 +207,11 @@ def _drain(name: str) -> list[str]:
 def _sentence(move: Move) -> str:
     if isinstance(move, Arrive):
         samples = f", {move.samples} samples" if move.samples > 1 else ""
+        whose = f", tenant {move.tenant}" if move.tenant else ""
         urgent = f", priority {move.priority}" if move.priority else ""
         return (
             f"{move.name} arrives: prompt {' '.join(map(str, move.prompt))}, "
-            f"{move.new} new tokens{samples}{urgent}."
+            f"{move.new} new tokens{samples}{urgent}{whose}."
         )
     if isinstance(move, str):
         words = {

@@ -15,6 +15,7 @@ import attrs
 
 from kvcore.sanitizer import Sanitizer
 from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.router import Router
 from kvcore.sanitizer.hunter.watch import Watch
 from kvcore.sanitizer.hunter.world import EPOCH, RESET, STEP, Abort, Arrive, Move, World
 
@@ -79,6 +80,7 @@ class _Run:
         self.checked: dict[tuple[str, int], int] = {}
         self.num_moves = 0
         self.num_tokens = 0
+        self.router = Router()
 
     def outcome(self) -> Outcome:
         """The finding, unless there is none."""
@@ -138,6 +140,8 @@ class _Run:
                 knows = self.adapter.MOVES
                 if "samples" not in knows:
                     move = attrs.evolve(move, samples=1)
+                if "tenants" not in knows:
+                    move = attrs.evolve(move, tenant=0)
                 if self._refusable(lambda: self.engine.arrive(move)):
                     self.arrivals[move.name] = move
             case Abort():
@@ -174,6 +178,8 @@ class _Run:
         self._check_tokens()
         if not self.engine.free():
             self.watch.reached.add("full-pool")
+        if hasattr(self.engine, "events") and (wrong := self.router.wrong(self.engine)):
+            return self._found("wrong-event", "", wrong)
         for found in self.watch.findings:
             if found.certain and found.name not in self.muted:
                 return self._found(found.name, "", str(found))

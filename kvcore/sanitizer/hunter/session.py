@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,15 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
         stderr=printed,
         pass_fds=(tells,),
         env=_environment(),
+        start_new_session=True,  # so that it ends with all that it started
     )
     os.close(tells)
     os.close(printed)
     try:
         yield from _followed(child, told, prints, Path(job["unfinished"]))
     finally:
-        if child.poll() is None:
-            child.send_signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         os.close(told)
         os.close(prints)

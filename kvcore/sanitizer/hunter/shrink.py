@@ -47,6 +47,7 @@ def signature(world: World, axes: Axes) -> tuple[str, ...]:
     requests = [move for move in world.moves if isinstance(move, Arrive)]
     kinds |= {"samples"} if any(move.samples > 1 for move in requests) else set()
     kinds |= {"priority"} if len({move.priority for move in requests}) > 1 else set()
+    kinds |= {"tenants"} if len({move.tenant for move in requests}) > 1 else set()
     options = {
         f"{name}={value}"
         for name, value in world.axes.items()
@@ -112,6 +113,7 @@ def _smaller_request(move: Arrive) -> Iterator[Arrive]:
         {"new": move.new - 1},
         {"samples": 1},
         {"priority": 0},
+        {"tenant": 0},
     ]
     for change in changes:
         if change.get("prompt", (0,)) and change.get("new", 1) >= 1:

@@ -11,12 +11,20 @@ from typing import Any
 
 GOALS = (
     *("hit", "partial-chunk", "preempted-in-flight", "preempted-in-its-step", "resumed-by-a-hit"),
-    *("evicted-keyed-block", "abort-in-flight", "copy", "offload", "restore", "fork"),
+    *(
+        "chunk-preempted-in-its-step",
+        "evicted-keyed-block",
+        "abort-in-flight",
+        "copy",
+        "offload",
+        "restore",
+        "fork",
+    ),
     *("full-pool", "shared-block"),
 )
 """Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
 
-RARE = frozenset({"preempted-in-its-step", "resumed-by-a-hit", "abort-in-flight", "restore"})
+RARE = frozenset({"chunk-preempted-in-its-step", "abort-in-flight", "restore", "fork"})
 """Worlds that reach one of these are varied first."""
 
 

@@ -25,13 +25,17 @@ PRIORITIES = 3
 
 @attrs.frozen
 class Arrive:
-    """A request arrives: a prompt, at most `new` tokens to make, and how many samples of them."""
+    """A request arrives: a prompt, at most `new` tokens to make, and how many samples of them.
+
+    tenant: whose it is; 0 is nobody's in particular.
+    """
 
     name: str
     prompt: tuple[int, ...]
     new: int
     priority: int = 0
     samples: int = 1
+    tenant: int = 0
 
 
 @attrs.frozen
@@ -169,14 +173,16 @@ class _Moves:
         self.names = 0
         kinds = {
             "arrive": rng.choice((1.0, 2.0, 3.0)),
-            STEP: rng.choice((2.0, 5.0, 10.0)),
+            STEP: rng.choice((2.0, 5.0, 10.0, 20.0)),
             "abort": rng.choice((0.0, 0.3, 1.0)),
             EPOCH: rng.choice((0.0, 0.0, 0.5)),
             RESET: rng.choice((0.0, 0.0, 0.5)),
         }
         self.kinds, self.weights = list(kinds), list(kinds.values())
+        self.burst = rng.choice((1, 3))
         self.samples = rng.choice(((1,), (1, 1, 2)))
         self.urgent = rng.random() < 0.5
+        self.tenants = rng.choice((1, 1, 3))
 
     def draw(self) -> list[Move]:
         """12, 25 or 50 moves, an arrival first."""
@@ -196,7 +202,7 @@ class _Moves:
 
     def _kind(self, kind: str) -> list[Move]:
         if kind == "arrive":
-            return [self._arrival() for _ in range(self.random.randint(1, 3))]
+            return [self._arrival() for _ in range(self.random.randint(1, self.burst))]
         if kind == "abort":
             newest = max(0, self.names - 6)
             return [Abort(f"r{self.random.randint(newest, max(newest, self.names - 1))}")]
@@ -213,7 +219,8 @@ class _Moves:
             prompt = self._prompt(self.world.max_tokens - new)
         self.prompts.append(prompt)
         priority = self.random.randrange(PRIORITIES) if self.urgent else 0
-        return Arrive(name, prompt, new, priority, self.random.choice(self.samples))
+        samples, tenant = self.random.choice(self.samples), self.random.randrange(self.tenants)
+        return Arrive(name, prompt, new, priority, samples, tenant)
 
     def _again(self, longest: int) -> tuple[int, ...]:
         """An earlier prompt, now and then with its answer and a second turn."""
