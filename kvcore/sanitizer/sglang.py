@@ -64,9 +64,9 @@ class Engine:
         self.known: list[Request] = []
         self.ends: dict[int, tuple[int, ...]] = {}
         self.told: list[tuple[str, int, Any]] = []
-        self.follow: Any = lambda rows: None
-        self.gives: Any = lambda request: None
-        self.leaves: Any = lambda request: None
+        self.follow: Any = lambda _: None
+        self.gives: Any = lambda _: None
+        self.leaves: Any = lambda _: None
 
     def named(self, tenant: int) -> dict[str, Any]:
         """How a tenant's prefixes are kept apart."""
@@ -77,7 +77,8 @@ class Engine:
         self.known.append(self.waiting[-1])
 
     def step(self) -> None:
-        budget, batch = self.world.token_budget, []
+        budget = self.world.token_budget
+        batch: list[tuple[Request, int, int]] = []
         for request in [*self.running, *self.waiting]:
             if not budget or len(batch) == self.world.max_rows:
                 break
@@ -255,7 +256,8 @@ class Engine:
         return [(len(r.tokens), r.computed, len(r.slots)) for r in self.known]
 
     def free(self) -> int:
-        return len(self.pages) + int(self.tree.full_evictable_size()) // self.size
+        kept = int(self.tree.full_evictable_size()) // int(self.size)
+        return len(self.pages) + kept
 
     def total(self) -> int:
         return int(self.num_blocks)

@@ -62,9 +62,9 @@ class Engine(Protocol):
     def progress(self) -> object:
         """A value that differs if a token, a block or a status differs."""
 
-    # An engine that publishes events for routers also has `events`, which gives and forgets pairs of
-    # "stored" or "removed" and a list of hashes with their tenant and all tokens up to their end
-    # (None in a removal), and `hits`, the length that a prompt of a tenant would hit now.
+    # An engine that publishes events for routers has two more. `events` gives and forgets triples:
+    # "stored" or "removed", a hash, and the tenant and all tokens up to its end (None if removed).
+    # `hits` gives the length that a prompt of a tenant would hit now.
 
     def free(self) -> int:
         """Blocks that a new request could get: free ones and those kept only for later hits."""

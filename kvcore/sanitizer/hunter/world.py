@@ -179,7 +179,7 @@ class _Moves:
             RESET: rng.choice((0.0, 0.0, 0.5)),
         }
         self.kinds, self.weights = list(kinds), list(kinds.values())
-        self.burst = rng.choice((1, 3))
+        self.burst, self.most = rng.choice((1, 3)), rng.choice((2, 4, 100))
         self.samples = rng.choice(((1,), (1, 1, 2)))
         self.urgent = rng.random() < 0.5
         self.tenants = rng.choice((1, 1, 3))
@@ -197,10 +197,13 @@ class _Moves:
         there = [move for move in beside if isinstance(move, Arrive)]
         numbers = [int(move.name[1:]) for move in there]
         self.names = 1 + max(numbers, default=-1)
+        self.most += self.names
         self.prompts = [move.prompt for move in there]
         return self._kind(self.random.choices(self.kinds, self.weights)[0])
 
     def _kind(self, kind: str) -> list[Move]:
+        if kind == "arrive" and self.names >= self.most:
+            return [STEP]
         if kind == "arrive":
             return [self._arrival() for _ in range(self.random.randint(1, self.burst))]
         if kind == "abort":
