@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from kvcore.sanitizer.contents import DELTA_MAX, GIVES, Event, Held
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, ZEROS
 from kvcore.sanitizer.findings import CERTAIN, Finding
-from kvcore.sanitizer.judge import DEVICE, Judge, Wrong
+from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer.lines import Wrong
 from kvcore.sanitizer.names import Named, Names, differing
 from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.tables import DEVICE
 from kvcore.sanitizer.twin import TwinJudge
 
 
@@ -58,7 +60,7 @@ class Describer:
             else None,
             differs=differs,
             block_events=[self._said(each) for each in events],
-            request_events=tuple(request.events) if request is not None else (),
+            request_events=request.said() if request is not None else (),
             engine=self._engine,
         )
 
@@ -67,19 +69,6 @@ class Describer:
         detail = f"step {step} has {num_rows} rows and no tokens"
         return Finding(
             name="empty-step", certain=True, step=step, detail=detail, engine=self._engine
-        )
-
-    def suspicion(self, name: str, step: int, request: str | None, block: int) -> Finding:
-        """A suspicion about a block."""
-        detail = f"block {block} in step {step}"
-        return Finding(
-            name=name,
-            certain=False,
-            step=step,
-            request=request,
-            block=block,
-            detail=detail,
-            engine=self._engine,
         )
 
     def _events(self, wrong: Wrong) -> Sequence[Event]:

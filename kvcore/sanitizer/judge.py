@@ -16,154 +16,33 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from kvcore.sanitizer.contents import DELTA_MAX, Block, Blocks, Event, Held, Place
+from kvcore.sanitizer.contents import DELTA_MAX, Block, Event, Held, Place
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, WORD, ZEROS, mix, slot_digest
+from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, Wrong
+from kvcore.sanitizer.requests import DISTURBED
 from kvcore.sanitizer.rows import CacheGroup
-
-DISTURBED = -1
-"""The verified length of a request whose blocks were changed by somebody else."""
-DEVICE = "device"
-
-SlotLists = tuple[int, Sequence[int], Sequence[int]]
-"""A group, the slots that are written and those that are read."""
+from kvcore.sanitizer.tables import DEVICE, Tables
 
 
-@attrs.frozen
-class Wrong:
-    """What a row did or found that is no right read; `alias` is the one that proves nothing.
-
-    block, slot, held and event are None where the table has no block for the position.
-    """
-
-    name: str
-    serial: int
-    group: int
-    start: int
-    position: int
-    block: int | None
-    slot: int | None
-    held: Held | None
-    event: Event | None
-    step: int
-
-
-class Followed:
-    """A request: its tokens, its tables, and what is known of them."""
-
-    def __init__(self, serial: int, tokens: Sequence[int], base: int, epoch: int) -> None:
-        self.serial, self.tokens, self.epoch = serial, tokens, epoch
-        self.base, self.judged = base, True
-        self.tables: list[list[int]] = []
-        self.trimmed: list[int] = []
-        self.empty_tables(0)
-
-    def empty_tables(self, num_groups: int) -> None:
-        """Begin without blocks. trimmed: the first block of each table that is still claimed."""
-        self.tables = [[] for _ in range(num_groups)]
-        self.trimmed = [0] * num_groups
-        self.verified, self.low, self.repeats = 0, 0, False
-        self.summed, self.total = 0, self.base
-
-
-@attrs.define
-class Line:
-    """One row of a step while it is judged.
-
-    low: of what it read and writes; written: what low was when it wrote.
-    """
-
-    request: Followed
-    start: int
-    end: int
-    drafts: Sequence[int]
-    slots: SlotLists | None
-    low: int = 0
-    written: int = 0
-    wrong: bool = False
-
-
-class Judge:
-    """Contents, tables and verified lengths, changed in the order of issue."""
+class Judge(Tables):
+    """Judges steps over the tables and blocks that it follows."""
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: int, full: bool) -> None:
-        self.groups, self.num_blocks, self._full = groups, num_blocks, full
-        sizes: dict[int, int] = {}
-        for group in groups:
-            sizes[group.pool] = max(sizes.get(group.pool, 0), group.block_size)
-        self._blocks = Blocks([sizes.get(pool, 1) for pool in range(max(sizes) + 1)])
-        self._requests: dict[int, Followed] = {}
-        self._claims: dict[Place, dict[int, int]] = {}
-        self._epoch = 0
+        super().__init__(groups, num_blocks)
+        self._full = full
         self._has_rings = any(group.ring for group in groups)
         self._found: list[Wrong] = []
 
-    def begin(
-        self, serial: int, tokens: Sequence[int], base: int, parent: int | None, judged: bool
-    ) -> None:
-        """Follow a request from here on; a fork reads what its parent may read."""
-        epoch = self._epoch if parent is None else self._requests[parent].epoch
-        request = self._requests[serial] = Followed(serial, tokens, base, epoch)
-        request.judged = judged
-        request.empty_tables(len(self.groups))
-
-    def renew(self, serial: int) -> None:
-        """Let a request that has no blocks expect KV of the current weights."""
-        self._requests[serial].epoch = self._epoch
-
-    def extend(self, serial: int, group_id: int, blocks: Sequence[int], step: int) -> None:
-        """Append blocks to a table."""
-        request, pool = self._requests[serial], self.groups[group_id].pool
-        table = request.tables[group_id]
-        for block in blocks:
-            if block >= self.groups[group_id].num_null:
-                place = (DEVICE, pool, block)
-                self._blocks.at(place).happened("given", step, serial, len(table))
-                claims = self._claims.setdefault(place, {})
-                claims[serial] = claims.get(serial, 0) + 1
-                request.repeats |= claims[serial] > 1
-            table.append(block)
-
-    def drop(self, serial: int, step: int) -> None:
-        """Give up all tables of a request."""
-        request = self._requests[serial]
-        for group_id, table in enumerate(request.tables):
-            group = self.groups[group_id]
-            for at, block in enumerate(table):
-                if block >= group.num_null:
-                    place = (DEVICE, group.pool, block)
-                    self._blocks.at(place).happened("dropped", step, serial, at)
-                    if at >= request.trimmed[group_id]:
-                        self._unclaim(place, serial)
-        request.empty_tables(len(self.groups))
-
-    def end(self, serial: int) -> None:
-        """Follow a request without tables no more."""
-        del self._requests[serial]
-
-    def advance_epoch(self) -> None:
-        """Say that the weights changed."""
-        self._epoch += 1
-
-    def copy(self, source: Place, target: Place, step: int, moves: bool) -> None:
-        """Copy a block, and empty the source if it moves."""
-        self._blocks.copy(source, target, step)
-        self._disturb(target, None)
-        if moves:
-            self.lose(source, step)
-
-    def zero(self, place: Place, step: int) -> None:
-        """Zero a block."""
-        self._blocks.zero(place, step)
-        self._disturb(place, None)
-
-    def lose(self, place: Place, step: int) -> None:
-        """Leave a block unwritten."""
-        self._blocks.lose(place, step)
-        self._disturb(place, None)
-
-    def events(self, place: Place) -> Sequence[Event]:
-        """The last events of a block, the oldest first."""
-        return tuple(self._blocks.at(place).events)
+    def load(
+        self, serial: int, group_id: int | None, start: int, count: int, step: int
+    ) -> list[Wrong]:
+        """Write what comes from elsewhere, as a step does that reads nothing."""
+        self._found, end = [], start + count
+        line = Line(self._requests[serial], start, end, (), None, loads=True, group=group_id)
+        line.low = self._epoch
+        line.request.forget_from(start, self._epoch)
+        self._write(line, step)
+        return self._found
 
     def step(
         self,
@@ -173,11 +52,17 @@ class Judge:
         counts: Sequence[int],
         drafts: Mapping[int, Sequence[int]],
         slots: Mapping[int, SlotLists],
+        tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
         """Write and read as the rows of a step do; what is wrong, at most once a row.
 
-        drafts, slots: of the rows of these numbers.
+        drafts, slots, tables: of the rows of these numbers; tables are appended to first.
         """
+        for at, lists in tables.items():
+            request = self._requests[serials[at]]
+            for group_id, blocks in enumerate(lists):
+                length = len(request.tables[group_id])
+                self.extend(request.serial, group_id, length, blocks, step)
         self._found = []
         lines = []
         for at, (serial, start, count) in enumerate(zip(serials, starts, counts, strict=True)):
@@ -201,33 +86,21 @@ class Judge:
         if line.slots is not None:
             line.low = self._epoch
             return
-        if line.start < request.verified:
-            is_known = request.low == self._epoch and not self._has_rings
-            request.verified = line.start if is_known else DISTURBED
+        if line.start < request.verified and self._has_rings:
+            request.verified = DISTURBED
+        request.forget_from(line.start, self._epoch)
         for group_id, group in enumerate(self.groups):
             if not group.ring:
-                self._trim(request, group_id, self._first(group, line.start) // group.block_size)
-        is_known = 0 < line.start <= request.verified
+                self._trim(request, group_id, group.first(line.start) // group.block_size)
+        is_known = line.start > 0 and request.verified > 0
         line.low = min(self._epoch, request.low) if is_known else self._epoch
-
-    def _trim(self, request: Followed, group_id: int, first: int) -> None:
-        """Claim of a table the blocks from the first visible one on, and no others."""
-        group, table = self.groups[group_id], request.tables[group_id]
-        first, before = min(first, len(table)), request.trimmed[group_id]
-        for block in table[before:first]:
-            if block >= group.num_null:
-                self._unclaim((DEVICE, group.pool, block), request.serial)
-        for block in table[first:before]:
-            request.verified = DISTURBED
-            if block >= group.num_null:
-                claims = self._claims.setdefault((DEVICE, group.pool, block), {})
-                claims[request.serial] = claims.get(request.serial, 0) + 1
-        request.trimmed[group_id] = first
 
     def _write(self, line: Line, step: int) -> None:
         totals, line.written = self._totals(line, line.start), line.low
         for group_id, slots in self._written(line):
             for position, slot in slots:
+                if line.loads and self._is_null(line, group_id, position):
+                    continue
                 place = self._place(line, group_id, position, slot, step, "null-write")
                 if place is None:
                     break
@@ -272,7 +145,7 @@ class Judge:
         if not whole and known >= line.start:
             return
         lowest = 0 if whole else known
-        begin = max(lowest, min(self._first(group, line.start) for group in self.groups))
+        begin = max(lowest, min(group.first(line.start) for group in self.groups))
         if line.slots is not None:
             begin = 0
         totals = self._totals(line, begin)
@@ -347,7 +220,7 @@ class Judge:
         for group_id, group in enumerate(self.groups):
             if group.ring:
                 length = len(line.request.tables[group_id]) * group.block_size
-                if line.end - 1 - length >= self._first(group, known):
+                if line.end - 1 - length >= group.first(known):
                     return True
         return False
 
@@ -380,7 +253,7 @@ class Judge:
             pairs = zip(range(line.start, line.end), writes, strict=False)
             yield group_id, ((at, slot) for at, slot in pairs if slot >= 0)
             return
-        for group_id in range(len(self.groups)):
+        for group_id in range(len(self.groups)) if line.group is None else (line.group,):
             yield group_id, ((at, None) for at in range(line.start, line.end))
 
     def _visible(
@@ -395,7 +268,7 @@ class Judge:
             return
         for group_id, group in enumerate(self.groups):
             if group.ring is rings:
-                first = max(verified, self._first(group, line.start))
+                first = max(verified, group.first(line.start))
                 end = line.end if whole and not rings else line.start
                 yield group_id, ((at, None) for at in range(first, end))
 
@@ -410,6 +283,10 @@ class Judge:
             self._find(null, line, group_id, position, (found[1], found[2]), None, step)
             return None
         return found
+
+    def _is_null(self, line: Line, group_id: int, position: int) -> bool:
+        found = self._slot_of(line, group_id, position, None)
+        return found is not None and found[1] < self.groups[group_id].num_null
 
     def _slot_of(
         self, line: Line, group_id: int, position: int, slot: int | None
@@ -445,21 +322,6 @@ class Judge:
         self._found.append(
             Wrong(name, request.serial, group_id, line.start, position, *where, held, event, step)
         )
-
-    def _disturb(self, place: Place, writer: int | None) -> None:
-        for serial in self._claims.get(place, {}):
-            if serial != writer:
-                self._requests[serial].verified = DISTURBED
-
-    def _unclaim(self, place: Place, serial: int) -> None:
-        claims = self._claims[place]
-        claims[serial] -= 1
-        if not claims[serial]:
-            del claims[serial]
-
-    def _first(self, group: CacheGroup, start: int) -> int:
-        """The first position that the queries from start on see."""
-        return 0 if group.window is None else max(0, start - group.window + 1)
 
 
 def _writer(block: Block, held: Held) -> Event | None:

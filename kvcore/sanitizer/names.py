@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -17,14 +18,20 @@ PARTS = ("adapter", "salt", "media", "embeddings")
 
 @attrs.define
 class Named:
-    """A request as an adapter sees it. serial: its number, never used again."""
+    """A request as an adapter sees it. serial: its number, never used again. events: of each the
+    step, a text, and what is put into it.
+    """
 
     serial: int
     name: str
     namespace: tuple[object, ...]
     tokens: Sequence[int]
     num_blocks: list[int]
-    events: deque[str] = attrs.field(factory=lambda: deque(maxlen=NUM_EVENTS))
+    events: deque[tuple[Any, ...]] = attrs.field(factory=lambda: deque(maxlen=NUM_EVENTS))
+
+    def said(self) -> list[str]:
+        """The last events, the oldest first."""
+        return [f"step {step}: {text.format(*fields)}" for step, text, *fields in self.events]
 
 
 class Names:

@@ -13,9 +13,10 @@ class CacheGroup:
     """The blocks of layers that share tables.
 
     block_size: slots per block. window: queries at p see [max(0, p - window + 1), p]; None: all.
-    ring: tables wrap around, and a step reads before it writes. num_null: device blocks below this
-    id are null blocks, neither read inside the window nor written. zeros_readable: blocks that
-    were zeroed may be read. pool: groups of one pool share the ids of blocks.
+    chunked: they see the chunk of `window` positions that they stand in instead. ring: tables wrap
+    around, and a step reads before it writes. num_null: device blocks below this id are null
+    blocks, neither read inside the window nor written. zeros_readable: blocks that were zeroed may
+    be read. pool: groups of one pool share the ids of blocks.
     """
 
     block_size: int
@@ -24,6 +25,13 @@ class CacheGroup:
     num_null: int = 0
     zeros_readable: bool = False
     pool: int = 0
+    chunked: bool = False
+
+    def first(self, start: int) -> int:
+        """The first position that the queries from start on see."""
+        if self.window is None:
+            return 0
+        return start - start % self.window if self.chunked else max(0, start - self.window + 1)
 
 
 @attrs.frozen

@@ -21,15 +21,19 @@ from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.findings import Finding
-from kvcore.sanitizer.judge import DEVICE, Judge, SlotLists
+from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.names import Named, Names
+from kvcore.sanitizer.owners import Owners
 from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
+from kvcore.sanitizer.tables import DEVICE
 from kvcore.sanitizer.twin import TwinJudge
 from kvcore.types.base_error import BackendMissing
 
 Pairs = Iterable[tuple[int, int]]
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 NO_SLOTS: Mapping[int, SlotLists] = {}
+NO_TABLES: Mapping[int, BlockLists] = {}
 
 
 @attrs.define
@@ -42,11 +46,12 @@ class Issued:
     counts: Sequence[int]
     drafts: Mapping[int, Sequence[int]]
     slots: Mapping[int, SlotLists]
+    tables: Mapping[int, BlockLists]
     is_complete: bool = False
     is_cancelled: bool = False
 
 
-class Sanitizer:
+class Sanitizer(Owners):
     """Follows the slots of one engine's cache and judges what its steps read.
 
     num_blocks: device blocks of each pool, null blocks included. full: read everything in every
@@ -67,8 +72,8 @@ class Sanitizer:
         backend: str | None = None,
     ) -> None:
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
+        super().__init__(engine)
         self.findings: list[Finding] = []
-        self.suspicions: list[Finding] = []
         self._names = Names()
         self._judge = make_judge(self.groups, num_blocks, full, backend)
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
@@ -76,9 +81,6 @@ class Sanitizer:
         self._waiting: dict[int, Issued] = {}
         self._last = -1
         self._now = 0  # the step that was issued last, for texts
-        self._released: dict[tuple[int, int], int] = {}
-        self._published: dict[object, tuple[int, ...]] = {}
-        self._causes: set[tuple[object, ...]] = set()
 
     def __contains__(self, name: str) -> bool:
         """Whether a request of this name lives."""
@@ -99,7 +101,7 @@ class Sanitizer:
             raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
         origin = None if parent is None else self._live("begin", parent).serial
         named = self._names.begin(name, namespace, tokens, len(self.groups))
-        named.events.append(f"step {self._now}: begins with {len(tokens)} tokens")
+        named.events.append((self._now, "begins with {} tokens", len(tokens)))
         base, judged = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
         self._do(self._judge.begin, named.serial, tokens, base, origin, judged)
 
@@ -107,33 +109,53 @@ class Sanitizer:
         """Let a request that gave up its blocks expect KV of the weights of now."""
         self._do(self._judge.renew, self._live("renew", name).serial)
 
-    def extend(self, name: str, group: int, blocks: Sequence[int]) -> None:
-        """Append blocks to a request's table of a group, new ones or hits alike."""
+    def extend(
+        self, name: str, group: int, blocks: Sequence[int], position: int | None = None
+    ) -> None:
+        """Put blocks into a request's table of a group, new ones or hits alike.
+
+        position: the place of the first one, for what stands there; the table's end unless given.
+        """
         named = self._live("extend", name)
         self._check_blocks("extend", group, blocks)
-        first = named.num_blocks[group]
-        named.num_blocks[group] += len(blocks)
-        named.events.append(
-            f"step {self._now}: table {group} gets {len(blocks)} blocks from {first} on"
-        )
+        length, now = named.num_blocks[group], self._now
+        first = length if position is None else self._place("extend", name, position, length)
+        named.num_blocks[group] = max(length, first + len(blocks))
+        named.events.append((now, "table {} gets {} blocks from {} on", group, len(blocks), first))
         if self._released:
-            self._suspect_use(named, group, blocks)
-        self._do(self._judge.extend, named.serial, group, blocks, self._now)
+            self._suspect_use(name, now, self.groups[group].pool, blocks)
+        self._do(self._judge.extend, named.serial, group, first, blocks, now)
+
+    def cut(self, name: str, group: int, length: int) -> None:
+        """Shorten a request's table of a group to this many blocks."""
+        named = self._live("cut", name)
+        self._check_blocks("cut", group, ())
+        named.num_blocks[group] = self._place("cut", name, length, named.num_blocks[group])
+        named.events.append((self._now, "table {} is cut to {} blocks", group, length))
+        self._do(self._judge.cut, named.serial, group, length, self._now)
 
     def drop(self, name: str) -> None:
         """Give up a request's tables: preempted, finished, or sent anew."""
         named = self._live("drop", name)
         named.num_blocks = [0] * len(self.groups)
-        named.events.append(f"step {self._now}: gives up its tables")
+        named.events.append((self._now, "gives up its tables"))
         self._do(self._judge.drop, named.serial, self._now)
 
     def end(self, name: str) -> None:
         """Let a request leave, and its tables with it."""
         named = self._live("end", name)
-        if any(named.num_blocks):
-            self.drop(name)
+        named.events.append((self._now, "ends"))
         self._names.end(name)
-        self._do(self._judge.end, named.serial)
+        self._do(self._judge.end, named.serial, self._now)
+
+    def load(self, name: str, start: int, num_tokens: int, group: int | None = None) -> None:
+        """Say that the KV of these positions came from elsewhere, and is what it should be.
+
+        group: the only one that it came to; all of them unless given.
+        """
+        serial = self._check_row(f"load({name!r})", Row(name, start, num_tokens))
+        self._check_blocks("load", group or 0, ())
+        self._do(self._load, serial, group, start, num_tokens, self._now)
 
     def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
@@ -148,7 +170,7 @@ class Sanitizer:
             if isinstance(row, SlotRow)
         }
         starts, counts = [row.start for row in rows], [row.num_tokens for row in rows]
-        self._issue(Issued(step, serials, starts, counts, drafts, slots))
+        self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
         """Say that the tokens of a step's rows are known; what is certain in all judged by it."""
@@ -167,8 +189,12 @@ class Sanitizer:
         starts: Sequence[int],
         counts: Sequence[int],
         drafts: Mapping[int, Sequence[int]] | None = None,
+        tables: Mapping[int, BlockLists] | None = None,
     ) -> list[Finding]:
-        """Issue a step and complete it at once: rows by column, drafts by the number of the row."""
+        """Issue a step and complete it at once, rows by column.
+
+        drafts, and blocks that are appended to the tables of all groups: by the number of the row.
+        """
         self._check_step(step)
         try:
             serials = list(map(self._names.serials.__getitem__, names))
@@ -179,8 +205,10 @@ class Sanitizer:
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        issued = Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS)
-        self._issue(issued)
+        tables = tables or NO_TABLES
+        if tables:
+            self._append(f"step({step})", [(names[at], tables[at]) for at in tables])
+        self._issue(Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS, tables))
         return self.complete(step)
 
     def copy(
@@ -212,29 +240,6 @@ class Sanitizer:
         """Say that the weights changed: requests that begin from here on expect KV of these."""
         self._do(self._judge.advance_epoch)
 
-    def allocate(self, block: int, owner: str | None = None, pool: int = 0) -> None:
-        """Say that the engine handed out a block; for suspicions only. owner: for the texts."""
-        del owner
-        self._released.pop((pool, block), None)
-
-    def release(self, block: int, owner: str | None = None, pool: int = 0) -> None:
-        """Say that a block's last owner gave it back; for suspicions only."""
-        if (pool, block) in self._released:
-            self._suspect("double-free", (pool, block), owner, block)
-        self._released[pool, block] = self._now
-
-    def publish(self, key: object, blocks: Sequence[int]) -> None:
-        """Say that the engine's prefix cache names blocks by a key."""
-        self._published[key] = tuple(blocks)
-
-    def unpublish(self, key: object) -> None:
-        """Say that a key names nothing any more."""
-        self._published.pop(key, None)
-
-    def find(self, key: object, blocks: Sequence[int] | None) -> bool:
-        """Whether a look-up gave what was published under a key; nothing is recorded."""
-        return self._published.get(key) == (None if blocks is None else tuple(blocks))
-
     def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:
         pairs = list(pairs)
         self._check_blocks(what, group, [pair[0] for pair in pairs], source)
@@ -243,6 +248,31 @@ class Sanitizer:
         for read, written in pairs:
             places = (source, pool, read), (target, pool, written)
             self._do(self._judge.copy, *places, self._now, what == "move")
+
+    def _append(self, what: str, tables: Sequence[tuple[str, BlockLists]]) -> None:
+        """Check blocks that rows append to tables, and count them."""
+        for _, lists in tables:
+            for group, blocks in enumerate(lists):
+                self._check_blocks(what, group, blocks)
+        for name, lists in tables:
+            named = self._names.live[name]
+            for group, blocks in enumerate(lists):
+                first, count = named.num_blocks[group], len(blocks)
+                named.num_blocks[group] = first + count
+                if count > 1:  # a decode step appends no event
+                    text = "table {} gets {} blocks from {} on"
+                    named.events.append((self._now, text, group, count, first))
+                if self._released:
+                    self._suspect_use(name, self._now, self.groups[group].pool, blocks)
+
+    def _load(self, *arguments: Any) -> None:
+        self._sort(self._judge.load(*arguments))
+
+    def _place(self, what: str, name: str, position: int, length: int) -> int:
+        if 0 <= position <= length:
+            return position
+        reason = f"place {position} of a table of {length} blocks"
+        raise AdapterError(observation=f"{what}({name!r})", reason=reason)
 
     def _do(self, change: Callable[..., object], *args: Any) -> None:
         """Carry out a change now, or behind the steps that wait."""
@@ -265,61 +295,43 @@ class Sanitizer:
 
     def _drain(self) -> list[Finding]:
         """Let all take effect up to the first step whose tokens are not known."""
-        found: list[Finding] = []
+        before = len(self.findings)
         while self._queue:
             first = self._queue[0]
-            if isinstance(first, Issued):
-                if not (first.is_complete or first.is_cancelled):
-                    break
+            if not isinstance(first, Issued):
+                first()
+            elif first.is_complete or first.is_cancelled:
                 del self._waiting[first.step]
                 if first.is_complete:
-                    found += self._judged(first)
+                    self._run(first)
             else:
-                first()
+                break
             self._queue.popleft()
-        self.findings += found
-        return found
+        return self.findings[before:]
 
-    def _judged(self, issued: Issued) -> list[Finding]:
-        wrongs = self._judge.step(
-            issued.step,
-            issued.serials,
-            issued.starts,
-            issued.counts,
-            issued.drafts,
-            issued.slots,
-        )
-        found = []
+    def _run(self, issued: Issued) -> None:
+        """Judge a step."""
+        columns = issued.serials, issued.starts, issued.counts, issued.drafts, issued.slots
+        tables = issued.tables
+        self._sort(self._judge.step(issued.step, *columns, tables))
+        if issued.serials and not any(issued.counts):
+            empty = self._describer.empty_step(issued.step, len(issued.serials))
+            self.findings.append(empty)
+
+    def _sort(self, wrongs: Sequence[Wrong]) -> None:
+        """Keep what was found as findings and suspicions."""
         for finding in map(self._describer.describe, wrongs):
             if finding.certain:
-                found.append(finding)
+                self.findings.append(finding)
             else:
                 self._log_once(finding, (finding.name, finding.request, finding.writer))
-        if issued.serials and not any(issued.counts):
-            found.append(self._describer.empty_step(issued.step, len(issued.serials)))
-        return found
-
-    def _suspect_use(self, named: Named, group: int, blocks: Sequence[int]) -> None:
-        pool = self.groups[group].pool
-        for block in blocks:
-            if (pool, block) in self._released:
-                self._suspect("use-after-free", (pool, block), named.name, block)
-
-    def _suspect(self, name: str, cause: object, request: str | None, block: int) -> None:
-        finding = self._describer.suspicion(name, self._now, request, block)
-        self._log_once(finding, (name, cause))
-
-    def _log_once(self, finding: Finding, cause: tuple[object, ...]) -> None:
-        if cause not in self._causes:
-            self._causes.add(cause)
-            self.suspicions.append(finding)
 
     def _live(self, what: str, name: str) -> Named:
         named = self._names.live.get(name)
-        if named is None:
-            reason = f"no request {name!r} lives"
-            raise AdapterError(observation=f"{what}({name!r})", reason=reason)
-        return named
+        if named is not None:
+            return named
+        what = what if what.endswith(")") else f"{what}({name!r})"
+        raise AdapterError(observation=what, reason=f"no request {name!r} lives")
 
     def _check_blocks(
         self, what: str, group: int, blocks: Sequence[int], tier: str = DEVICE
@@ -369,7 +381,7 @@ def make_judge(
     """
     if backend is None:
         backend = "rust" if _twin.available() else "python"
-    judges = {"rust": TwinJudge, "python": Judge}
+    judges: dict[str, type[Judge | TwinJudge]] = {"rust": TwinJudge, "python": Judge}
     if backend not in judges:
         raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
     return judges[backend](groups, num_blocks, full)

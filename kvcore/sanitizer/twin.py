@@ -12,8 +12,9 @@ import attrs
 
 from kvcore import _twin
 from kvcore.sanitizer.contents import Event, Held, Place
-from kvcore.sanitizer.judge import DEVICE, SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.tables import DEVICE
 
 NumberedPlace = tuple[int, int, int]
 
@@ -25,7 +26,7 @@ class TwinJudge:
         self._twin = _twin.make_judge([attrs.astuple(group) for group in groups], num_blocks, full)
         self._tiers = {DEVICE: 0}
         self.begin, self.renew, self.end = self._twin.begin, self._twin.renew, self._twin.end
-        self.extend, self.drop = self._twin.extend, self._twin.drop
+        self.extend, self.cut, self.drop = self._twin.extend, self._twin.cut, self._twin.drop
         self.advance_epoch = self._twin.advance_epoch
 
     def copy(self, source: Place, target: Place, step: int, moves: bool) -> None:
@@ -40,6 +41,13 @@ class TwinJudge:
         """Leave a block unwritten."""
         self._twin.lose(self._numbered(place), step)
 
+    def load(
+        self, serial: int, group_id: int | None, start: int, count: int, step: int
+    ) -> list[Wrong]:
+        """Write what comes from elsewhere, as a step does that reads nothing."""
+        found = self._twin.load(serial, group_id, start, count, step)
+        return [_wrong(*fields) for fields in found]
+
     def events(self, place: Place) -> Sequence[Event]:
         """The last events of a block, the oldest first."""
         return tuple(Event(*fields) for fields in self._twin.events(self._numbered(place)))
@@ -52,9 +60,10 @@ class TwinJudge:
         counts: Sequence[int],
         drafts: Mapping[int, Sequence[int]],
         slots: Mapping[int, SlotLists],
+        tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
         """Write and read as the rows of a step do; what is wrong, at most once a row."""
-        found = self._twin.step(step, serials, starts, counts, drafts, slots)
+        found = self._twin.step(step, serials, starts, counts, drafts, slots, tables)
         return [_wrong(*fields) for fields in found] if found else []
 
     def num_bytes(self) -> int:

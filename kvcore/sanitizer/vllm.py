@@ -88,24 +88,22 @@ def follow(
             sanitizer.drop(name)
     sanitizer.zero(planned.new_block_ids_to_zero or ())
     sanitizer.copy(planned.kv_cache_block_copies or ())
-    names, starts = [], []
+    names: list[str] = []
+    starts: list[int] = []
+    tables: dict[int, Any] = {}
     for new in planned.scheduled_new_reqs:
         if new.req_id not in sanitizer:
             begin(sanitizer, requests.pop(new.req_id))
         else:  # the next part of a streamed prompt
             sanitizer.drop(new.req_id)
-        for group, blocks in enumerate(new.block_ids):
-            sanitizer.extend(new.req_id, group, blocks)
+        tables[len(names)] = new.block_ids
         names.append(new.req_id)
         starts.append(new.num_computed_tokens)
     cached = planned.scheduled_cached_reqs
-    for at, tables in enumerate(cached.new_block_ids):
-        if tables is not None:
-            if cached.req_ids[at] in cached.resumed_req_ids:
-                sanitizer.drop(cached.req_ids[at])
-            for group, blocks in enumerate(tables):
-                if blocks:
-                    sanitizer.extend(cached.req_ids[at], group, blocks)
+    given = enumerate(cached.new_block_ids, len(names))
+    tables |= {at: lists for at, lists in given if lists is not None}
+    for name in cached.resumed_req_ids:
+        sanitizer.drop(name)
     names += cached.req_ids
     starts += cached.num_computed_tokens
     counts = list(map(planned.num_scheduled_tokens.__getitem__, names))
@@ -115,7 +113,7 @@ def follow(
             given = planned.scheduled_spec_decode_tokens.get(name)
             if given:
                 drafts[at] = _drafts(given, result.sampled_token_ids[result.req_id_to_index[name]])
-    return sanitizer.step(step, names, starts, counts, drafts)
+    return sanitizer.step(step, names, starts, counts, drafts, tables)
 
 
 def _drafts(given: list[int], sampled: list[int]) -> list[int]:

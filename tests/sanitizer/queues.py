@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random queues of observations of a manager that is often wrong, as data that can be played twice.
+"""Random queues of observations of a manager that is often wrong, to be played more than once.
 
-Blocks are given at random: free ones, those of another request with the same prefix, and any.
+Blocks are given at random: free ones, ones that another request fills with the same prefix, any.
 Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
-or are cancelled; tokens stay unknown; drafts are rejected; weights change; requests fork.
+or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork, tables
+are edited, and KV comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ class Asked:
 
 @attrs.define
 class Queue:
-    """A generator of observations. They are made as they are played, by `numbers`."""
+    """A generator of observations.
+
+    numbers: decide all. fault: how often the manager errs. late: all tokens are known when a step
+    is issued, and no step is cancelled. most_live: requests at a time.
+    """
 
     numbers: random.Random
     groups: Sequence[CacheGroup]
     num_blocks: int
     fault: float
+    late: bool = False
+    most_live: int = 3
     moves: list[Observation] = attrs.field(factory=list)
     live: dict[str, Asked] = attrs.field(factory=dict)
     pending: list[int] = attrs.field(factory=list)
@@ -53,6 +60,7 @@ class Queue:
             self.step: 8,
             self.transfer: 1,
             self.complete: 3,
+            self.edit: 0.7,
             self.epoch: 0.3,
         }
         for _ in range(length):
@@ -71,7 +79,7 @@ class Queue:
 
     def begin(self) -> None:
         """A request with few letters comes, or a fork."""
-        if len(self.live) >= 3:
+        if len(self.live) >= self.most_live:
             return
         dice, name = self.numbers, f"r{self.num_begun}"
         self.num_begun += 1
@@ -100,6 +108,30 @@ class Queue:
             if self.numbers.random() < 0.5:
                 self.say("renew", name)
 
+    def edit(self) -> None:
+        """A block of a table is replaced, a table is cut, or tokens come from elsewhere."""
+        dice = self.numbers
+        asked_of = {name: asked for name, asked in self.live.items() if asked.tables[0]}
+        if not asked_of:
+            return
+        name, asked = dice.choice(list(asked_of.items()))
+        what, group = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
+        table, size = asked.tables[group], self.groups[group].block_size
+        at = dice.randrange(len(table) + (what == "cut")) if table else 0
+        if what == "replace" and table:
+            table[at] = self.block(group)
+            self.say("extend", name, group, [table[at]], at)
+            self.say("load", name, at * size, max(0, min(size, len(asked.tokens) - at * size)))
+        elif what == "cut":
+            del table[at:]
+            self.say("cut", name, group, at)
+            asked.computed = min(asked.computed, at * size)
+        else:
+            self.extend(name, asked, len(asked.tokens))
+            count = max(0, len(asked.tokens) - asked.computed)
+            self.say("load", name, asked.computed, count)
+            asked.computed = max(0, asked.computed + count - self.wrong())
+
     def step(self) -> None:
         """Some requests get blocks and a row."""
         dice = self.numbers
@@ -115,7 +147,7 @@ class Queue:
                 room = len(asked.tokens) - asked.computed
             count, start = dice.randint(1, max(1, room)), asked.computed
             if self.wrong():
-                start = max(0, start + dice.choice([-2, -1, 1]))
+                start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
             drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
             drafts = drafts if start + count == len(asked.tokens) else []
             end = start + count + len(drafts)
@@ -207,7 +239,8 @@ class Queue:
         """A step completes, not always the oldest; or never ran."""
         if self.pending:
             at = 0 if self.numbers.random() < 0.8 else self.numbers.randrange(len(self.pending))
-            what = "cancel" if self.wrong() and self.wrong() else "complete"
+            is_lost = not self.late and self.wrong() and self.wrong()
+            what = "cancel" if is_lost else "complete"
             self.say(what, self.pending.pop(at))
 
     def transfer(self) -> None:

@@ -44,8 +44,8 @@ impl Tokens for Growing {
     }
 }
 
-/// A group as a tuple: block_size, window, ring, num_null, zeros_readable, pool.
-type GroupFields = (usize, Option<usize>, bool, u32, bool, usize);
+/// A group as a tuple: block_size, window, ring, num_null, zeros_readable, pool, chunked.
+type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
 /// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.Wrong`, with held as digest,
@@ -73,10 +73,10 @@ impl SanitizerJudge {
     #[new]
     #[pyo3(signature = (groups, num_blocks, full, /))]
     fn new(groups: Vec<GroupFields>, num_blocks: usize, full: bool) -> Self {
-        let groups =
-            groups.into_iter().map(|(block_size, window, ring, num_null, zeros_readable, pool)| {
-                CacheGroup { block_size, window, ring, num_null, zeros_readable, pool }
-            });
+        let groups = groups.into_iter().map(|fields| {
+            let (block_size, window, ring, num_null, zeros_readable, pool, chunked) = fields;
+            CacheGroup { block_size, window, ring, num_null, zeros_readable, pool, chunked }
+        });
         Self(Judge::new(groups.collect(), num_blocks, full))
     }
 
@@ -99,17 +99,38 @@ impl SanitizerJudge {
         self.0.renew(serial);
     }
 
-    /// Append blocks to a table.
-    #[pyo3(signature = (serial, group_id, blocks, step, /))]
+    /// Put blocks into a table from a place on, for those that stand there.
+    #[pyo3(signature = (serial, group_id, position, blocks, step, /))]
     fn extend(
         &mut self,
         serial: u32,
         group_id: usize,
+        position: usize,
         blocks: &Bound<'_, PyAny>,
         step: u32,
     ) -> PyResult<()> {
-        self.0.extend(serial, group_id, &numbers(blocks)?, step);
+        self.0.extend(serial, group_id, position, &numbers(blocks)?, step);
         Ok(())
+    }
+
+    /// Shorten a table to this many blocks.
+    #[pyo3(signature = (serial, group_id, length, step, /))]
+    fn cut(&mut self, serial: u32, group_id: usize, length: usize, step: u32) {
+        self.0.cut(serial, group_id, length, step);
+    }
+
+    /// Write what comes from elsewhere, as a step does that reads nothing.
+    #[pyo3(signature = (serial, group_id, start, count, step, /))]
+    fn load(
+        &mut self,
+        serial: u32,
+        group_id: Option<usize>,
+        start: usize,
+        count: usize,
+        step: u32,
+    ) -> Vec<WrongFields> {
+        let found = self.0.load(serial, group_id, (start, count), step);
+        found.into_iter().map(wrong_fields).collect()
     }
 
     /// Give up all tables of a request.
@@ -118,10 +139,10 @@ impl SanitizerJudge {
         self.0.drop_tables(serial, step);
     }
 
-    /// Follow a request without tables no more.
-    #[pyo3(signature = (serial, /))]
-    fn end(&mut self, serial: u32) {
-        self.0.end(serial);
+    /// Give up all tables of a request, and follow it no more.
+    #[pyo3(signature = (serial, step, /))]
+    fn end(&mut self, serial: u32, step: u32) {
+        self.0.end(serial, step);
     }
 
     /// Say that the weights changed.
@@ -154,7 +175,8 @@ impl SanitizerJudge {
     }
 
     /// Write and read as the rows of a step do; what is wrong, at most once a row.
-    #[pyo3(signature = (step, serials, starts, counts, drafts, slots, /))]
+    #[pyo3(signature = (step, serials, starts, counts, drafts, slots, tables, /))]
+    #[allow(clippy::too_many_arguments)] // they are the columns of a step
     fn step(
         &mut self,
         step: u32,
@@ -163,6 +185,7 @@ impl SanitizerJudge {
         counts: &Bound<'_, PyAny>,
         drafts: &Bound<'_, PyDict>,
         slots: &Bound<'_, PyDict>,
+        tables: &Bound<'_, PyDict>,
     ) -> PyResult<Vec<WrongFields>> {
         let columns = (numbers(serials)?, numbers(starts)?, numbers(counts)?);
         let mut rows: Vec<Row> = (columns.0.iter().zip(&columns.1).zip(&columns.2))
@@ -182,6 +205,12 @@ impl SanitizerJudge {
                 lists.extract::<(usize, Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
             let lists = SlotRow { group_id, writes: signed(&writes)?, reads: signed(&reads)? };
             row_of(&mut rows, &at)?.slots = Some(lists);
+        }
+        for (at, lists) in tables {
+            let serial = row_of(&mut rows, &at)?.serial;
+            for (group_id, blocks) in lists.try_iter()?.enumerate() {
+                self.0.append(serial, group_id, &numbers(&blocks?)?, step);
+            }
         }
         Ok(self.0.step(step, &rows).into_iter().map(wrong_fields).collect())
     }

@@ -11,7 +11,7 @@ use rustc_hash::{FxBuildHasher, FxHashSet};
 use crate::sanitizer::contents::{Event, Kind, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::group_word;
 use crate::sanitizer::lines::Wrong;
-use crate::sanitizer::requests::{Followed, Tokens};
+use crate::sanitizer::requests::{Followed, Requests, Tokens};
 use crate::sanitizer::rows::CacheGroup;
 
 type FxHashMap<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -29,8 +29,7 @@ pub struct Judge<T> {
     pub(super) has_rings: bool,
     planes: FxHashMap<(u32, usize), Plane>,
     pub(super) device: Vec<Plane>,
-    pub(super) claims: Vec<Vec<u32>>,
-    pub(super) requests: FxHashMap<u32, Followed<T>>,
+    pub(super) requests: Requests<T>,
     newest: u32,
     pub(super) epoch: u16,
     pub(super) found: Vec<Wrong>,
@@ -51,11 +50,10 @@ impl<T: Tokens> Judge<T> {
             words: (0..groups.len()).map(group_word).collect(),
             has_rings: groups.iter().any(|group| group.ring),
             device: (0..num_pools).map(|pool| Plane::new(size_of(pool), num_blocks)).collect(),
-            claims: vec![vec![0; num_blocks]; num_pools],
             groups,
             full,
             planes: FxHashMap::default(),
-            requests: FxHashMap::default(),
+            requests: Requests::default(),
             newest: 0,
             epoch: 0,
             found: vec![],
@@ -67,63 +65,86 @@ impl<T: Tokens> Judge<T> {
 
     /// Follow a request from here on; a fork reads what its parent may read.
     pub fn begin(&mut self, serial: u32, tokens: T, base: u64, parent: Option<u32>, judged: bool) {
-        let epoch = parent.map_or(self.epoch, |parent| self.requests[&parent].epoch);
+        let epoch = parent.map_or(self.epoch, |parent| self.requests.get(parent).epoch);
         let mut request = Followed::new(serial, tokens, base, epoch, self.groups.len());
         request.judged = judged;
         self.newest = self.newest.max(serial);
-        self.requests.insert(serial, request);
+        self.requests.insert(request);
     }
 
     /// Let a request that has no blocks expect KV of the current weights.
     pub fn renew(&mut self, serial: u32) {
-        let epoch = self.epoch;
-        self.request(serial).epoch = epoch;
+        self.requests.get_mut(serial).epoch = self.epoch;
     }
 
-    /// Append blocks to a table.
-    pub fn extend(&mut self, serial: u32, group_id: usize, blocks: &[u32], step: u32) {
-        let group = &self.groups[group_id];
-        let pool = group.pool;
-        let request = self.requests.get_mut(&serial).expect("the front knows its requests");
+    /// Put blocks into a table from a place on, for those that stand there.
+    pub fn extend(
+        &mut self,
+        serial: u32,
+        group_id: usize,
+        position: usize,
+        blocks: &[u32],
+        step: u32,
+    ) {
+        let group = self.groups[group_id];
+        let request = self.requests.get_mut(serial);
+        let plane = &mut self.device[group.pool];
         let mut own: Option<FxHashSet<u32>> = None;
-        for &block in blocks {
+        for (at, &block) in (position..).zip(blocks) {
+            let table = &mut request.tables[group_id];
+            if let Some(&before) = table.blocks.get(at) {
+                release(plane, &group, request, group_id, at, step);
+                own = own.filter(|own| !own.contains(&before));
+                request.tables[group_id].blocks[at] = group.num_null.wrapping_sub(1);
+            } else {
+                table.blocks.push(group.num_null.wrapping_sub(1));
+            }
             if block >= group.num_null {
-                let index = request.tables[group_id].blocks.len() as u32;
-                self.device[pool].happened(block, Kind::Given, step, Some(serial), index);
-                let claims = &mut self.claims[pool][block as usize];
-                *claims += 1;
-                if *claims > 1 && !request.repeats {
-                    let own = own.get_or_insert_with(|| claimed(&self.groups, request, pool));
-                    request.repeats = own.contains(&block);
-                }
-                if let Some(own) = &mut own {
-                    own.insert(block);
+                plane.happened(block, Kind::Given, step, Some(serial), at as u32);
+                if at >= request.tables[group_id].trimmed && plane.claim(block) > 1 {
+                    let find = || claimed(&self.groups, request, group.pool);
+                    request.repeats |= own.get_or_insert_with(find).contains(&block);
                 }
             }
-            request.tables[group_id].blocks.push(block);
+            request.tables[group_id].blocks[at] = block;
+            if let Some(own) = &mut own {
+                own.insert(block);
+            }
         }
+        forget_from(request, &group, position, self.epoch);
+    }
+
+    /// Put blocks behind those of a table.
+    pub fn append(&mut self, serial: u32, group_id: usize, blocks: &[u32], step: u32) {
+        let length = self.requests.get(serial).tables[group_id].blocks.len();
+        self.extend(serial, group_id, length, blocks, step);
+    }
+
+    /// Shorten a table to this many blocks.
+    pub fn cut(&mut self, serial: u32, group_id: usize, length: usize, step: u32) {
+        let group = self.groups[group_id];
+        let request = self.requests.get_mut(serial);
+        for at in length..request.tables[group_id].blocks.len() {
+            release(&mut self.device[group.pool], &group, request, group_id, at, step);
+        }
+        let table = &mut request.tables[group_id];
+        table.blocks.truncate(length);
+        table.trimmed = table.trimmed.min(length);
+        forget_from(request, &group, length, self.epoch);
     }
 
     /// Give up all tables of a request.
     pub fn drop_tables(&mut self, serial: u32, step: u32) {
-        let request = self.requests.get_mut(&serial).expect("the front knows its requests");
-        for (group, table) in self.groups.iter().zip(&request.tables) {
-            for (at, &block) in table.blocks.iter().enumerate() {
-                if block >= group.num_null {
-                    let plane = &mut self.device[group.pool];
-                    plane.happened(block, Kind::Dropped, step, Some(serial), at as u32);
-                    if at >= table.trimmed {
-                        self.claims[group.pool][block as usize] -= 1;
-                    }
-                }
-            }
+        for group_id in 0..self.groups.len() {
+            self.cut(serial, group_id, 0, step);
         }
-        request.empty_tables();
+        self.requests.get_mut(serial).empty_tables();
     }
 
-    /// Follow a request without tables no more.
-    pub fn end(&mut self, serial: u32) {
-        self.requests.remove(&serial);
+    /// Give up all tables of a request, and follow it no more.
+    pub fn end(&mut self, serial: u32, step: u32) {
+        self.drop_tables(serial, step);
+        self.requests.remove(serial);
     }
 
     /// Say that the weights changed.
@@ -136,7 +157,7 @@ impl<T: Tokens> Judge<T> {
         let words = self.plane(source).words(source.2).to_vec();
         let plane = self.plane(target);
         let event = plane.happened(target.2, Kind::Copied, step, None, source.2);
-        plane.fill(target.2, &words, event);
+        plane.fill(target.2, words.into_iter(), event);
         self.changed(target);
         if moves {
             self.lose(source, step);
@@ -163,8 +184,7 @@ impl<T: Tokens> Judge<T> {
 
     /// The bytes of contents, events and claims of the device.
     pub fn num_bytes(&self) -> usize {
-        let claims: usize = self.claims.iter().map(|pool| pool.capacity() * 4).sum();
-        claims + self.device.iter().map(Plane::num_bytes).sum::<usize>()
+        self.device.iter().map(Plane::num_bytes).sum()
     }
 
     /// Disturb the requests, but for the writer, whose blocks were noted. claims: whether the
@@ -176,7 +196,7 @@ impl<T: Tokens> Judge<T> {
         let mut blocks = std::mem::take(&mut self.disturbed);
         blocks.dedup();
         for (pool, block) in blocks.drain(..) {
-            if self.claims[pool][block as usize] > u32::from(claims) {
+            if self.device[pool].claims(block) > u32::from(claims) {
                 self.disturb(pool, block, Some(writer));
             }
         }
@@ -184,13 +204,13 @@ impl<T: Tokens> Judge<T> {
     }
 
     fn changed(&mut self, (tier, pool, block): TierPlace) {
-        if tier == DEVICE && self.claims[pool][block as usize] > 0 {
+        if tier == DEVICE && self.device[pool].claims(block) > 0 {
             self.disturb(pool, block, None);
         }
     }
 
     fn disturb(&mut self, pool: usize, block: u32, writer: Option<u32>) {
-        for request in self.requests.values_mut() {
+        for request in self.requests.all_mut() {
             if Some(request.serial) != writer && claims(&self.groups, request, pool, block) {
                 request.verified = None;
             }
@@ -201,14 +221,10 @@ impl<T: Tokens> Judge<T> {
         if tier == DEVICE {
             return &mut self.device[pool];
         }
-        let size = self.device[pool].words(0).len();
+        let size = self.device[pool].num_slots();
         let plane = self.planes.entry((tier, pool)).or_insert_with(|| Plane::new(size, 0));
         plane.reach(block as usize + 1);
         plane
-    }
-
-    fn request(&mut self, serial: u32) -> &mut Followed<T> {
-        self.requests.get_mut(&serial).expect("the front knows its requests")
     }
 
     /// An event with the whole serial of its request.
@@ -218,6 +234,38 @@ impl<T: Tokens> Judge<T> {
 
     pub(super) fn expand(&self, serial: u32) -> u32 {
         self.newest.wrapping_sub(self.newest.wrapping_sub(serial) & SERIAL_MASK)
+    }
+}
+
+/// Take away what is verified in the blocks from a place of a table on.
+fn forget_from<T: Tokens>(
+    request: &mut Followed<T>,
+    group: &CacheGroup,
+    position: usize,
+    epoch: u16,
+) {
+    if group.ring {
+        request.verified = None;
+    }
+    request.forget_from(position * group.block_size, epoch);
+}
+
+/// Give up the block at a place of a table.
+fn release<T>(
+    plane: &mut Plane,
+    group: &CacheGroup,
+    request: &Followed<T>,
+    group_id: usize,
+    at: usize,
+    step: u32,
+) {
+    let table = &request.tables[group_id];
+    let block = table.blocks[at];
+    if block >= group.num_null {
+        plane.happened(block, Kind::Dropped, step, Some(request.serial), at as u32);
+        if at >= table.trimmed {
+            plane.unclaim(block);
+        }
     }
 }
 

@@ -7,12 +7,19 @@ use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;
 use crate::sanitizer::rows::{CacheGroup, Row};
 
-/// One row. low: of what it read and writes; written: what low was when it wrote.
+/// One row. place: of its request. low: of what it read and writes; written: what low was when it
+/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if that is given. begin, sums: the
+/// first position whose prefix was summed for it, and where its sums are.
 pub struct Line<'a> {
     pub row: &'a Row,
+    pub place: usize,
     pub end: usize,
+    pub begin: usize,
+    pub sums: (usize, usize),
     pub low: u16,
     pub written: u16,
+    pub loads: bool,
+    pub group_id: Option<usize>,
     pub wrong: bool,
 }
 
@@ -57,13 +64,19 @@ impl<'a> Line<'a> {
     pub fn written(&self, num_groups: usize) -> impl Iterator<Item = Run<'a>> + use<'a> {
         let (first, end) = (self.row.start, self.end);
         let slots = self.row.slots.as_ref();
-        let groups = slots.map_or(0..num_groups, |slots| slots.group_id..slots.group_id + 1);
+        let only = slots.map(|slots| slots.group_id).or(self.group_id);
+        let groups = only.map_or(0..num_groups, |group_id| group_id..group_id + 1);
         groups.map(move |group_id| Run {
             group_id,
             first,
             end,
             slots: slots.map(|slots| slots.writes.as_slice()),
         })
+    }
+
+    /// The sum of the prefix that ends at a position; None if it is not known.
+    pub fn total(&self, totals: &[u64], position: usize) -> Option<u64> {
+        totals[self.sums.0..self.sums.1].get(position - self.begin).copied()
     }
 
     /// The positions to read of one group, if it is read in this phase.

@@ -3,7 +3,8 @@
 //!
 //! Twin: kvcore/sanitizer/rows.py.
 
-/// The blocks of layers that share tables. window: None: all is seen.
+/// The blocks of layers that share tables. window: None: all is seen. chunked: the chunk of `window`
+/// positions is seen that a query stands in.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheGroup {
     pub block_size: usize,
@@ -12,12 +13,17 @@ pub struct CacheGroup {
     pub num_null: u32,
     pub zeros_readable: bool,
     pub pool: usize,
+    pub chunked: bool,
 }
 
 impl CacheGroup {
     /// The first position that the queries from `start` on see.
     pub fn first(&self, start: usize) -> usize {
-        self.window.map_or(0, |window| (start + 1).saturating_sub(window))
+        match self.window {
+            None => 0,
+            Some(window) if self.chunked => start - start % window,
+            Some(window) => (start + 1).saturating_sub(window),
+        }
     }
 }
 

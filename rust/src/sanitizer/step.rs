@@ -13,15 +13,14 @@ use crate::sanitizer::rows::{CacheGroup, Row};
 impl<T: Tokens> Judge<T> {
     /// Write and read as the rows of a step do; what is wrong, at most once a row.
     pub fn step(&mut self, step: u32, rows: &[Row]) -> Vec<Wrong> {
-        let mut lines: Vec<Line> = Vec::with_capacity(rows.len());
-        for row in rows.iter().filter(|row| row.num_tokens > 0) {
-            let end = row.start + row.num_tokens;
-            let mut line = Line { row, end, low: self.epoch, written: 0, wrong: false };
-            self.set_out(&mut line);
+        self.totals.clear();
+        let rows = rows.iter().filter(|row| row.num_tokens > 0);
+        let mut lines: Vec<Line> = rows.map(|row| self.line(row)).collect();
+        for line in &mut lines {
+            self.set_out(line);
             if self.has_rings {
-                self.read(&mut line, step, true);
+                self.read(line, step, true);
             }
-            lines.push(line);
         }
         for line in &mut lines {
             self.write(line, step);
@@ -30,6 +29,44 @@ impl<T: Tokens> Judge<T> {
             self.read(line, step, false);
             self.settle(line);
         }
+        self.take_found()
+    }
+
+    /// Write what comes from elsewhere, as a step does that reads nothing.
+    pub fn load(
+        &mut self,
+        serial: u32,
+        group_id: Option<usize>,
+        (start, count): (usize, usize),
+        step: u32,
+    ) -> Vec<Wrong> {
+        let row = Row { serial, start, num_tokens: count, ..Row::default() };
+        let mut line = self.line(&row);
+        (line.loads, line.group_id) = (true, group_id);
+        self.totals.clear();
+        self.requests.at_mut(line.place).forget_from(start, self.epoch);
+        self.write(&mut line, step);
+        self.take_found()
+    }
+
+    fn line<'a>(&self, row: &'a Row) -> Line<'a> {
+        let (end, place) = (row.start + row.num_tokens, self.requests.place(row.serial));
+        let (low, begin, sums) = (self.epoch, row.start, (0, 0));
+        Line {
+            row,
+            place,
+            end,
+            begin,
+            sums,
+            low,
+            written: 0,
+            loads: false,
+            group_id: None,
+            wrong: false,
+        }
+    }
+
+    fn take_found(&mut self) -> Vec<Wrong> {
         let mut found = std::mem::take(&mut self.found);
         for wrong in &mut found {
             wrong.event = wrong.event.map(|(event, delta)| (self.whole(event), delta));
@@ -43,37 +80,56 @@ impl<T: Tokens> Judge<T> {
         if row.slots.is_some() {
             return;
         }
-        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
-        if request.verified.is_some_and(|verified| row.start < verified) {
-            let is_known = request.low == self.epoch && !self.has_rings;
-            request.verified = is_known.then_some(row.start);
+        let request = self.requests.at_mut(line.place);
+        if self.has_rings && request.verified.is_some_and(|verified| row.start < verified) {
+            request.verified = None;
         }
+        request.forget_from(row.start, self.epoch);
         for (group, table) in self.groups.iter().zip(&mut request.tables) {
             if group.ring {
                 continue;
             }
             let first = (group.first(row.start) / group.block_size).min(table.blocks.len());
-            let (before, claims) = (table.trimmed, &mut self.claims[group.pool]);
+            let (before, plane) = (table.trimmed, &mut self.device[group.pool]);
             for &block in table.blocks.get(before..first).unwrap_or_default() {
-                claims[block as usize] -= u32::from(block >= group.num_null);
+                if block >= group.num_null {
+                    plane.unclaim(block);
+                }
             }
             for &block in table.blocks.get(first..before).unwrap_or_default() {
                 request.verified = None;
-                claims[block as usize] += u32::from(block >= group.num_null);
+                if block >= group.num_null {
+                    plane.claim(block);
+                }
             }
             table.trimmed = first;
         }
-        if row.start > 0 && request.verified.is_some_and(|verified| row.start <= verified) {
+        for (group, table) in self.groups.iter().zip(&request.tables) {
+            if let Some(&block) = table.blocks.get(row.start / group.block_size) {
+                self.device[group.pool].prefetch(block, row.start % group.block_size);
+            }
+        }
+        if row.start > 0 && request.verified.is_some_and(|verified| verified > 0) {
             line.low = self.epoch.min(request.low);
         }
     }
 
-    fn write(&mut self, line: &mut Line, step: u32) {
-        let (row, end) = (line.row, line.end);
-        line.written = line.low;
-        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+    /// Sum the prefixes of a row that end at a position or behind it.
+    fn sum(&mut self, line: &mut Line, begin: usize) {
+        let (from, drafts) = (self.totals.len(), &line.row.drafts);
         let scratch = (&mut self.tokens, &mut self.totals);
-        request.totals((row.start, end), &row.drafts, self.full, scratch);
+        let request = self.requests.at_mut(line.place);
+        request.totals((begin, line.end), drafts, self.full, scratch);
+        (line.begin, line.sums) = (begin, (from, self.totals.len()));
+    }
+
+    fn write(&mut self, line: &mut Line, step: u32) {
+        let row = line.row;
+        line.written = line.low;
+        let request = self.requests.at_mut(line.place);
+        let verified = request.verified.unwrap_or(0);
+        let begin = if request.judged { row.start.min(verified) } else { row.start };
+        self.sum(line, begin);
         let mut wrong = None;
         for run in line.written(self.groups.len()) {
             let group = self.groups[run.group_id];
@@ -81,15 +137,18 @@ impl<T: Tokens> Judge<T> {
                 if run.skips(position) {
                     continue;
                 }
-                let request = &self.requests[&row.serial];
+                let request = self.requests.at(line.place);
                 let place = run.place(&group, &request.tables[run.group_id], position);
+                if line.loads && place.is_some_and(|place| place.block < group.num_null) {
+                    continue;
+                }
                 let Some(place) = place.filter(|place| place.block >= group.num_null) else {
                     wrong = wrong.or(Some((run.group_id, position, place)));
                     break;
                 };
-                let total = self.totals.get(position - row.start);
+                let total = line.total(&self.totals, position);
                 let word = self.words[run.group_id];
-                let digest = total.map_or(UNKNOWN, |&total| slot_digest(total, word));
+                let digest = total.map_or(UNKNOWN, |total| slot_digest(total, word));
                 self.put(line, run, position, place, Held { digest, low: line.low }, step);
             }
             if let Some((group_id, position, place)) = wrong.take() {
@@ -114,7 +173,7 @@ impl<T: Tokens> Judge<T> {
         let plane = &mut self.device[pool];
         let (event, given) = plane.written_by(block, serial, index, step);
         let before = plane.held(block, offset);
-        let is_shared = self.claims[pool][block as usize] > u32::from(line.row.slots.is_none());
+        let is_shared = plane.claims(block) > u32::from(line.row.slots.is_none());
         if is_shared && (before != held || held.digest == UNKNOWN) {
             self.disturbed.push((pool, block));
             let writer = plane.writer(block, offset);
@@ -138,7 +197,7 @@ impl<T: Tokens> Judge<T> {
     ) {
         let Some((Event { serial: Some(writer), .. }, _)) = event else { return };
         let (writer, pool) = (self.expand(writer), self.groups[group_id].pool);
-        let Some(other) = self.requests.get(&writer) else { return };
+        let Some(other) = self.requests.find(writer) else { return };
         if writer != line.row.serial && claims(&self.groups, other, pool, place.block) {
             self.found.push(Wrong {
                 name: "alias",
@@ -158,7 +217,7 @@ impl<T: Tokens> Judge<T> {
     /// Find the first wrong slot that the queries of a row see.
     fn read(&mut self, line: &mut Line, step: u32, rings: bool) {
         let row = line.row;
-        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+        let request = self.requests.at_mut(line.place);
         if !request.judged || line.wrong {
             return;
         }
@@ -170,19 +229,20 @@ impl<T: Tokens> Judge<T> {
         let lowest = if whole { 0 } else { known.unwrap_or(0) };
         let firsts = self.groups.iter().map(|group| group.first(row.start));
         let begin = if row.slots.is_some() { 0 } else { lowest.max(firsts.min().unwrap_or(0)) };
-        let scratch = (&mut self.tokens, &mut self.totals);
-        request.totals((begin, line.end), &row.drafts, self.full, scratch);
+        if begin < line.begin || line.sums.1 == 0 {
+            self.sum(line, begin);
+        }
         for group_id in 0..self.groups.len() {
             let group = &self.groups[group_id];
             let Some(run) = line.visible(group_id, group, (rings, lowest, whole)) else { continue };
-            let request = &self.requests[&row.serial];
+            let request = self.requests.at(line.place);
             for position in run.first..run.end {
                 let place = run.place(group, &request.tables[group_id], position);
                 let Some(place) = place.filter(|place| place.block >= group.num_null) else {
                     self.find_place(line, "null-read", group_id, position, place, step);
                     return;
                 };
-                let total = self.totals.get(position - begin).copied();
+                let total = line.total(&self.totals, position);
                 let plane = &self.device[group.pool];
                 let held = plane.held(place.block, place.offset);
                 let wanted = total.map(|total| slot_digest(total, self.words[group_id]));
@@ -215,7 +275,7 @@ impl<T: Tokens> Judge<T> {
         if row.slots.is_some() {
             return;
         }
-        let request = self.requests.get_mut(&row.serial).expect("the front knows its requests");
+        let request = self.requests.at_mut(line.place);
         let known = (line.end - row.drafts.len()).min(request.tokens.len());
         let is_over = |(group, length): (&CacheGroup, usize)| {
             group.ring && line.end > length * group.block_size + group.first(known)
@@ -229,7 +289,7 @@ impl<T: Tokens> Judge<T> {
 
     fn lower(&mut self, line: &Line, run: Run) {
         let (serial, group) = (line.row.serial, &self.groups[run.group_id]);
-        let table = &self.requests[&serial].tables[run.group_id];
+        let table = &self.requests.at(line.place).tables[run.group_id];
         let plane = &mut self.device[group.pool];
         for position in (run.first..run.end).filter(|&position| !run.skips(position)) {
             let place = run.place(group, table, position);
@@ -268,7 +328,7 @@ impl<T: Tokens> Judge<T> {
         held: Option<(Held, Option<(Event, u16)>)>,
         step: u32,
     ) {
-        let request = self.requests.get_mut(&line.row.serial).expect("the front knows them");
+        let request = self.requests.at_mut(line.place);
         if !request.judged {
             return;
         }

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of a step while it is judged, and what may be wrong with it.
+
+Twin: rust/src/sanitizer/lines.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from kvcore.sanitizer.contents import Event, Held
+from kvcore.sanitizer.requests import Followed
+
+SlotLists = tuple[int, Sequence[int], Sequence[int]]
+"""A group, the slots that are written and those that are read."""
+BlockLists = Sequence[Sequence[int]]
+"""Blocks of each group."""
+
+
+@attrs.define
+class Line:
+    """One row of a step while it is judged.
+
+    low: of what it read and writes; written: what low was when it wrote. loads: what it writes
+    comes from elsewhere, null blocks left out, and in one group if that is given.
+    """
+
+    request: Followed
+    start: int
+    end: int
+    drafts: Sequence[int]
+    slots: SlotLists | None
+    low: int = 0
+    written: int = 0
+    loads: bool = False
+    group: int | None = None
+    wrong: bool = False
+
+
+@attrs.frozen
+class Wrong:
+    """What a row did or found that is no right read; `alias` is the one that proves nothing.
+
+    block, slot, held and event are None where the table has no block for the position.
+    """
+
+    name: str
+    serial: int
+    group: int
+    start: int
+    position: int
+    block: int | None
+    slot: int | None
+    held: Held | None
+    event: Event | None
+    step: int

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as the judge follows it: its tokens, its tables, and what is known of them.
+
+Twin: rust/src/sanitizer/requests.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+DISTURBED = -1
+"""The verified length of a request whose blocks were changed by somebody else."""
+
+
+class Followed:
+    """A request: its tokens, its tables, and what is known of them."""
+
+    def __init__(self, serial: int, tokens: Sequence[int], base: int, epoch: int) -> None:
+        self.serial, self.tokens, self.epoch = serial, tokens, epoch
+        self.base, self.judged = base, True
+        self.tables: list[list[int]] = []
+        self.trimmed: list[int] = []
+        self.empty_tables(0)
+
+    def empty_tables(self, num_groups: int) -> None:
+        """Begin without blocks. trimmed: the first block of each table that is still claimed."""
+        self.tables = [[] for _ in range(num_groups)]
+        self.trimmed = [0] * num_groups
+        self.verified, self.low, self.repeats = 0, 0, False
+        self.summed, self.total = 0, self.base
+
+    def forget_from(self, position: int, epoch: int) -> None:
+        """Take away what is verified from a position on; all of it if older weights are in it."""
+        if position < self.verified:
+            self.verified = position if self.low == epoch else DISTURBED

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wrong adapter is told which observation contradicts those before it, and nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvcore.errors import BackendMissing
+from kvcore.sanitizer import AdapterError, CacheGroup, Row, Sanitizer, SlotRow
+
+Wrong = Callable[[Sanitizer], object]
+
+WRONG: dict[str, Wrong] = {
+    "begin('r0')": lambda it: it.begin("r0", [1]),
+    "begin('r9')": lambda it: it.begin("r1", [1], parent="r9"),
+    "extend('r9')": lambda it: it.extend("r9", 0, [1]),
+    "group 1 of 1": lambda it: it.extend("r0", 1, [1]),
+    "block 8 of 8 (device)": lambda it: it.extend("r0", 0, [1, 8]),
+    "block -1 of 8 (device)": lambda it: it.extend("r0", 0, [-1]),
+    "place 3 of a table of 1 blocks": lambda it: it.extend("r0", 0, [1], 3),
+    "place 2 of a table of 1 blocks": lambda it: it.cut("r0", 0, 2),
+    "drop('r9')": lambda it: it.drop("r9"),
+    "end('r9')": lambda it: it.end("r9"),
+    "renew('r9')": lambda it: it.renew("r9"),
+    "issue(1): no request 'r9' lives": lambda it: it.issue(1, [Row("r9", 0, 1)]),
+    "issue(0): step 0 came before it": lambda it: it.issue(0, []),
+    "start -1 and 1 tokens": lambda it: it.issue(1, [Row("r0", -1, 1)]),
+    "2 drafts in 1 tokens": lambda it: it.issue(1, [Row("r0", 0, 1, [1, 2])]),
+    "complete(0)": lambda it: it.complete(0),
+    "complete(5)": lambda it: it.complete(5),
+    "cancel(0)": lambda it: it.cancel(0),
+    "step(1): no request 'r9' lives": lambda it: it.step(1, ["r9"], [0], [1]),
+    "columns of different lengths": lambda it: it.step(1, ["r0"], [0, 1], [1]),
+    "step(1): a negative start or count": lambda it: it.step(1, ["r0"], [-1], [1]),
+    "step(1): block 9 of 8": lambda it: it.step(1, ["r0"], [0], [1], tables={0: [[9]]}),
+    "copy: block 8 of 8": lambda it: it.copy([(1, 8)]),
+    "fail: block -1": lambda it: it.fail([-1]),
+    "zero: group -1 of 1": lambda it: it.zero([1], -1),
+    "1 writes and 0 reads": lambda it: it.issue(1, [SlotRow("r0", 0, 0, 2, [1], [])]),
+    "issue(1): block 10 of 8": lambda it: it.issue(1, [SlotRow("r0", 0, 0, 1, [20], [20])]),
+    "load('r0'): r0 has start 0 and -1 tokens": lambda it: it.load("r0", 0, -1),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_observation_is_the_adapters(text: str) -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
+    sanitizer.begin("r0", [1, 2, 3, 4])
+    sanitizer.extend("r0", 0, [3])
+    assert sanitizer.step(0, ["r0"], [0], [2]) == []
+    with pytest.raises(AdapterError) as error:
+        WRONG[text](sanitizer)
+    assert text in str(error.value)
+    assert str(error.value).startswith("the adapter is wrong, not the engine: ")
+    sanitizer.extend("r0", 0, [4])
+    assert sanitizer.step(1, ["r0"], [2], [2]) == []
+    assert sanitizer.findings == sanitizer.suspicions == []
+
+
+def test_an_unknown_backend_is_named() -> None:
+    with pytest.raises(BackendMissing, match="'go' is not available"):
+        Sanitizer([CacheGroup(block_size=2)], 8, backend="go")
+
+
+def test_released_blocks_that_are_named_are_suspect_once() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, engine="an engine 1.0")
+    sanitizer.begin("r0", [1, 2, 3, 4])
+    sanitizer.release(3)
+    sanitizer.release(3)
+    sanitizer.extend("r0", 0, [3])
+    sanitizer.extend("r0", 0, [3])
+    sanitizer.allocate(4)
+    sanitizer.extend("r0", 0, [4])
+    assert [each.name for each in sanitizer.suspicions] == ["double-free", "use-after-free"]
+    assert str(sanitizer.suspicions[1]) == (
+        "use-after-free: r0 block 3 of pool 0\nengine: an engine 1.0"
+    )
+    assert sanitizer.findings == []
+
+
+def test_a_published_key_finds_its_blocks() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
+    sanitizer.publish("key", [3, 4])
+    assert sanitizer.find("key", [3, 4])
+    assert not sanitizer.find("key", None)
+    sanitizer.unpublish("key")
+    assert sanitizer.find("key", None)
+
+
+def test_tokens_are_shown_if_asked_for() -> None:
+    for shown in (False, True):
+        sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, show_tokens=shown)
+        sanitizer.begin("r0", [71, 72, 73])
+        sanitizer.extend("r0", 0, [3, 4])
+        sanitizer.begin("r1", [81, 82])
+        sanitizer.extend("r1", 0, [3])
+        sanitizer.step(0, ["r1"], [0], [2])
+        [found] = sanitizer.step(1, ["r0"], [2], [1])
+        assert ("(71)" in str(found), "(81)" in str(found)) == (shown, shown)
+
+
+def test_one_request_in_many_is_judged() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=1)], 200, every=4)
+    for number in range(100):
+        sanitizer.begin(f"r{number}", [1, 2])
+        sanitizer.extend(f"r{number}", 0, [2 * number % 200, 2 * number % 200 + 1])
+    found = sanitizer.step(0, [f"r{number}" for number in range(100)], [1] * 100, [1] * 100)
+    assert 10 < len(found) < 45

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SAN-SOUND, SAN-ORDER: no false alarm on the pure core, and judging late finds the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvcore.check.simulate.runs import simulate
+from kvcore.oracle.device import DeviceSize
+from kvcore.sanitizer import CacheGroup
+from kvcore.sanitizer.kvcore import Observer
+from kvcore.sanitizer.sanitizer import Sanitizer
+from tests.sanitizer.queues import Observation, Queue, play
+from tests.sanitizer.test_equal import GROUPS
+
+SEEDS = 6
+STEPS = 40
+
+
+def observed(seeds: range, steps: int, *, full: bool, backend: str | None = None) -> int:
+    """Simulate runs of the pure core beside a sanitizer; how many steps were judged."""
+    observers: list[Observer] = []
+
+    def make(plan: DeviceSize) -> Observer:
+        observers.append(Observer(plan.config, full=full, backend=backend))
+        return observers[-1]
+
+    for seed in seeds:
+        run = simulate(seed, steps, backend="python", devices=[make])
+        assert run.failure is None, f"seed {seed}: {run.failure}"
+        assert observers[-1].sanitizer.findings == []
+        assert observers[-1].sanitizer.suspicions == []
+    return sum(observer.num_steps for observer in observers)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["incremental", "full"])
+def test_the_pure_core_raises_no_alarm(full: bool) -> None:
+    assert observed(range(SEEDS), STEPS, full=full) > SEEDS * STEPS / 2
+
+
+@pytest.mark.slow
+def test_the_pure_core_raises_no_alarm_in_long_runs() -> None:
+    for full in (False, True):
+        observed(range(1000, 1400), 100, full=full)
+
+
+def early(moves: list[Observation]) -> list[Observation]:
+    """The same moves, each step completed as soon as it is issued."""
+    told: list[Observation] = []
+    for what, arguments in moves:
+        if what not in ("complete", "cancel"):
+            told.append((what, arguments))
+        if what == "issue":
+            told.append(("complete", arguments[:1]))
+    return told
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_judging_late_finds_what_judging_at_issue_finds(name: str) -> None:
+    found = 0
+    for seed in range(60):
+        queue = Queue(random.Random(seed), GROUPS[name], 8, 0.05, late=True)
+        moves = queue.make(40)
+        late, at_issue = Sanitizer(GROUPS[name], 8), Sanitizer(GROUPS[name], 8)
+        play(moves, late)
+        play(early(moves), at_issue)
+        assert [each.line for each in late.findings] == [each.line for each in at_issue.findings]
+        found += len(late.findings)
+    assert found > 20
+
+
+@pytest.mark.slow
+def test_long_queues_over_many_blocks_are_equal() -> None:
+    groups = [CacheGroup(block_size=4), CacheGroup(block_size=4, window=6, num_null=1)]
+    for seed in range(20):
+        moves = Queue(random.Random(seed), groups, 1000, 0.001, most_live=40).make(12_000)
+        kinds = [("python", True), ("python", False), ("rust", False)]
+        sides = [Sanitizer(groups, 1000, full=full, backend=kind) for kind, full in kinds]
+        found = [play(moves, side) for side in sides]
+        assert found[0] == found[1] == found[2], f"seed {seed}"
