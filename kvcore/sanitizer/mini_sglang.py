@@ -45,11 +45,20 @@ def source() -> Any:
         torch.Tensor.pin_memory = lambda tensor: tensor
         pageable = {**vars(torch)}
         for each in ("empty", "tensor"):
-            make = getattr(torch, each)
-            pageable[each] = lambda *a, pin_memory=0, make=make, **k: make(*a, **k)  # noqa: ARG005 - as in torch
+            pageable[each] = without_pins(getattr(torch, each))
         for name in ("minisgl.scheduler.cache", "minisgl.scheduler.scheduler"):
             vars(load(name))["torch"] = types.SimpleNamespace(**pageable)
     return importlib.import_module("minisgl.scheduler.scheduler")
+
+
+def without_pins(make: Any) -> Any:
+    """A function that makes tensors, in memory that is not pinned."""
+
+    def made(*args: Any, pin_memory: bool = False, **named: Any) -> Any:
+        del pin_memory
+        return make(*args, **named)
+
+    return made
 
 
 class Silent:
