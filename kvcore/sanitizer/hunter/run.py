@@ -186,7 +186,6 @@ class _Run:
         return None
 
     def _check_tokens(self) -> None:
-        total = 0
         for name, sample, tokens in self.engine.tokens():
             prompt = self.arrivals[name].prompt
             start = self.checked.get((name, sample), 0)
@@ -199,8 +198,7 @@ class _Run:
                         f"position {place}, the fake model gave {wanted}"
                     )
             self.checked[name, sample] = len(tokens)
-            total += len(tokens)
-        self.num_tokens = max(total, self.num_tokens)
+            self.num_tokens += max(0, len(tokens) - start)
 
     def _drained(self) -> Found | None:
         """Steps until nobody waits."""
