@@ -58,7 +58,7 @@ def rows() -> array.array[int]:
 
 
 def test_a_call_without_arguments(benchmark: Bench, manager: KVCacheManager) -> None:
-    benchmark.pedantic(manager.new_step_starts, rounds=ROUNDS, iterations=CALLS)
+    benchmark.pedantic(manager.take_stats, rounds=ROUNDS, iterations=CALLS)
 
 
 def test_a_question_about_a_request(benchmark: Bench, manager: KVCacheManager) -> None:

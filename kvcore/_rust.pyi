@@ -10,7 +10,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Manager", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]
+__all__ = ["Manager", "SanitizerJudge", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]
 
 @final
 class Manager:
@@ -129,10 +129,6 @@ class Manager:
         """
         Fill slots for the next tokens of a request from the external store.
         """
-    def new_step_starts(self, /) -> None:
-        """
-        Say that a scheduling step begins.
-        """
     def num_computed_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request that are computed or scheduled. Changes nothing.
@@ -230,6 +226,72 @@ class Manager:
     def unschedule(self, /, request_id: str, num_tokens: int) -> None:
         """
         Let the open batch compute a request up to num_tokens only; its blocks stay.
+        """
+
+@final
+class SanitizerJudge:
+    """
+    Contents, tables and verified lengths. `kvcore.sanitizer.Sanitizer` is the way to use it.
+    """
+    def __new__(cls, groups: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None, bool, SupportsIndex, bool, SupportsIndex, bool]], num_blocks: SupportsIndex, full: bool, /) -> SanitizerJudge:
+        """
+        Follow empty pools of this many blocks.
+        """
+    def advance_epoch(self, /) -> None:
+        """
+        Say that the weights changed.
+        """
+    def begin(self, serial: SupportsIndex, tokens: Any, base: SupportsIndex, parent: SupportsIndex | None, judged: bool, /) -> None:
+        """
+        Follow a request from here on; a fork reads what its parent may read.
+        """
+    def copy(self, source: tuple[SupportsIndex, SupportsIndex, SupportsIndex], target: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, moves: bool, /) -> None:
+        """
+        Copy a block, and empty the source if it moves.
+        """
+    def cut(self, serial: SupportsIndex, group_id: SupportsIndex, length: SupportsIndex, step: SupportsIndex, /) -> None:
+        """
+        Shorten a table to this many blocks.
+        """
+    def drop(self, serial: SupportsIndex, step: SupportsIndex, /) -> None:
+        """
+        Give up all tables of a request.
+        """
+    def end(self, serial: SupportsIndex, step: SupportsIndex, /) -> None:
+        """
+        Give up all tables of a request, and follow it no more.
+        """
+    def events(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], /) -> list[tuple[str, int, int | None, int]]:
+        """
+        The last events of a block, the oldest first.
+        """
+    def extend(self, serial: SupportsIndex, group_id: SupportsIndex, position: SupportsIndex, blocks: Any, step: SupportsIndex, /) -> None:
+        """
+        Put blocks into a table from a place on, for those that stand there.
+        """
+    def load(self, serial: SupportsIndex, group_id: SupportsIndex | None, start: SupportsIndex, count: SupportsIndex, step: SupportsIndex, /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
+        """
+        Write what comes from elsewhere, as a step does that reads nothing.
+        """
+    def lose(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, /) -> None:
+        """
+        Leave a block unwritten.
+        """
+    def num_bytes(self, /) -> int:
+        """
+        The bytes of contents, events and claims of the device.
+        """
+    def renew(self, serial: SupportsIndex, /) -> None:
+        """
+        Let a request that has no blocks expect KV of the current weights.
+        """
+    def step(self, step: SupportsIndex, serials: Any, starts: Any, counts: Any, drafts: dict[Any, Any], slots: dict[Any, Any], tables: dict[Any, Any], /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
+        """
+        Write and read as the rows of a step do; what is wrong, at most once a row.
+        """
+    def zero(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, /) -> None:
+        """
+        Zero a block.
         """
 
 @final

@@ -47,9 +47,7 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
     return _rust.Tiers(num_blocks, num_host_blocks, **options)
 
 
-def make_judge(
-    groups: Sequence[tuple[Any, ...]], num_blocks: int, full: bool
-) -> SanitizerJudge:
+def make_judge(groups: Sequence[tuple[Any, ...]], num_blocks: int, full: bool) -> SanitizerJudge:
     """The judge of `kvcore/sanitizer/judge.py` over the twin. Raises BackendMissing."""
     _check_there()
     return _rust.SanitizerJudge(groups, num_blocks, full)

@@ -290,10 +290,6 @@ class KVCacheManager:
         """Return and drop the device blocks that full-attention groups got so far, for zeroing."""
         return self._core.take_new_block_ids()
 
-    def new_step_starts(self) -> None:
-        """Announce that a scheduling step begins; this has no effect yet."""
-        self._core.new_step_starts()
-
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The device blocks of a request, one tuple per group. Changes nothing."""
         return self._core.get_blocks(request_id)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps cost over kvcore, as a ratio to what they cost over its own manager.
+"""What an engine's steps cost over kvcore, as a ratio to what they cost over its own manager, and
+what a sanitizer costs beside them.
 
 Run: python -m benches.engines [--engines vllm] [--running 256] [--loads decode] [--modes async]
 [--by-call]. CPU time, both sides in turn, in each engine's own environment. What is not installed
@@ -52,6 +53,7 @@ class Bench:
 
 BENCHES = {
     "vllm": Bench("benches.engines.vllm_steps", "vllm033", runs_there=True),
+    "vllm-sanitizer": Bench("benches.engines.vllm_sanitizer", "vllm033", runs_there=True),
     "nano-vllm": Bench("benches.nano_vllm", options=("--quick",)),
     "transformers": Bench("benches.transformers_steps", "transformers"),
 }

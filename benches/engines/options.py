@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 
-ENGINES = ("vllm", "nano-vllm", "transformers")
+ENGINES = ("vllm", "vllm-sanitizer", "nano-vllm", "transformers")
 SIZES = (64, 256, 1024)
 LOADS = ("decode", "mix")
 

@@ -21,7 +21,8 @@ from typing import Any
 import attrs
 
 from benches.engines.options import Options, read_options
-from benches.engines.vllm_steps import MAX_MODEL_LEN, MODEL, VOCABULARY, Case, Drive
+from benches.engines.vllm_steps import MAX_MODEL_LEN, VOCABULARY, Case, Drive
+from benches.vllm.compare import MODEL
 
 # isort: split
 from vllm.utils.hashing import sha256

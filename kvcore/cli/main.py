@@ -76,7 +76,10 @@ def _make_parser(names: list[str]) -> argparse.ArgumentParser:
     known = ", ".join(names) or "none is installed"
     command: Any = parser.add_argument("command", nargs="?", metavar="COMMAND", help=known)
     command.completer = lambda **_: names
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    rest: Any = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments"
+    )
+    rest.completer = lambda **_: []  # no file stands in place of a command
     return parser
 
 

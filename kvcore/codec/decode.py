@@ -13,7 +13,7 @@ from immutables import Map
 from pyrsistent import PVector, pvector
 
 from kvcore.codec.decode_batch import read_batch, read_batches_in_flight
-from kvcore.codec.encode import DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, OWNERS_END, PUBLISH
+from kvcore.codec.encode import DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH
 from kvcore.codec.sections import read_sections
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import make_free_queue
@@ -227,9 +227,9 @@ def _read_request(source: Reader, config: Config, row: int) -> RequestState:
 
 def _read_host_table(source: Reader, config: Config) -> PVector[int]:
     blocks = source.numbers()
-    if any(block >= config.num_host_blocks and block != NO_BLOCK for block in blocks):
+    if any(block >= config.num_host_blocks and block != NO_HOST_BLOCK for block in blocks):
         raise source.damaged(f"an id is not below {config.num_host_blocks}")
-    return pvector(NO_HOST_BLOCK if block == NO_BLOCK else block for block in blocks)
+    return pvector(blocks)
 
 
 def _read_extra_keys(source: Reader) -> ExtraKeys:

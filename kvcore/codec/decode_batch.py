@@ -11,7 +11,7 @@ from pyrsistent import pvector
 
 from kvcore.codec.encode import BATCHES_END
 from kvcore.state.batch_records import BatchInFlight, PublishedKey, RequestEntry
-from kvcore.state.open_batch import BatchRecord, Merge, OpenBatch, Published
+from kvcore.state.open_batch import Merge, OpenBatch, ScheduledRequest, UnwrittenBlock
 from kvcore.types.commands import Batch, Command, close, named_rows
 from kvcore.types.config import Config
 from kvcore.types.errors import DamagedBatch
@@ -26,20 +26,20 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
     commands = _read_commands(source, number)
     if not all(0 <= row < len(rows) for row in named_rows(commands)):
         raise source.damaged("a command names a row that is not there")
-    records: dict[str, BatchRecord] = {}
-    scheduled = source.ids(len(rows))
-    if scheduled != sorted(set(scheduled)):
+    scheduled: dict[str, ScheduledRequest] = {}
+    scheduled_rows = source.ids(len(rows))
+    if scheduled_rows != sorted(set(scheduled_rows)):
         raise source.damaged("the rows of the open batch do not rise")
-    for row in scheduled:
+    for row in scheduled_rows:
         request_id = rows[row]
         if request_id is None:
             raise source.damaged("a free row is in the open batch")
         before, kept = source.u32(), source.u32()
-        published = [
-            Published(source.u32(), source.u32(), source.u32(), source.key())
+        unwritten = [
+            UnwrittenBlock(source.u32(), source.u32(), source.u32(), source.key())
             for _ in range(source.u32())
         ]
-        records[request_id] = BatchRecord(before, kept, pvector(published))
+        scheduled[request_id] = ScheduledRequest(before, kept, pvector(unwritten))
     merges = [
         Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
         for _ in range(source.u32())
@@ -49,7 +49,7 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
     return OpenBatch(
         number,
         pvector(commands),
-        Map(records),
+        Map(scheduled),
         pvector(merges),
         Map(entries),
         pvector(published_keys),

@@ -17,7 +17,7 @@ from kvcore.codec.sections import write_sections
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.batch_records import BatchInFlight, PublishedKey, RequestEntry, in_order
 from kvcore.state.open_batch import OpenBatch
-from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.state.state import RequestState, State
 from kvcore.types.commands import close
 from kvcore.types.config import Config, Duplicates, Eviction, Publish
 from kvcore.types.event_log import write_event
@@ -30,7 +30,6 @@ MAGIC = b"kvcore state 4\n"
 EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
-NO_BLOCK = 2**32 - 1
 """Stands for the null block in host tables."""
 OWNERS_END = 2**31
 """What the count of a block's owners is below."""
@@ -151,7 +150,7 @@ def _write_request(out: Writer, request: RequestState) -> None:
         out.u32(num_cached)
     out.u8(bool(request.host_tables))
     for table in request.host_tables:
-        out.numbers(NO_BLOCK if block == NO_HOST_BLOCK else block for block in table)
+        out.numbers(table)
     out.u8(request.preempted)
     out.u32(request.num_loading)
     out.u32(request.load_end)
@@ -177,14 +176,14 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
     out.u64(batch.number)
     out.sized(closed.buffer)
     out.sized(closed.keys)
-    rows = sorted(state.requests[request_id].row for request_id in batch.records)
+    rows = sorted(state.requests[request_id].row for request_id in batch.scheduled)
     out.numbers(rows)
     for row in rows:
-        record = batch.records[str(state.rows[row])]
+        record = batch.scheduled[str(state.rows[row])]
         out.u32(record.num_computed_before)
         out.u32(record.num_kept)
-        out.u32(len(record.published))
-        for item in record.published:
+        out.u32(len(record.unwritten))
+        for item in record.unwritten:
             for value in (item.group_id, item.position, item.block):
                 out.u32(value)
             out.sized(item.key)

@@ -261,7 +261,6 @@ class KVCacheManager(DecodedTokens):
     def new_step_starts(self) -> None:
         """Say that a step begins: what was scheduled before is computed. Raises UnreadCommands."""
         self._steps.close()
-        self._core.new_step_starts()
 
     def step_ends(self) -> None:
         """Say that the schedule of a step is made: a request that is freed now is computed in it.

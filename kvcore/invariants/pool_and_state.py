@@ -17,7 +17,7 @@ from kvcore.invariants import requests
 from kvcore.invariants.requests import Property
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.batch_records import UnconfirmedLoad
-from kvcore.state.state import Operation, State
+from kvcore.state.state import NO_HOST_BLOCK, Operation, State
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Status
 
@@ -66,7 +66,7 @@ def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
     for request in state.requests.values():
         for table in request.tables if tier == "device" else request.host_tables:
             for block in table:
-                if block >= pool.first_block:
+                if block >= pool.first_block and block != NO_HOST_BLOCK:
                     held[block] += 1
     return held
 
@@ -267,7 +267,7 @@ def rows(state: State) -> Iterator[str]:
 
 def records(state: State) -> Iterator[str]:
     """OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base."""
-    for request_id, record in state.batch.records.items():
+    for request_id, record in state.batch.scheduled.items():
         request = state.requests.get(request_id)
         name = f"request {request_id!r}"
         if request is None or request.status is not Status.RUNNING:
@@ -277,7 +277,7 @@ def records(state: State) -> Iterator[str]:
             yield f"{name} counts less than before the open batch"
         if not record.num_computed_before <= record.num_kept <= request.num_computed:
             yield f"{name} counts {request.num_computed} and keeps {record.num_kept} at least"
-        for item in record.published:
+        for item in record.unwritten:
             if item.group_id >= len(state.config.groups):
                 yield f"{name} published in group {item.group_id} of {len(state.config.groups)}"
                 continue

@@ -75,7 +75,7 @@ class SlotStore:
         """
         size, end = self.sizes[group_id], start + len(run)
         for at in range(start // size, -(-end // size)):
-            place, first = entry(table, at), at * size
+            place, first = block_at(table, at), at * size
             if place[1] < self._num_null and place[0] == "device":
                 continue
             low, high = max(start, first), min(end, first + size)
@@ -92,7 +92,7 @@ class SlotStore:
         """
         size = self.sizes[group_id]
         for at in range(first // size, -(-end // size)):
-            place, start = entry(table, at), at * size
+            place, start = block_at(table, at), at * size
             low, high = max(first, start), min(end, start + size)
             held = self.contents.get(place, self._nothing)[low - start : high - start]
             wanted = run_of(nodes[low:high], group_id)  # repeat has no end
@@ -112,7 +112,7 @@ def run_of(nodes: Sequence[object], group_id: int) -> Slots:
     return tuple(zip(nodes, repeat(group_id)))
 
 
-def entry(table: Sequence[T], position: int) -> T:
+def block_at(table: Sequence[T], position: int) -> T:
     """A table's block at a position. Raises InvariantViolation (KV-READ) if there is none."""
     if position >= len(table):
         raise InvariantViolation("KV-READ", f"a table of {len(table)} blocks has no {position}")

@@ -18,21 +18,16 @@ CERTAIN = {
     "empty-step": "is in a step without tokens",
 }
 """Each finding that is proved by the observations alone."""
-SUSPICIONS = {
-    "alias": "two live tables name a block and write different contents to it",
-    "use-after-free": "a table names a block that was released",
-    "double-free": "a block is released again",
-}
-"""What is logged once per cause, is never raised, and proves nothing."""
 
 
 @attrs.frozen(kw_only=True)
 class Finding:
     """One finding. str() is the whole text.
 
-    name: one of CERTAIN or SUSPICIONS, or of the hunter's. position: the token that was read or
-    written. start: the first query of the row. held, wanted: what the slot holds and should.
-    writer, written: who wrote it, in which step; None if nobody did or it is forgotten.
+    name: one of CERTAIN, of the hunter's, or a suspicion: `alias`, `use-after-free`, `double-free`.
+    position: the token that was read or written. start: the first query of the row. held, wanted:
+    what the slot holds and should. writer, written: who wrote it, in which step; None if nobody did
+    or it is forgotten.
     block_events, request_events: the last of each, the oldest first. differs: of cross-tenant, the
     parts of the namespaces that differ.
     """

@@ -8,9 +8,11 @@ given each taken batch and the forward pass behind it. A request's tables are th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from kvcore.oracle.content_oracle import Pass, Tables, set_entry
+from kvcore.oracle.contents import Place
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.rows import CacheGroup, Row
 from kvcore.sanitizer.sanitizer import Sanitizer
@@ -55,7 +57,7 @@ class Observer:
         self._names: dict[int, str] = {}
         self._tokens: dict[int, list[int]] = {}
         self._loads: dict[int, int] = {}
-        self._arrived: dict[int, tuple[int, ...]] = {}
+        self._arrived: dict[Place, tuple[int, ...]] = {}
         self.num_steps = 0
 
     def apply(self, batch: Iterable[Command]) -> None:
@@ -87,7 +89,7 @@ class Observer:
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
         """Note what a load brought, if it came; its first reader says of which prefix."""
         if operation in self._loads and nodes is not None:
-            self._arrived[self._loads[operation]] = tuple(nodes)
+            self._arrived["device", self._loads[operation]] = tuple(nodes)
         self._loads.pop(operation, None)
 
     def _named(self, each: Pass) -> str:
@@ -110,13 +112,16 @@ class Observer:
         for group_id, group in enumerate(self.sanitizer.groups if self._arrived else ()):
             for at, block in enumerate(self._tables.get((each.row, group_id), ())):
                 first = at * group.block_size
-                nodes = tuple(each.nodes[first : first + group.block_size])
-                if nodes and self._arrived.get(block, ())[: len(nodes)] == nodes:
-                    del self._arrived[block]
-                    self.sanitizer.load(name, first, len(nodes), group_id)
+                held = self._arrived.get(("device", block), ())
+                pairs = zip(held, each.nodes[first:], strict=False)
+                count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                if count:
+                    del self._arrived["device", block]
+                    self.sanitizer.load(name, first, count, group_id)
 
     def _follow(self, command: Command) -> None:
         sanitizer = self.sanitizer
+        self._carry(command.reads(), command.writes())
         match command:
             case SetTable(row, group_id, position, block):
                 set_entry(self._tables, command)
@@ -139,4 +144,12 @@ class Observer:
                 self._loads[operation] = block
                 sanitizer.fail([block])
             case Allocate(block):
-                self._arrived.pop(block, None)
+                self._arrived.pop(("device", block), None)
+
+    def _carry(self, source: Place | None, target: Place | None) -> None:
+        """Let what a load brought, and nobody read yet, go along with a copy."""
+        if target is not None:
+            held = None if source is None else self._arrived.get(source)
+            self._arrived.pop(target, None)
+            if held is not None:
+                self._arrived[target] = held

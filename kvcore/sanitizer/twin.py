@@ -63,7 +63,8 @@ class TwinJudge:
         tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
         """Write and read as the rows of a step do; what is wrong, at most once a row."""
-        found = self._twin.step(step, serials, starts, counts, drafts, slots, tables)
+        columns = serials, starts, counts, dict(drafts), dict(slots), dict(tables)
+        found = self._twin.step(step, *columns)
         return [_wrong(*fields) for fields in found] if found else []
 
     def num_bytes(self) -> int:

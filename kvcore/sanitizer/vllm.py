@@ -8,8 +8,6 @@ connector brings, and groups other than full and sliding window attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
 import vllm
@@ -20,28 +18,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from kvcore.sanitizer.attached import Guard, check_version, every
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.findings import Finding
+from kvcore.sanitizer.media import Item, MediaTokens
 from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.sanitizer import Sanitizer
 
 TESTED = ("0.33.0",)
-Item = tuple[int, int, int]
-"""A media item: its first position, the one behind it, and a number for what it is."""
-
-
-class MediaTokens(Sequence[int]):
-    """An engine's list of tokens with media items in their places."""
-
-    def __init__(self, tokens: Sequence[int], items: list[Item]) -> None:
-        self._tokens, self._items = tokens, items
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, position: Any) -> Any:
-        for first, end, number in self._items:
-            if first <= position < end:
-                return number + position - first & 0xFFFFFFFF
-        return self._tokens[position]
 
 
 def attach(scheduler: Any, **options: Any) -> Sanitizer:
@@ -63,12 +44,12 @@ def begin(sanitizer: Sanitizer, request: Any) -> None:
     """Follow a request of vLLM's."""
     lora, tokens = request.lora_request, request._all_token_ids
     items = [
-        (_start(each), _start(each) + each.mm_position.length, _number(each.identifier.encode()))
+        Item(each.mm_position.offset, each.mm_position.length, each.identifier.encode())
         for each in request.mm_features
     ]
     if request.prompt_embeds is not None:
         embeds = request.prompt_embeds
-        items.append((0, len(embeds), _number(embeds.float().numpy().tobytes())))
+        items.append(Item(0, len(embeds), embeds.float().numpy().tobytes()))
     tokens = MediaTokens(tokens, items) if items else tokens
     namespace = (lora.lora_name if lora else None, request.cache_salt)
     sanitizer.begin(request.request_id, tokens, namespace)
@@ -122,14 +103,6 @@ def _drafts(given: list[int], sampled: list[int]) -> list[int]:
         return given
     accepted = sampled[:-1]
     return [*accepted, *[-1] * (len(given) - len(accepted))]
-
-
-def _start(feature: Any) -> int:
-    return int(feature.mm_position.offset)
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(sha256(data).digest()[:8], "big")
 
 
 class _Watched:

@@ -14,8 +14,8 @@ from kvcore.state.batch_records import PublishedKey, RequestEntry
 from kvcore.types.commands import Command
 
 
-class Published(Struct, frozen=True, gc=False):
-    """A key that the open batch published for content that the batch itself writes."""
+class UnwrittenBlock(Struct, frozen=True, gc=False):
+    """A block that the open batch published under a key before the batch itself has written it."""
 
     group_id: int
     position: int
@@ -23,7 +23,7 @@ class Published(Struct, frozen=True, gc=False):
     key: bytes
 
 
-class BatchRecord(Struct, frozen=True, gc=False):
+class ScheduledRequest(Struct, frozen=True, gc=False):
     """What the open batch did for a request that it schedules.
 
     num_computed_before: the count before the request's first slots in the batch, and before its
@@ -33,7 +33,7 @@ class BatchRecord(Struct, frozen=True, gc=False):
 
     num_computed_before: int
     num_kept: int
-    published: PVector[Published] = pvector()
+    unwritten: PVector[UnwrittenBlock] = pvector()
 
 
 class Merge(Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class OpenBatch(Struct, frozen=True, gc=False):
 
     number: int
     commands: PVector[Command] = pvector()
-    records: Map[str, BatchRecord] = Map()
+    scheduled: Map[str, ScheduledRequest] = Map()
     merges: PVector[Merge] = pvector()
     entries: Map[str, RequestEntry] = Map()
     published_keys: PVector[PublishedKey] = pvector()

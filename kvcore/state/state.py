@@ -27,7 +27,7 @@ from kvcore.types.values import PrefixCacheStats, Status
 Table = PVector[int]
 
 NULL_BLOCK = 0
-NO_HOST_BLOCK = -1
+NO_HOST_BLOCK = 2**32 - 1
 MAX_OPERATION = 2**31 - 1
 
 

@@ -39,7 +39,7 @@ class Transaction:
 
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
-        *("entries", "new_blocks", "next_operation", "operations", "records", "requests", "rows"),
+        *("entries", "new_blocks", "next_operation", "operations", "requests", "rows", "scheduled"),
         *("state", "stats", "in_flight", "held_rows"),
     )
 
@@ -54,7 +54,7 @@ class Transaction:
         self.free_rows = state.free_rows
         self.held_rows = state.held_rows
         self.batch = state.batch
-        self.records = state.batch.records
+        self.scheduled = state.batch.scheduled
         self.entries = state.batch.entries
         self.published_keys = state.batch.published_keys
         self.in_flight = list(state.in_flight)
@@ -69,7 +69,7 @@ class Transaction:
         batch = OpenBatch(
             self.batch.number,
             _longer(self.batch.commands, self.effects.commands),
-            self.records,
+            self.scheduled,
             self.batch.merges,
             self.entries,
             self.published_keys,
@@ -172,7 +172,7 @@ class Transaction:
 
         0 if the window that they need was given back since.
         """
-        record = self.records.get(request.request_id)
+        record = self.scheduled.get(request.request_id)
         num_tokens = request.num_accepted
         if record is not None:
             num_tokens = min(len(request.tokens), record.num_computed_before)

@@ -22,7 +22,7 @@ Twin: rust/src/trace/runner.rs.
     store 3 4                  load r0 8 [hit] [full]    complete_operation 0 done|failed
     take_batch                 complete 3                 cancel 3
     take_events                take_stats                 in_flight
-    take_new_block_ids         new_step_starts            restore: go on from the state's bytes
+    take_new_block_ids         restore: go on from the state's bytes
     queue, host_queue          free queues, front first
     waiting, host_waiting      quarantined blocks, in the order of their release
     owners, keys               blocks that have any, by id

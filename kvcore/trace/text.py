@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from kvcore.state.state import State
+from kvcore.state.state import NO_HOST_BLOCK, State
 from kvcore.types.commands import (
     Command,
     CopyOnWrite,
@@ -118,8 +118,8 @@ def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
 
 
 def write_ids(ids: Iterable[int]) -> str:
-    """Block ids in order; `none` if there are none."""
-    return " ".join(str(block) for block in ids) or "none"
+    """Block ids in order, `null` for one that stands for no block; `none` if there are none."""
+    return " ".join("null" if block == NO_HOST_BLOCK else str(block) for block in ids) or "none"
 
 
 def write_blocks(blocks: KVCacheBlocks) -> str:

@@ -45,8 +45,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(window.remove_skipped_blocks, rewind.rewind, unschedule.unschedule),
         *(transfers.store, transfers.load, transfers.complete_operation),
         *(batches.take_batch, batches.complete, cancel.cancel),
-        *(drain.take_events, drain.take_stats),
-        *(drain.take_new_block_ids, drain.new_step_starts),
+        *(drain.take_events, drain.take_stats, drain.take_new_block_ids),
     )
 }
 """Each takes a state and gives the next one, with the commands and a value."""

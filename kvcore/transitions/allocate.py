@@ -17,7 +17,7 @@ from typing import Unpack
 from msgspec.structs import replace
 from pyrsistent import pvector
 
-from kvcore.state.open_batch import BatchRecord
+from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
@@ -26,7 +26,7 @@ from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
-from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
+from kvcore.transitions.unconfirmed_loads import note_load, note_owner, note_rewritten
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
@@ -101,14 +101,14 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
             edit.share(group_id, pvector(hits))
             num_cached[group_id] = len(hits)
             if tx.loads:
-                rest(tx, request.request_id, hits)
+                note_owner(tx, request.request_id, hits)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
     num_fresh = 0
     for rewrite in plan.rewrites:
         num_fresh += rewrite.shared
     for growth in plan.growth:
-        num_fresh += growth.external + growth.grown
+        num_fresh += growth.num_external + growth.num_new
     taken = tx.device.take(num_fresh)
     if tx.config.record_new_blocks:
         forget_new(tx, taken)
@@ -116,13 +116,13 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     for rewrite in plan.rewrites:
         apply_rewrite(tx, request, edit, rewrite, fresh)
     for group_id, growth in enumerate(plan.growth):
-        if growth.nulls or growth.external:
-            edit.extend(group_id, [NULL_BLOCK] * growth.nulls)
-            edit.extend(group_id, islice(fresh, growth.external), fresh=not slot_request.loads)
+        if growth.num_nulls or growth.num_external:
+            edit.extend(group_id, [NULL_BLOCK] * growth.num_nulls)
+            edit.extend(group_id, islice(fresh, growth.num_external), fresh=not slot_request.loads)
     grown: list[tuple[int, ...]] = [()] * len(edit.tables)
     for group_id, growth in enumerate(plan.growth):
-        if growth.grown:
-            blocks = list(islice(fresh, growth.grown))
+        if growth.num_new:
+            blocks = list(islice(fresh, growth.num_new))
             edit.extend(group_id, blocks, fresh=True)
             grown[group_id] = tuple(blocks)
     late = before < len(request.tokens)
@@ -142,15 +142,15 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
 def note_scheduled(tx: Transaction, plan: Plan) -> None:
     """Note what the open batch does for a request, and how much of it cannot be taken back."""
     request_id, before = plan.request.request_id, plan.request.num_computed
-    record = tx.records.get(request_id)
+    record = tx.scheduled.get(request_id)
     num_kept = max(before, 1) if record is None else record.num_kept
     if plan.num_loaded > before or plan.slot_request.num_encoder_tokens:
         brings = plan.slot_request.num_encoder_tokens > 0
         num_kept = min(plan.num_loaded + brings, plan.num_scheduled)
     if record is None:
-        tx.records = tx.records.set(request_id, BatchRecord(before, num_kept))
+        tx.scheduled = tx.scheduled.set(request_id, ScheduledRequest(before, num_kept))
     elif record.num_kept != num_kept:
-        tx.records = tx.records.set(request_id, replace(record, num_kept=num_kept))
+        tx.scheduled = tx.scheduled.set(request_id, replace(record, num_kept=num_kept))
 
 
 def apply_rewrite(

@@ -23,9 +23,9 @@ from kvcore.state.open_batch import Merge, OpenBatch
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import lower, note_published_key, num_finished
+from kvcore.transitions.in_flight import lower_restored, note_published_key, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
-from kvcore.transitions.unconfirmed_loads import confirm, note_keyed, rest
+from kvcore.transitions.unconfirmed_loads import confirm_loads, note_keyed, note_owner
 from kvcore.types.arguments import read_int
 from kvcore.types.commands import Batch, close, named_rows
 from kvcore.types.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
@@ -45,7 +45,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
     taken = close(batch.number, batch.commands)
     opened = replace(state, batch=OpenBatch(batch.number + 1))
     if state.loads and not config.max_in_flight:
-        opened = replace(opened, loads=confirm(state.loads, batch.number - 1))
+        opened = replace(opened, loads=confirm_loads(state.loads, batch.number - 1))
     if not (config.tracks_batches or batch.merges or state.held_rows):
         return Outcome(opened, (), taken)
 
@@ -75,7 +75,7 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
         if oldest.number != number:
             raise BatchOutOfOrder(batch=number, oldest=oldest.number)
         del tx.in_flight[0]
-        tx.loads = confirm(tx.loads, oldest.number)
+        tx.loads = confirm_loads(tx.loads, oldest.number)
         for pool in (tx.device, tx.host):
             if pool is not None:
                 pool.end_use(lambda user: user == number)
@@ -106,7 +106,7 @@ def close_entries(state: State) -> BatchInFlight:
     entries = batch.entries.mutate()
     for request_id, made in batch.entries.items():
         held = none
-        if request_id in batch.records:
+        if request_id in batch.scheduled:
             held = tuple(len(table) for table in state.requests[request_id].tables)
         entries[request_id] = RequestEntry(
             made.order, made.before, made.restore, made.publishes, held
@@ -160,9 +160,9 @@ def _merge(tx: Transaction, merge: Merge) -> None:
         return
     tx.device.touch(older)
     if tx.loads:
-        rest(tx, merge.request_id, [older])
+        note_owner(tx, merge.request_id, [older])
     if tx.config.publish == "scheduled":
-        lower(tx, merge.request_id, merge.position * size)
+        lower_restored(tx, merge.request_id, merge.position * size)
     edit = TableEdit(tx, request)
     edit.replace(merge.group_id, merge.position, older)
     tx.put(replace(request, tables=tuple(edit.tables)))

@@ -40,7 +40,7 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         cancelled.append(BatchInFlight(opened.number, opened.entries, opened.published_keys, rows))
         tx.in_flight = [each for each in state.in_flight if each.number < number]
         tx.batch = OpenBatch(opened.number + 1)
-        tx.records, tx.entries = tx.batch.records, tx.batch.entries
+        tx.scheduled, tx.entries = tx.batch.scheduled, tx.batch.entries
         tx.published_keys = tx.batch.published_keys
         hold_rows(tx, number)
         tx.loads = tuple(load for load in tx.loads if load.batch < number)

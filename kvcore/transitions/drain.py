@@ -3,7 +3,7 @@
 
 Invariants: a new block is named unless a command fills it. If a block is taken again, the last
 taking decides. Blocks of external tokens are named: no command fills them, a connector may fill
-them in part. Source: S000-50, S000-51. Twin: rust/src/transitions/drain.rs.
+them in part. Source: S000-50. Twin: rust/src/transitions/drain.rs.
 """
 
 from __future__ import annotations
@@ -47,8 +47,3 @@ def forget_new(tx: Transaction, blocks: Iterable[int]) -> None:
         tx.new_blocks = tuple(
             pvector(block for block in new if block not in known) for new in tx.new_blocks
         )
-
-
-def new_step_starts(state: State) -> Outcome[State, None]:
-    """Say that a scheduling step begins; no kind of group needs it yet."""
-    return Outcome(state, (), None)

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import inherit
+from kvcore.transitions.in_flight import inherit_entries
 from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
-from kvcore.transitions.unconfirmed_loads import inherit_rest
+from kvcore.transitions.unconfirmed_loads import inherit_loads
 from kvcore.types.values import Outcome
 
 
@@ -51,8 +51,8 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
                 preempted=False,
             )
         )
-        inherit(tx, parent_id, child_id)
-        inherit_rest(tx, parent_id, child_id, computed)
+        inherit_entries(tx, parent_id, child_id)
+        inherit_loads(tx, parent_id, child_id, computed)
         return child.row
 
     return transition(state, change)

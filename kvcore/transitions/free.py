@@ -15,12 +15,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
-from kvcore.state.open_batch import BatchRecord, Merge, Published
+from kvcore.state.open_batch import Merge, ScheduledRequest, UnwrittenBlock
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import leave
-from kvcore.transitions.unconfirmed_loads import fall_to
+from kvcore.transitions.in_flight import note_left_batch
+from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.errors import HitInOpenBatch
 from kvcore.types.values import Outcome
 
@@ -66,12 +66,12 @@ def check_leaving(tx: Transaction, leaving: list[RequestState], num_tokens: int 
     blocks: set[int] = set()
     others: set[str] = set()
     for request in leaving:
-        record = tx.records.get(request.request_id)
-        for item in record.published if record is not None else ():
+        record = tx.scheduled.get(request.request_id)
+        for item in record.unwritten if record is not None else ():
             end = (item.position + 1) * tx.config.groups[item.group_id].block_size
             if end <= num_tokens or tx.device.ref_counts[item.block] < 2:
                 continue
-            for other_id in tx.records:
+            for other_id in tx.scheduled:
                 other = tx.requests[other_id]
                 table = other.tables[item.group_id]
                 if other_id in ids or other.num_computed < end or len(table) <= item.position:
@@ -88,24 +88,24 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
 
     Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
     """
-    record = tx.records.get(request.request_id)
+    record = tx.scheduled.get(request.request_id)
     if record is None:
         return
     withdraw(tx, request, record, record.num_computed_before)
-    tx.records = tx.records.delete(request.request_id)
-    leave(tx, request.request_id)
+    tx.scheduled = tx.scheduled.delete(request.request_id)
+    note_left_batch(tx, request.request_id)
     cut_tables(tx, request, record.num_computed_before)
 
 
 def withdraw(
-    tx: Transaction, request: RequestState, record: BatchRecord, num_tokens: int
-) -> PVector[Published]:
+    tx: Transaction, request: RequestState, record: ScheduledRequest, num_tokens: int
+) -> PVector[UnwrittenBlock]:
     """Withdraw keys and merges of what the open batch writes for a request past num_tokens.
 
     Returns the keys that stay.
     """
     stays = []
-    for item in record.published:
+    for item in record.unwritten:
         if (item.position + 1) * tx.config.groups[item.group_id].block_size <= num_tokens:
             stays.append(item)
         elif tx.device.keys[item.block] == item.key:
@@ -133,7 +133,7 @@ def cut_tables(
     if tx.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0
     if tx.loads:
-        fall_to(tx, request.request_id, num_computed)
+        lower_counted(tx, request.request_id, num_computed)
     edit, num_cached = TableEdit(tx, request), []
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
@@ -164,5 +164,5 @@ def drop_host(tx: Transaction, request: RequestState) -> None:
     """Give back a swapped request's host blocks; it waits, as after a preemption."""
     release_host(tx, request)
     if tx.loads:
-        fall_to(tx, request.request_id, 0)
+        lower_counted(tx, request.request_id, 0)
     tx.put(replace(tx.request(request.request_id), preempted=True))

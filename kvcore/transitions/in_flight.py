@@ -45,14 +45,14 @@ def note_published_key(tx: Transaction, block: int, key: bytes) -> None:
         tx.published_keys = tx.published_keys.append((block, key))
 
 
-def leave(tx: Transaction, request_id: str) -> None:
+def note_left_batch(tx: Transaction, request_id: str) -> None:
     """Note that a request left the open batch: what it remembers stays, but publishes nothing."""
     known = tx.entries.get(request_id)
     if known is not None:
         tx.entries = tx.entries.set(request_id, replace(known, publishes=False))
 
 
-def lower(tx: Transaction, request_id: str, num_tokens: int) -> None:
+def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Note that a cancel of the batch that was just taken restores no more of a request."""
     if tx.in_flight and request_id in tx.in_flight[-1].entries:
         known = tx.in_flight[-1].entries[request_id]
@@ -61,17 +61,17 @@ def lower(tx: Transaction, request_id: str, num_tokens: int) -> None:
         tx.in_flight[-1] = replace(tx.in_flight[-1], entries=entries)
 
 
-def shift(tx: Transaction, request_id: str, above: int, num_tokens: int) -> None:
+def shift_starts(tx: Transaction, request_id: str, above: int, num_tokens: int) -> None:
     """Let batches begin earlier at a request, which drops positions to come before their first.
 
     above: the known tokens, before which nothing moves.
     """
-    record = tx.records.get(request_id)
+    record = tx.scheduled.get(request_id)
     if record is not None and record.num_computed_before > above:
         before = max(above, record.num_computed_before - num_tokens)
         kept = max(above, record.num_kept - num_tokens)
         moved = replace(record, num_computed_before=before, num_kept=kept)
-        tx.records = tx.records.set(request_id, moved)
+        tx.scheduled = tx.scheduled.set(request_id, moved)
     for index, batch in enumerate(tx.in_flight):
         entries = _shifted(batch.entries, request_id, above, num_tokens)
         tx.in_flight[index] = replace(batch, entries=entries)
@@ -89,7 +89,7 @@ def _shifted(
     return entries.set(request_id, made)
 
 
-def inherit(tx: Transaction, parent_id: str, child_id: str) -> None:
+def inherit_entries(tx: Transaction, parent_id: str, child_id: str) -> None:
     """Give a forked child its parent's entries; no batch schedules it."""
     for index, batch in enumerate(tx.in_flight):
         if parent_id in batch.entries:
@@ -105,7 +105,7 @@ def _with(entries: Map[str, RequestEntry], parent_id: str, child_id: str) -> Map
     return entries.set(child_id, child)
 
 
-def forget(tx: Transaction, request_id: str, row: int) -> None:
+def forget_entries(tx: Transaction, request_id: str, row: int) -> None:
     """Drop a request's entries in all batches; those in flight keep its row."""
     for index, batch in enumerate(tx.in_flight):
         if request_id in batch.entries:

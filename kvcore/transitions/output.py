@@ -20,7 +20,7 @@ from kvcore.types.errors import BatchNotTaken, InOpenBatch, OutputOutOfOrder, St
 
 def check_sampled(tx: Transaction, request: RequestState) -> None:
     """Raise InOpenBatch if the open batch computes what the next token to come is sampled from."""
-    record = tx.records.get(request.request_id)
+    record = tx.scheduled.get(request.request_id)
     if record is None or not request.num_output_placeholders:
         return
     if record.num_computed_before < len(request.tokens):

@@ -47,13 +47,13 @@ class Rewrite(Struct, frozen=True, gc=False, kw_only=True):
 class Growth(Struct, frozen=True, gc=False, kw_only=True):
     """How one group's table grows behind the hits.
 
-    nulls: positions that are skipped already. external: blocks for external tokens. grown: blocks
-    behind those, preallocation included.
+    num_nulls: positions that are skipped already. num_external: blocks for external tokens.
+    num_new: blocks behind those, preallocation included.
     """
 
-    nulls: int
-    external: int
-    grown: int
+    num_nulls: int
+    num_external: int
+    num_new: int
 
 
 class Plan(Struct, frozen=True, gc=False, kw_only=True):
@@ -131,7 +131,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     growth = plan_growth(tx, request, slot_request, hits, lengths)
     needed = fixed
     for each in growth:
-        needed += each.external + each.grown
+        needed += each.num_external + each.num_new
     refused = refuse(tx, needed, available, step_most(tx, request, slot_request, lengths), reserve)
     if refused is not None:
         trims = plan_trims(tx, request, visible_from(tx, request, request.num_accepted))
@@ -227,14 +227,14 @@ def plan_growth(
     for group_id, group in enumerate(tx.config.groups):
         size, held = group.block_size, len(request.tables[group_id]) + len(hits[group_id])
         if group.is_cross:
-            grown = max(0, _encoder_blocks(slot_request, group) - held)
-            growth.append(Growth(nulls=0, external=0, grown=grown))
+            num_new = max(0, _encoder_blocks(slot_request, group) - held)
+            growth.append(Growth(num_nulls=0, num_external=0, num_new=num_new))
             continue
         num_total = -(-lengths.total // size)
-        nulls = max(0, min(lengths.skipped[group_id], num_total) - held)
-        external = max(0, num_total - held - nulls)
-        grown = max(0, -(-lengths.slots // size) - held - nulls - external)
-        growth.append(Growth(nulls=nulls, external=external, grown=grown))
+        num_nulls = max(0, min(lengths.skipped[group_id], num_total) - held)
+        num_external = max(0, num_total - held - num_nulls)
+        num_new = max(0, -(-lengths.slots // size) - held - num_nulls - num_external)
+        growth.append(Growth(num_nulls=num_nulls, num_external=num_external, num_new=num_new))
     return tuple(growth)
 
 
@@ -310,12 +310,12 @@ def preallocate(
     roomier = []
     for group_id, (group, each) in enumerate(zip(tx.config.groups, growth, strict=True)):
         table = request.tables[group_id]
-        held = len(table) + len(hits[group_id]) + each.nulls + each.external + each.grown
+        held = len(table) + len(hits[group_id]) + each.num_nulls + each.num_external + each.num_new
         more = 0
-        if not group.is_cross and (len(table) == 0 or each.grown):
+        if not group.is_cross and (len(table) == 0 or each.num_new):
             extra = -(-tx.config.num_preallocate_tokens // group.block_size)
             room = -(-tx.config.length_limit // group.block_size) - held
             more = max(0, min(extra, spare, room))
             spare -= more
-        roomier.append(replace(each, grown=each.grown + more))
+        roomier.append(replace(each, num_new=each.num_new + more))
     return tuple(roomier)

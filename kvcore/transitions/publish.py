@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from kvcore.state.open_batch import Merge, Published
+from kvcore.state.open_batch import Merge, UnwrittenBlock
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import note_published_key, note_request, num_finished
@@ -131,7 +131,7 @@ def _publish_block(
 
 def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[int]) -> None:
     """Remember published blocks that the open batch writes, and announce all of them."""
-    record = tx.records.get(request.request_id)
+    record = tx.scheduled.get(request.request_id)
     if record is not None:
         before = record.num_computed_before
         size, table = tx.config.groups[group_id].block_size, request.tables[group_id]
@@ -139,9 +139,9 @@ def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[i
         for position in run:
             key = tx.device.keys[table[position]]
             if (position + 1) * size > before and key is not None:
-                written.append(Published(group_id, position, table[position], key))
-        record = replace(record, published=record.published.extend(written))
-        tx.records = tx.records.set(request.request_id, record)
+                written.append(UnwrittenBlock(group_id, position, table[position], key))
+        record = replace(record, unwritten=record.unwritten.extend(written))
+        tx.scheduled = tx.scheduled.set(request.request_id, record)
     if tx.effects.events_enabled:
         tx.effects.announce(stored(tx, request, group_id, run[0], run[-1] + 1))
 

@@ -22,7 +22,7 @@ from kvcore.hashing.block_hash import hash_blocks
 from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import forget, shift
+from kvcore.transitions.in_flight import forget_entries, shift_starts
 from kvcore.transitions.output import check_output, check_sampled, publish_filled, take_output
 from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_batch_number, read_count
@@ -90,7 +90,7 @@ def add_tokens(
         num_known, to_come = len(request.tokens), request.num_output_placeholders
         dropped = min(rejected, to_come)
         if dropped:
-            shift(tx, request_id, num_known, dropped)
+            shift_starts(tx, request_id, num_known, dropped)
             request = replace(request, num_computed=request.num_computed - dropped)
         tx.put(extend(tx, take_output(request, number), values))
         if to_come:
@@ -142,7 +142,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         count = read_count("num_accepted", num_accepted)
         check_no_placeholders(request)
         scheduled = max(0, request.num_computed - len(request.tokens))
-        if scheduled and request_id in tx.records:
+        if scheduled and request_id in tx.scheduled:
             raise InOpenBatch(kind="request", value=request_id)
         if count > scheduled:
             raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)
@@ -172,7 +172,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
         if held:
             raise StillHoldsBlocks(request=request_id, num_blocks=held)
         del tx.requests[request_id]
-        forget(tx, request_id, request.row)
+        forget_entries(tx, request_id, request.row)
         forget_reporter(tx, request_id)
         tx.rows = tx.rows.set(request.row, None)
         tx.held_rows += ((request.row, tx.batch.number),)

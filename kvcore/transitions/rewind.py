@@ -29,8 +29,8 @@ from kvcore.transitions.free import (
 from kvcore.transitions.unconfirmed_loads import (
     first_reported,
     most_loaded,
-    reached,
-    spoil,
+    reached_requests,
+    spoil_loads,
     spoilt_requests,
 )
 from kvcore.types.arguments import read_count
@@ -62,8 +62,10 @@ def rewind(
         for request in requests:
             for block in unwritten(tx, request, count):
                 tx.device.unpublish(block)
-        left = [name for name in reached(tx, ids, count) if not tx.request(name).num_computed]
-        spoil(tx, ids, count)
+        left = [
+            name for name in reached_requests(tx, ids, count) if not tx.request(name).num_computed
+        ]
+        spoil_loads(tx, ids, count)
         for name, num_tokens in kept:
             fall(tx, tx.request(name), num_tokens)
         for name in {*(name for name, _ in kept), *left}:

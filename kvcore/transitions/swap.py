@@ -23,7 +23,7 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
-from kvcore.transitions.unconfirmed_loads import fall_to, rest
+from kvcore.transitions.unconfirmed_loads import lower_counted, note_owner
 from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
 from kvcore.types.values import Outcome, Reason, Refused, Status, Swapped
@@ -104,7 +104,7 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
     """
     if not request.num_output_placeholders:
         return tx.num_settled(request)
-    record = tx.records.get(request.request_id)
+    record = tx.scheduled.get(request.request_id)
     num_tokens = len(request.tokens) - 1
     if record is not None:
         num_tokens = min(num_tokens, record.num_computed_before)
@@ -143,7 +143,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
         moved = tx.request(request_id)
         if num_computed:
             tx.loads = loads
-            fall_to(tx, request_id, num_computed)
+            lower_counted(tx, request_id, num_computed)
             moved = replace(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
             moved = replace(moved, preempted=True)
@@ -152,7 +152,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
     """Host block -> the device block that has its content, None if it must be copied."""
-    unwritten = {item.block for record in tx.records.values() for item in record.published}
+    unwritten = {item.block for record in tx.scheduled.values() for item in record.unwritten}
     hits: dict[int, int | None] = {}
     for request in requests:
         for index, group in enumerate(tx.config.groups):
@@ -191,7 +191,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
             ids = [place(host_block, hits, copies) for host_block in table]
             edit.extend(group_id, _owning(tx, ids, owned))
             if tx.loads:
-                rest(tx, request.request_id, ids)
+                note_owner(tx, request.request_id, ids)
             num_cached.append(num_published(tx, request, group_id, ids))
         release_host(tx, request)
         note_request(tx, request.request_id, 0, 0)

@@ -25,7 +25,7 @@ def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
     tx.loads = (*tx.loads, UnconfirmedLoad(tx.batch.number, first, end, (reporter,)))
 
 
-def rest(tx: Transaction, request_id: str, blocks: Iterable[int]) -> None:
+def note_owner(tx: Transaction, request_id: str, blocks: Iterable[int]) -> None:
     """Note that a request became an owner of blocks."""
     held = {block for block in blocks if tx.device.keys[block] is not None}
     tx.loads = tuple(
@@ -60,7 +60,7 @@ def note_rewritten(tx: Transaction, request_id: str, block: int, end: int) -> No
     )
 
 
-def inherit_rest(tx: Transaction, parent_id: str, child_id: str, num_tokens: int) -> None:
+def inherit_loads(tx: Transaction, parent_id: str, child_id: str, num_tokens: int) -> None:
     """Let a forked child, which counts num_tokens tokens, rest on what its parent rests on."""
     tx.loads = tuple(
         _counting(load, child_id, min(load.reporter(parent_id).counted, num_tokens))
@@ -68,7 +68,7 @@ def inherit_rest(tx: Transaction, parent_id: str, child_id: str, num_tokens: int
     )
 
 
-def fall_to(tx: Transaction, request_id: str, num_tokens: int) -> None:
+def lower_counted(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Note that a request counts no more than num_tokens tokens.
 
     A load of the open batch does not take place if no request rests on it any more.
@@ -100,7 +100,7 @@ def forget_reporter(tx: Transaction, request_id: str) -> None:
     tx.loads = tuple(loads)
 
 
-def confirm(loads: tuple[UnconfirmedLoad, ...], number: int) -> tuple[UnconfirmedLoad, ...]:
+def confirm_loads(loads: tuple[UnconfirmedLoad, ...], number: int) -> tuple[UnconfirmedLoad, ...]:
     """The loads of batches later than this one."""
     return tuple(load for load in loads if load.batch > number)
 
@@ -136,7 +136,7 @@ def spoilt_requests(
     return [(name, end) for name, end in kept.items() if name not in request_ids]
 
 
-def reached(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Iterator[str]:
+def reached_requests(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Iterator[str]:
     """The requests that ever counted tokens which a report says did not come, also if they left.
 
     One that counts tokens again was scheduled anew, and takes output from there on only.
@@ -147,7 +147,7 @@ def reached(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Ite
             yield from (each.request_id for each in load.reporters if each.most > end)
 
 
-def spoil(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> None:
+def spoil_loads(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> None:
     """Withdraw the keys of what rests on the loads that are reported; these end there."""
     loads = []
     for load in tx.loads:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kvcore.state.open_batch import BatchRecord
+from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.free import check_leaving, withdraw
-from kvcore.transitions.in_flight import leave
+from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.requests import check_no_drafts
-from kvcore.transitions.unconfirmed_loads import fall_to
+from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeforeOpenBatch, BeyondComputed
 from kvcore.types.values import Outcome
@@ -41,7 +41,7 @@ def unschedule(state: State, request_id: str, num_tokens: int) -> Outcome[State,
             raise BeyondComputed(
                 request=request_id, num_computed=request.num_computed, requested=count
             )
-        record = tx.records.get(request_id)
+        record = tx.scheduled.get(request_id)
         kept = request.num_computed if record is None else record.num_kept
         if count < kept:
             raise BeforeOpenBatch(request=request_id, num_kept=kept, requested=count)
@@ -52,16 +52,18 @@ def unschedule(state: State, request_id: str, num_tokens: int) -> Outcome[State,
     return transition(state, change)
 
 
-def shorten(tx: Transaction, request: RequestState, record: BatchRecord, num_tokens: int) -> None:
+def shorten(
+    tx: Transaction, request: RequestState, record: ScheduledRequest, num_tokens: int
+) -> None:
     """Let a request, and what the open batch notes of it, fall to num_tokens."""
-    record = replace(record, published=withdraw(tx, request, record, num_tokens))
+    record = replace(record, unwritten=withdraw(tx, request, record, num_tokens))
     if num_tokens > record.num_computed_before:
-        tx.records = tx.records.set(request.request_id, record)
+        tx.scheduled = tx.scheduled.set(request.request_id, record)
     else:
-        tx.records = tx.records.delete(request.request_id)
-        leave(tx, request.request_id)
+        tx.scheduled = tx.scheduled.delete(request.request_id)
+        note_left_batch(tx, request.request_id)
     if tx.loads:
-        fall_to(tx, request.request_id, num_tokens)
+        lower_counted(tx, request.request_id, num_tokens)
     num_cached = [
         min(cached, num_tokens // group.block_size)
         for cached, group in zip(request.num_cached, tx.config.groups, strict=True)

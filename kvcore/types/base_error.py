@@ -16,6 +16,7 @@ class KvcoreError(ValueError):
     """A call that was wrong; nothing has changed."""
 
     message: ClassVar[str] = "misuse"
+    __str__ = ValueError.__str__  # a kind that is a KeyError, too, would show its message quoted
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields

@@ -35,6 +35,20 @@ def admit(
     return request, list(manager.get_block_ids(name))
 
 
+def decode(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
+    """Schedule this many tokens of a running request in a step of their own; its new blocks."""
+    manager.new_step_starts()
+    got = manager.allocate_slots(request, count)
+    assert got is not None
+    request.num_computed_tokens += count
+    return got.blocks[0]
+
+
+def num_found(manager: KVCacheManager, tokens: list[int]) -> int:
+    """Tokens of a new request with these that would be hit."""
+    return manager.get_computed_blocks(EngineRequest(f"asks {tokens}", tokens))[1]
+
+
 def finish(manager: KVCacheManager, request: EngineRequest) -> None:
     """Free a request that is over."""
     request.status = "FINISHED_STOPPED"

@@ -11,7 +11,7 @@ import pytest
 from kvcore import Group
 from kvcore.compat import KVCacheManager
 from kvcore.types.errors import BeyondModelLength, InvalidToken, TooManyTokens
-from tests.compat.stories import admit, finish, make
+from tests.compat.stories import admit, decode, finish, make, num_found
 from tests.compat.worker import EngineRequest
 from tests.conftest import Backend
 
@@ -20,20 +20,6 @@ from tests.conftest import Backend
 def manager(backend: Backend) -> KVCacheManager:
     """With one group."""
     return make(backend)
-
-
-def num_found(manager: KVCacheManager, tokens: list[int]) -> int:
-    """Tokens of a new request with these that would be hit."""
-    return manager.get_computed_blocks(EngineRequest(f"asks {tokens}", tokens))[1]
-
-
-def decode(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
-    """Schedule this many tokens of a running request in a step of their own; its new blocks."""
-    manager.new_step_starts()
-    got = manager.allocate_slots(request, count)
-    assert got is not None
-    request.num_computed_tokens += count
-    return got.blocks[0]
 
 
 def drafted(manager: KVCacheManager) -> EngineRequest:

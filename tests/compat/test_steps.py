@@ -11,7 +11,7 @@ import pytest
 from kvcore import Allocate, Batch, Command, Group, SetTable
 from kvcore.compat import CommandsNotKept, KVCacheManager, UnreadCommands, steps
 from kvcore.types.errors import HitInOpenBatch
-from tests.compat.stories import admit, finish, make
+from tests.compat.stories import admit, finish, make, num_found
 from tests.compat.worker import EngineRequest
 from tests.conftest import Backend
 
@@ -20,11 +20,6 @@ from tests.conftest import Backend
 def manager(backend: Backend) -> KVCacheManager:
     """With one group."""
     return make(backend)
-
-
-def num_found(manager: KVCacheManager, tokens: list[int]) -> int:
-    """Tokens of a new request with these that would be hit."""
-    return manager.get_computed_blocks(EngineRequest(f"asks {tokens}", tokens))[1]
 
 
 def schedule(manager: KVCacheManager, name: str, prompt: list[int]) -> EngineRequest:

@@ -12,7 +12,7 @@ import pytest
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
 from tests.conftest import Backend
-from tests.helpers.stories import add, admit, drop, make, serve, step, unchanged
+from tests.helpers.stories import add, drop, make, serve, step
 
 FULL = Group(2)
 THREE = Group(2, kind="sliding_window", window=3)
@@ -169,12 +169,3 @@ def test_new_ids_are_kept_only_where_they_are_asked_for(backend: Backend) -> Non
     manager = make(backend)
     serve(manager, "a", [0, 1, 2])
     assert manager.take_new_block_ids() == []
-
-
-@pytest.mark.seed("S000-51")
-def test_the_start_of_a_step_changes_nothing(backend: Backend) -> None:
-    manager = make(backend, 20, groups=(FULL, THREE))
-    add(manager, "a", [0, 1, 2])
-    admit(manager, "a")
-    with unchanged(manager):
-        manager.new_step_starts()

@@ -14,6 +14,7 @@ import pytest
     ("line", "expected"),
     [
         ("kvcore si", {"simulate", "size"}),
+        ("kvcore r", {"replay"}),  # none of the files here
         ("kvcore replay --policy ", {"lru", "uncached_first"}),
     ],
 )

@@ -72,7 +72,6 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("store", ([1],)),
     ("rewind", (["c"], 3)),
     ("take_new_block_ids", ()),
-    ("new_step_starts", ()),
     ("allocate_slots", ("b", 99_999)),
     ("take_events", ()),
     ("take_stats", ()),

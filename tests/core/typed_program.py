@@ -144,7 +144,6 @@ def delayed(manager: KVCacheManager) -> None:
     manager.cache_blocks("d", 8)
     new: list[int] = manager.take_new_block_ids()
     assert len(new) == 2
-    manager.new_step_starts()
     in_flight: tuple[int, ...] = (manager.take_batch().number,)
     assert manager.in_flight == in_flight
     events: Events = manager.take_events()

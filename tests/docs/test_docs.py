@@ -15,6 +15,7 @@ from kvcore.check.profiles.registry import PROFILES
 from kvcore.sizing import command
 from kvcore.types import errors
 from tests.conftest import Backend
+from tests.test_rooms import ROOMS
 from tools import draw_layout, draw_pool
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +145,13 @@ def test_the_architecture_names_every_room(package: str) -> None:
     rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
     assert len(rooms) > 4
     assert rooms - set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)) == set()
+
+
+def test_the_architecture_has_the_rooms_in_the_order_of_their_imports() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| room | holds | what belongs there |")[2].partition("\n\n")[0]
+    rooms = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
+    assert rooms == [room for room in ROOMS if (ROOT / "kvcore" / room).is_dir()]
 
 
 def test_the_size_command_of_the_readme_answers(

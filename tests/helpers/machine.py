@@ -169,7 +169,7 @@ class Machine(RuleBasedStateMachine):
         """Judge the scheduled drafts of a request, which the forward pass has seen."""
         name = data.draw(st.sampled_from(self.guessing()))
         request = self.run.state.requests[name]
-        if name in self.run.state.batch.records and not data.draw(rarely()):
+        if name in self.run.state.batch.scheduled and not data.draw(rarely()):
             self.run.call("take_batch")
         scheduled = request.num_computed - len(request.tokens)
         self.run.call("accept", name, data.draw(st.integers(0, scheduled)))
@@ -258,7 +258,7 @@ class Machine(RuleBasedStateMachine):
             case "reset":
                 self.run.call("reset_prefix_cache")
             case "drain":
-                for name in ("take_events", "take_stats", "take_new_block_ids", "new_step_starts"):
+                for name in ("take_events", "take_stats", "take_new_block_ids"):
                     self.run.call(name)
             case "cache":
                 most = state.requests[name].num_computed

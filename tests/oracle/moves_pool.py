@@ -92,7 +92,6 @@ def ask(e: Engine) -> None:
         owners = e.manager.ask("num_owners", block)
         demand(owners >= (block in held), f"block {block} is held, and has {owners} owners")
     demand(e.manager.encode() == before, "a question has changed the state")
-    e.call("new_step_starts")
     stats = e.call("take_stats")
     demand(stats.hits <= stats.queries, f"{stats!r} has more hits than queries")
     e.hear()

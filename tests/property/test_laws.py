@@ -55,7 +55,7 @@ def apart_from_order(state: State) -> dict[str, Any]:
             name: replace(each, preempted=False, output_from=0)
             for name, each in state.requests.items()
         },
-        "records": state.batch.records,
+        "scheduled": state.batch.scheduled,
     }
 
 
@@ -65,7 +65,7 @@ def test_append_equals_its_calls_one_by_one(run: Lockstep, data: st.DataObject) 
     names = [
         name
         for name in by_status(run.state, Status.RUNNING)
-        if name not in run.state.batch.records
+        if name not in run.state.batch.scheduled
         and run.state.requests[name].num_computed == len(run.state.requests[name].tokens)
     ]
     assume(names)
@@ -179,7 +179,7 @@ def test_everyone_can_leave_at_any_moment_without_a_trace(run: Lockstep) -> None
     assert not state.requests
     assert state.device.num_free == state.device.num_usable
     assert state.host is None or state.host.num_free == state.host.num_usable
-    assert not state.batch.records
+    assert not state.batch.scheduled
     land(run)
     assert run.call("reset_prefix_cache") is True
     assert not run.state.device.index

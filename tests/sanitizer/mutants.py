@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore.sanitizer import judge, sanitizer
+from kvcore.sanitizer import digests, judge, sanitizer
 from kvcore.sanitizer.judge import Judge
 from kvcore.sanitizer.lines import Line
 from kvcore.sanitizer.rows import CacheGroup
@@ -119,7 +119,7 @@ def window_off(by: int) -> Callable[[CacheGroup, int], int]:
     return first
 
 
-PLAIN_MIX = judge.mix
+PLAIN_MIX = digests.mix
 
 MUTANTS = [
     Mutant(

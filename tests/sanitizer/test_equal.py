@@ -19,7 +19,7 @@ GROUPS = {
     "ring": [CacheGroup(block_size=2), CacheGroup(block_size=1, window=3, ring=True, pool=1)],
 }
 
-SIDES = [(kind, full) for kind in ("python",) for full in (True, False)]
+SIDES = [(kind, full) for kind in ("python", "rust") for full in (True, False)]
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -9,6 +9,7 @@ import pytest
 
 from kvcore.errors import BackendMissing
 from kvcore.sanitizer import AdapterError, CacheGroup, Row, Sanitizer, SlotRow
+from kvcore.sanitizer.media import Item, MediaTokens
 
 Wrong = Callable[[Sanitizer], object]
 
@@ -108,3 +109,16 @@ def test_one_request_in_many_is_judged() -> None:
         sanitizer.extend(f"r{number}", 0, [2 * number % 200, 2 * number % 200 + 1])
     found = sanitizer.step(0, [f"r{number}" for number in range(100)], [1] * 100, [1] * 100)
     assert 10 < len(found) < 45
+
+
+def test_a_media_item_is_part_of_the_prefixes_behind_it_alone() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
+    tokens = [1, 2, 0, 0, 3]
+    for name, image in (("r0", b"cat"), ("r1", b"dog")):
+        sanitizer.begin(name, MediaTokens(tokens, [Item(2, 2, image)]))
+    sanitizer.extend("r0", 0, [3, 4, 5])
+    sanitizer.step(0, ["r0"], [0], [5])
+    sanitizer.extend("r1", 0, [3, 6, 7])
+    assert sanitizer.step(1, ["r1"], [2], [2]) == []
+    sanitizer.extend("r1", 0, [4], 1)
+    assert [each.name for each in sanitizer.step(2, ["r1"], [4], [1])] == ["wrong-kv"]

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SAN-SOUND, SAN-ORDER: no false alarm on the pure core, and judging late finds the same."""
+"""SAN-SOUND: no false alarm on the pure core. SAN-ORDER: judging late finds what judging at issue
+finds. SAN-COMPLETE: seeded bugs of the core are found by its commands alone.
+"""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from kvcore.check.mutants import MUTANTS, Patcher
+from kvcore.check.simulate.play import Play
 from kvcore.check.simulate.runs import simulate
+from kvcore.check.simulate.setting import Fixed
 from kvcore.oracle.device import DeviceSize
 from kvcore.sanitizer import CacheGroup
 from kvcore.sanitizer.kvcore import Observer
@@ -44,6 +50,43 @@ def test_the_pure_core_raises_no_alarm(full: bool) -> None:
 def test_the_pure_core_raises_no_alarm_in_long_runs() -> None:
     for full in (False, True):
         observed(range(1000, 1400), 100, full=full)
+
+
+FOUND = {
+    "m_no_cow": range(20, 30),
+    "m_cow_no_copy": range(10),
+    "m_full_shared_block_written_in_place": range(20, 30),
+    "m_evicted_block_counts_as_computed": range(10, 20),
+    "m_cancel_keeps_keys": range(40, 50),
+}
+"""Seeded bugs of wrong reads, and seeds of runs of which at least one shows each."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_seeded_bug_of_the_core_is_found_by_its_commands(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [mutant] = [each for each in MUTANTS if each.patch.__name__ == name]
+    assert "KV-READ" in mutant.broken
+    plain = Play.__init__
+
+    def watched_first(self: Play, *args: Any) -> None:
+        plain(self, *args)
+        self.devices.append(self.devices.pop(0))  # else the oracle ends the run
+
+    monkeypatch.setattr(Play, "__init__", watched_first)
+    observers: list[Observer] = []
+
+    def make(plan: DeviceSize) -> Observer:
+        observers.append(Observer(plan.config))
+        return observers[-1]
+
+    fixed = Fixed(num_blocks=10, num_requests=4)
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        for seed in FOUND[name]:
+            simulate(seed, STEPS, backend="python", devices=[make], fixed=fixed)
+    assert any(observer.sanitizer.findings for observer in observers)
 
 
 def early(moves: list[Observation]) -> list[Observation]:

@@ -14,7 +14,7 @@ from tests.sanitizer.rules import RULES, Make
 
 SIDES = {
     f"{backend}-{'full' if full else 'incremental'}": partial(Sanitizer, full=full, backend=backend)
-    for backend in ("python",)
+    for backend in ("python", "rust")
     for full in (False, True)
 }
 

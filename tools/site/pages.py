@@ -30,7 +30,7 @@ METHODS = {
     " pin unpin",
     "Swap between tiers": "swap_out swap_in",
     "External tokens, store and load": "cache_blocks rewind store load complete_operation",
-    "Batches": "take_batch complete cancel in_flight new_step_starts",
+    "Batches": "take_batch complete cancel in_flight",
     "Events and statistics": "take_events take_stats take_new_block_ids",
     "Queries": "get_blocks get_block_ids get_block_keys get_block_key get_cached_block has_key"
     " num_owners"

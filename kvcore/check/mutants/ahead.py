@@ -44,7 +44,7 @@ def m_cut_takes_old_output(patcher: Patcher) -> None:
 @mutant("ahead-drafts", "COMPUTED-RULE")
 def m_rejected_keeps_count(patcher: Patcher) -> None:
     """A batch that was planned behind drafts is remembered to begin behind rejected ones, too."""
-    patcher.replace(requests, "shift", lambda *_: None)
+    patcher.replace(requests, "shift_starts", lambda *_: None)
 
 
 @mutant("ahead-drafts", "COMPUTED-RULE")
@@ -71,7 +71,7 @@ def m_child_counts_positions_to_come(patcher: Patcher) -> None:
     """A forked child counts positions whose tokens its parent has yet to get."""
 
     def settled(self: Transaction, request: Any) -> int:
-        record = self.records.get(request.request_id)
+        record = self.scheduled.get(request.request_id)
         return int(request.num_computed if record is None else record.num_computed_before)
 
     patcher.replace(Transaction, "num_settled", settled)

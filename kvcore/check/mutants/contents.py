@@ -75,9 +75,9 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
     """Keys that the open batch published for a request stay when it leaves the batch."""
 
     def leave_keys(tx: Transaction, request: RequestState) -> None:
-        record = tx.records.get(request.request_id)
+        record = tx.scheduled.get(request.request_id)
         if record is not None:
-            tx.records = tx.records.delete(request.request_id)
+            tx.scheduled = tx.scheduled.delete(request.request_id)
             free.cut_tables(tx, request, record.num_computed_before)
 
     patcher.replace(free, "leave_open_batch", leave_keys)
@@ -86,7 +86,7 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
 @mutant("unschedule", "CACHE-KV")
 def m_unschedule_keeps_keys(patcher: Patcher) -> None:
     """Keys of what the open batch does not write after all stay."""
-    patcher.replace(unschedule, "withdraw", lambda *arguments: arguments[2].published)
+    patcher.replace(unschedule, "withdraw", lambda *arguments: arguments[2].unwritten)
 
 
 @mutant("unschedule", "KV-READ")

@@ -161,7 +161,7 @@ def m_next_step_publishes_what_is_in_flight(patcher: Patcher) -> None:
 @mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_forks(patcher: Patcher) -> None:
     """A fork keeps what its parent was scheduled in a batch that is cancelled."""
-    patcher.replace(fork, "inherit", lambda *_: None)
+    patcher.replace(fork, "inherit_entries", lambda *_: None)
 
 
 @mutant("flight-fork", "KV-READ")
@@ -201,7 +201,7 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
 @mutant("flight", "IN-FLIGHT", costs="a batch remembers a name that nobody asks for")
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
-    patcher.replace(requests, "forget", lambda *_: None)
+    patcher.replace(requests, "forget_entries", lambda *_: None)
 
 
 @mutant(
@@ -224,7 +224,7 @@ def m_row_given_at_once(patcher: Patcher) -> None:
 def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     """A fork counts what the open batch copies for its parent, also if that batch is cancelled."""
 
-    @patcher.around(fork, "inherit")
+    @patcher.around(fork, "inherit_entries")
     def inherit_taken(inherit: Any, tx: Transaction, parent_id: str, child_id: str) -> None:
         opened = tx.entries
         inherit(tx, parent_id, child_id)

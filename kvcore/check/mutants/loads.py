@@ -28,7 +28,7 @@ def drop_reporter(tx: Transaction, name: str) -> None:
 @mutant("loads-fail", "CACHE-KV", "LOAD-FAILED")
 def m_failed_load_stays_findable(patcher: Patcher) -> None:
     """Blocks that a failed load left unwritten keep their keys."""
-    patcher.replace(rewind, "spoil", lambda tx, *_: setattr(tx, "loads", ()))
+    patcher.replace(rewind, "spoil_loads", lambda tx, *_: setattr(tx, "loads", ()))
 
 
 @mutant("loads-fail-inside", "LOAD-FAILED")
@@ -61,14 +61,14 @@ def m_hits_on_a_failed_load_stay(patcher: Patcher) -> None:
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_hits_do_not_rest_on_a_load(patcher: Patcher) -> None:
     """The request that hits loaded tokens is not remembered."""
-    patcher.replace(allocate, "rest", nothing)
+    patcher.replace(allocate, "note_owner", nothing)
 
 
 @mutant("loads-fail-pairs", "CACHE-KV", "LOAD-FAILED")
 def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
     """Keys are withdrawn of the blocks in tables alone: those of a request that left stay."""
 
-    @patcher.around(rewind, "spoil")
+    @patcher.around(rewind, "spoil_loads")
     def spoil_held(spoil: Any, tx: Transaction, *args: Any) -> None:
         held = {
             block
@@ -97,7 +97,7 @@ def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
 @mutant("loads-fail", "KV-READ", "LOAD-FAILED")
 def m_child_does_not_rest_on_a_load(patcher: Patcher) -> None:
     """A forked child is not reached by the report of what it shares."""
-    patcher.replace(fork, "inherit_rest", nothing)
+    patcher.replace(fork, "inherit_loads", nothing)
     patcher.replace(rewind, "check_held", nothing)
 
 
@@ -111,9 +111,9 @@ def m_report_passes_by_the_host(patcher: Patcher) -> None:
 def m_freed_request_cannot_report(patcher: Patcher) -> None:
     """A request that counts no token of a load any more is forgotten as one that can report it."""
 
-    @patcher.around(free, "fall_to")
-    def forget(fall_to: Any, tx: Transaction, name: str, num_tokens: int) -> None:
-        fall_to(tx, name, num_tokens)
+    @patcher.around(free, "lower_counted")
+    def forget(lower: Any, tx: Transaction, name: str, num_tokens: int) -> None:
+        lower(tx, name, num_tokens)
         for load in tx.loads:
             if not load.reporter(name).counted:
                 drop_reporter(tx, name)
@@ -149,10 +149,10 @@ def m_report_passes_by_what_stands_in_front(patcher: Patcher) -> None:
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""
-    patcher.replace(batches, "confirm", lambda *_: ())
+    patcher.replace(batches, "confirm_loads", lambda *_: ())
 
 
 @mutant("loads-fail", "UNCONFIRMED", costs="a report takes more tokens than it must")
 def m_cut_request_still_counts_a_load(patcher: Patcher) -> None:
     """A request whose count fell still counts the tokens of a load."""
-    patcher.replace(free, "fall_to", nothing)
+    patcher.replace(free, "lower_counted", nothing)

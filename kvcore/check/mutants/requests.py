@@ -31,9 +31,9 @@ def m_record_survives_leaving(patcher: Patcher) -> None:
 
     @patcher.around(free, "leave_open_batch")
     def leave_record(leave: Any, tx: Transaction, request: RequestState) -> None:
-        records = tx.records
+        scheduled = tx.scheduled
         leave(tx, request)
-        tx.records = records
+        tx.scheduled = scheduled
 
 
 @mutant("three", "COMPUTED-RULE", rows=(92,))
@@ -41,8 +41,8 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
     """A request that is cut in mid-step still counts what the step will not write."""
 
     def leave_counted(tx: Transaction, request: RequestState) -> None:
-        if request.request_id in tx.records:
-            tx.records = tx.records.delete(request.request_id)
+        if request.request_id in tx.scheduled:
+            tx.scheduled = tx.scheduled.delete(request.request_id)
 
     patcher.replace(truncate, "leave_open_batch", leave_counted)
 

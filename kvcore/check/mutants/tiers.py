@@ -46,9 +46,9 @@ def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
 
     @patcher.around(swap, "find_hits")
     def find_all(find: Any, tx: Transaction, found: list[RequestState]) -> Any:
-        records, tx.records = tx.records, tx.records.__class__()
+        scheduled, tx.scheduled = tx.scheduled, tx.scheduled.__class__()
         hits = find(tx, found)
-        tx.records = records
+        tx.scheduled = scheduled
         return hits
 
 

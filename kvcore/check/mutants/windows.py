@@ -234,5 +234,5 @@ def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
         signed = []
         for group, each in zip(tx.config.groups, grow(tx, request, *rest), strict=True):
             skipped = skipped_blocks(group, rest[-1].seen_from)
-            signed.append(replace(each, grown=each.grown - skipped))
+            signed.append(replace(each, num_new=each.num_new - skipped))
         return tuple(signed)

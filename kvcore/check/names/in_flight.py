@@ -257,14 +257,14 @@ def _text(text: tuple[int, ...], names: Renaming) -> Name:
 def _open_batch(node: Node, names: Renaming) -> Name:
     """What the open batch holds."""
     state, batch = node.state, node.state.batch
-    name = [len(node.writes), len(batch.records), len(batch.merges)]
+    name = [len(node.writes), len(batch.scheduled), len(batch.merges)]
     name += _commands(batch.commands, names)
     for write in node.writes:
         name += _write(state.requests[write.request_id], write, names)
-    for request in names.order if len(batch.records) else ():
-        record = batch.records.get(request.request_id)
+    for request in names.order if len(batch.scheduled) else ():
+        record = batch.scheduled.get(request.request_id)
         name += [0, 0] if record is None else [1 + record.num_computed_before, record.num_kept]
-        for item in () if record is None else record.published:
+        for item in () if record is None else record.unwritten:
             name += [item.group_id, item.position, *names.device.names([item.block])]
     for merge in batch.merges:
         place = names.places.get(merge.request_id, LOST)

@@ -132,7 +132,7 @@ class Checker:
         be wrong, owners among it.
         """
         batch = state.batch
-        if len(batch.records) or len(batch.merges) or len(state.operations) or self._remembers:
+        if len(batch.scheduled) or len(batch.merges) or len(state.operations) or self._remembers:
             hear(self._of_open, state)
         met = self.digest(state)
         if self._checked.get(met.whole) is not None:

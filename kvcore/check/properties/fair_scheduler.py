@@ -84,7 +84,7 @@ def _served(state: State, name: str) -> bool:
     """Whether a request goes on in the open batch."""
     request = state.requests[name]
     whole = len(request.tokens) + len(request.drafts)
-    return name in state.batch.records and request.num_computed == whole
+    return name in state.batch.scheduled and request.num_computed == whole
 
 
 def _latest_running(state: State, name: str) -> str | None:

@@ -204,7 +204,7 @@ class CoreModel:
         failed: a load failed, so what the state counts on is checked at least once.
         """
         ghost, schedule = self._ghost, self._schedule
-        while failed or len(state.batch.commands) or len(state.batch.records) or state.loads:
+        while failed or len(state.batch.commands) or len(state.batch.scheduled) or state.loads:
             failed = False
             ghost.apply(state.batch.commands)
             self.checker.run_check(

@@ -362,4 +362,4 @@ def fills(start: State, opened: State) -> bool:
     """Whether moves put something into the open batch."""
     batch = opened.batch
     more = len(batch.commands) > len(start.batch.commands)
-    return more or len(batch.records) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0
+    return more or len(batch.scheduled) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0

@@ -93,7 +93,7 @@ def _moves_of(
     if "allocate_slots" in tried and (running or waiting) and computed <= num_tokens:
         yield from (_resume if engine else allocations)(world, state, request)
     full = num_tokens >= world.num_tokens
-    in_batch = name in state.batch.records
+    in_batch = name in state.batch.scheduled
     if "append" in tried and running and computed == num_tokens and not (full or in_batch):
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
@@ -126,7 +126,7 @@ def ahead_calls(world: World, state: State, awaited: Container[str]) -> Iterator
             for count in range(1, min(most - 1, world.num_tokens - num_tokens) + 1):
                 args = (name, known.args[1] + count, *known.args[2:])
                 yield Call("allocate_slots", args, {**known.options, TO_COME: count})
-        elif name in awaited and name not in state.batch.records and any(request.tables):
+        elif name in awaited and name not in state.batch.scheduled and any(request.tables):
             if computed < world.num_tokens:
                 yield Call("append", ([name],))
             for count in range(2, min(most, world.num_tokens - computed) + 1):

@@ -308,7 +308,7 @@ def reset(play: Play) -> Any:
 def drain(play: Play) -> Any:
     """Events, statistics and new blocks are handed out."""
     follow(play.keys, play.call("take_events"))
-    for name in ("take_stats", "take_new_block_ids", "new_step_starts"):
+    for name in ("take_stats", "take_new_block_ids"):
         play.call(name)
     return None
 

@@ -25,7 +25,7 @@ from kvcore.oracle.schedule import Failing, Schedule, failed
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.trace.calls import Misuse
-from kvcore.trace.text import Names, write_tokens
+from kvcore.trace.text import Names, write_ids, write_tokens
 from kvcore.types.commands import Tier
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
@@ -111,7 +111,7 @@ class Follower:
         """Execute what the run left open: its batch is not taken, but what it does shows."""
         self._finish("complete", state.batch.number)
         commands = state.batch.commands
-        if len(commands) or len(state.batch.records):
+        if len(commands) or len(state.batch.scheduled):
             self._hear(self.ghost.prefixes.learn, state)
             self._taken.append(Taken(state, taken(state, self._schedule)))
             self._execute(state.batch.number, None)
@@ -223,7 +223,7 @@ def _request(request: RequestState) -> Row:
     if len(request.drafts):
         tokens += f" drafts {write_tokens(list(request.drafts))}"
     tables = request.host_tables or request.tables
-    blocks = " | ".join(" ".join(map(str, table)) or "-" for table in tables)
+    blocks = " | ".join(write_ids(table) if len(table) else "-" for table in tables)
     said = f"host {blocks}" if request.host_tables else blocks
     return (name_of(request.request_id), tokens, str(request.num_computed), said)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
-from kvcore.oracle.contents import Content, Contents, Place, Wrong, entry, group_of
+from kvcore.oracle.contents import Content, Contents, Place, Wrong, block_at, group_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.oracle.schedule import Encoder, Write
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
@@ -89,7 +89,7 @@ class Ghost(ContentOracle):
                         held = _encoded(encoders.get(request.request_id))
                     seen = skipped_tokens(group, request.num_accepted)
                     for position, node in enumerate(held):
-                        block = entry(table, position // group.block_size)
+                        block = block_at(table, position // group.block_size)
                         if position >= seen or not self._is_null(tier, block):
                             slot = position % group.block_size
                             yield "KV-READ", (tier, block), slot, (node, index)

@@ -25,6 +25,17 @@ class NamedEnum(enum.Enum):
         return hash(self._name_)  # as all enumerations do
 
 
+class AllocStatus(NamedEnum):
+    """Whether a group of sequences can be given blocks."""
+
+    OK = enum.auto()
+    """It can be admitted now."""
+    LATER = enum.auto()
+    """Not now."""
+    NEVER = enum.auto()
+    """It would not fit into an empty pool less the watermark."""
+
+
 class Device(NamedEnum):
     """Where a block is: the core's device tier, or its host tier."""
 

@@ -35,15 +35,9 @@ class UnknownName(KvcoreError, KeyError):
 
     message = "{name} {value!r} is not known: {known}"
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class UnknownDevice(WrongValue, KeyError, AssertionError):
     """No device of an allocator."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class NoneWaits(WrongCall, IndexError):

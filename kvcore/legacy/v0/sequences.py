@@ -14,7 +14,7 @@ from collections.abc import Sequence as List
 from functools import total_ordering
 from typing import Any, Protocol
 
-from kvcore.legacy.blocks.named_enum import NamedEnum
+from kvcore.legacy.blocks.named_enum import AllocStatus as AllocStatus
 
 
 @total_ordering
@@ -39,14 +39,6 @@ class SequenceStatus(enum.Enum):
 
     def __index__(self) -> int:
         return self._value_
-
-
-class AllocStatus(NamedEnum):
-    """Whether a group of sequences can be given blocks: now, later, or never."""
-
-    OK = enum.auto()
-    LATER = enum.auto()
-    NEVER = enum.auto()
 
 
 class DataLike(Protocol):

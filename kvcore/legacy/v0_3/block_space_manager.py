@@ -14,13 +14,12 @@ moves each block once. A call that raises has changed nothing. Source: S003-01 t
 
 from __future__ import annotations
 
-import enum
 import math
 from numbers import Real
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName
-from kvcore.legacy.blocks.named_enum import Device, NamedEnum
+from kvcore.legacy.blocks.named_enum import AllocStatus, Device
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.legacy.v0_3.block_allocator import (
     BlockAllocator,
@@ -58,17 +57,6 @@ __all__ = [
     "SequenceGroup",
     "SequenceStatus",
 ]
-
-
-class AllocStatus(NamedEnum):
-    """The answer of `can_allocate` for a group."""
-
-    OK = enum.auto()
-    """It can be admitted now."""
-    LATER = enum.auto()
-    """Not now."""
-    NEVER = enum.auto()
-    """It would not fit into an empty pool less the watermark."""
 
 
 class BlockSpaceManager:

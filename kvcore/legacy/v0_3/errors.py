@@ -36,9 +36,6 @@ class UnknownSequence(KvcoreError, KeyError):
 
     message = "sequence {sequence} has no block table: {num_tables} sequences have one"
 
-    def __str__(self) -> str:
-        return ValueError.__str__(self)
-
 
 class NoWaitingSequence(KvcoreError, IndexError):
     """A group is admitted by its first waiting sequence."""
@@ -107,9 +104,6 @@ class StrangeSequence(KvcoreError, KeyError):
     """A group does not have a sequence of this id."""
 
     message = "sequence {sequence} is none of the {num_seqs} of group {group!r}"
-
-    def __str__(self) -> str:
-        return ValueError.__str__(self)
 
 
 class KnownSequence(KvcoreError):

@@ -65,8 +65,6 @@ class NothingToCache(sizing.NoLayers, NotImplementedError, AssertionError):
 class NoSuchLayer(sizing.UnknownLayer, KeyError):
     """A group names a layer that the model does not have."""
 
-    __str__ = ValueError.__str__
-
 
 class MixedLayers(sizing.MixedSpecs, NotImplementedError):
     """One group cannot serve layers of several kinds."""

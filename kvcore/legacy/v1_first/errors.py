@@ -15,9 +15,6 @@ class UnallocatedRequest(KvcoreError, KeyError):
 
     message = "request {request!r} has no blocks: {num_requests} requests have some"
 
-    def __str__(self) -> str:
-        return ValueError.__str__(self)
-
 
 class AlreadyAllocated(KvcoreError):
     """A request has one table; another would lose the first one's blocks."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,11 +60,17 @@ class Reads(NamedTuple):
 class _Seen(NamedTuple):
     """The positions of one row that a step sees in one group, and the blocks that hold them."""
 
-    group_id: int
-    row: int
+    step: int
     request: str
+    row: int
+    group_id: int
     positions: range
     blocks: Tensor
+
+    def stale(self, block: int | None, reason: str, **fields: Any) -> StaleRead:
+        """The error for one of the blocks."""
+        fields |= {"row": self.row, "group_id": self.group_id}
+        return StaleRead(step=self.step, request=self.request, block=block, reason=reason, **fields)
 
 
 class Guard:
@@ -129,43 +135,28 @@ class Guard:
 
         To be called after batch `step` was applied and before its forward pass. Raises StaleRead.
         """
-        for group_id, row, request, _, blocks in self._seen(tables, reads, step):
-            stale = blocks[~self.owned[blocks]]
+        for seen in self._seen(tables, reads, step):
+            stale = seen.blocks[~self.owned[seen.blocks]]
             if stale.numel():
-                reason = f"it has no owner, and is in row {row}, group {group_id}"
-                raise StaleRead(
-                    step=step,
-                    request=request,
-                    block=int(stale[0]),
-                    reason=reason,
-                    row=row,
-                    group_id=group_id,
-                )
+                reason = f"it has no owner, and is in row {seen.row}, group {seen.group_id}"
+                raise seen.stale(int(stale[0]), reason)
 
     def check_content(self, tables: BlockTables, reads: Reads, step: int) -> None:
         """Check that no slot that a step read or wrote holds NaN, in any layer: all was written.
 
         To be called after the forward pass of `step`. Raises StaleRead.
         """
-        for group_id, row, request, positions, blocks in self._seen(tables, reads, step):
-            size = tables.block_sizes[group_id]
-            content = self._cache.groups[group_id].data[blocks.to(self._cache.device)]
+        for seen in self._seen(tables, reads, step):
+            size, positions = tables.block_sizes[seen.group_id], seen.positions
+            content = self._cache.groups[seen.group_id].data[seen.blocks.to(self._cache.device)]
             first = positions.start // size * size
             by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1).cpu()
             empty = by_slot[positions.start - first : positions.stop - first].nonzero()
             if empty.numel():
                 position = positions.start + int(empty[0])
-                block = int(blocks[(position - first) // size])
-                reason = f"position {position} of row {row} holds NaN, it was never written"
-                raise StaleRead(
-                    step=step,
-                    request=request,
-                    block=block,
-                    reason=reason,
-                    row=row,
-                    group_id=group_id,
-                    position=position,
-                )
+                block = int(seen.blocks[(position - first) // size])
+                reason = f"position {position} of row {seen.row} holds NaN, it was never written"
+                raise seen.stale(block, reason, position=position)
 
     def _seen(self, tables: BlockTables, reads: Reads, step: int) -> Iterator[_Seen]:
         """What the step sees, group by group. Raises StaleRead if a table is too short."""
@@ -174,23 +165,14 @@ class Guard:
             for row, start, end, request in zip(*reads, strict=True):
                 positions = range(self._kept[group_id].first_seen(start), end)
                 needed, held = -(-end // size), int(tables.lengths[group_id, row])
-                if needed > held:
-                    reason = (
-                        f"row {row}, group {group_id} has {held} blocks, {end} tokens lie in "
-                        f"{needed}"
-                    )
-                    raise StaleRead(
-                        step=step,
-                        request=request,
-                        block=None,
-                        reason=reason,
-                        row=row,
-                        group_id=group_id,
-                        length=held,
-                        needed=needed,
-                    )
                 blocks = tables.blocks[group_id, row, positions.start // size : needed]
-                yield _Seen(group_id, row, request, positions, blocks.cpu().to(torch.int64))
+                blocks = blocks.cpu().to(torch.int64)
+                seen = _Seen(step, request, row, group_id, positions, blocks)
+                if needed > held:
+                    has = f"row {row}, group {group_id} has {held} blocks"
+                    reason = f"{has}, {end} tokens lie in {needed}"
+                    raise seen.stale(None, reason, length=held, needed=needed)
+                yield seen
 
     def _poison(self, blocks: Sequence[int]) -> None:
         fill_pages(self._cache.blocks, blocks, math.nan)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch runtime as a device of `kvcore simulate --torch`: its tensors check every read.
 
-The small real cache of shadow.py, in guard mode, is given the batches and forward passes of
+The small real cache of stamped_cache.py, in guard mode, is given the batches and forward passes of
 a simulated engine. Content is compared with what the simulator says: a block that is stored must
 hold what its key stands for, a query must find what its request wrote. A load fills its block when
 the simulator says that it arrived; until then the block holds NaN. What is wrong is raised as the
@@ -32,7 +32,7 @@ from kvcore_runtime.cache.errors import (
     UnownedWrite,
     WrongContent,
 )
-from kvcore_runtime.cache.shadow import SPOILT, MemoryTier, Shadow
+from kvcore_runtime.cache.stamped_cache import SPOILT, MemoryTier, StampedCache
 from kvcore_runtime.cache.transfers import read_transfers
 
 SLOTS_MAX = 1 << 20
@@ -55,7 +55,7 @@ class TorchDevice:
     def __init__(self, plan: DeviceSize) -> None:
         self._loads: dict[int, tuple[int, bytes]] = {}
         self._sizes = [group.block_size for group in plan.config.groups]
-        self.shadow = Shadow(
+        self.stamped = StampedCache(
             plan.config,
             max_rows=plan.num_rows,
             max_len=plan.num_tokens,
@@ -65,9 +65,9 @@ class TorchDevice:
 
     def apply(self, batch: Batch) -> None:
         """See `Device`."""
-        self.shadow.skip(batch.number)
+        self.stamped.skip(batch.number)
         with _as_properties():
-            self.shadow.apply(batch)
+            self.stamped.apply(batch)
         for each in read_transfers(batch, batch_columns(batch)):
             if each.kind == Load.kind:
                 self._loads[each.operation] = (each.block, each.key)
@@ -75,7 +75,7 @@ class TorchDevice:
     def forward(self, passes: Sequence[Pass]) -> None:
         """See `Device`."""
         with _as_properties():
-            self.shadow.forward(passes)
+            self.stamped.forward(passes)
 
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
         """See `Device`."""
@@ -84,7 +84,7 @@ class TorchDevice:
         block, key = self._loads.pop(operation)
         group_id = group_of(key)
         spoilt = [SPOILT] * self._sizes[group_id]
-        self.shadow.fill(block, group_id, spoilt if nodes is None else nodes)
+        self.stamped.fill(block, group_id, spoilt if nodes is None else nodes)
 
 
 class _CheckingTier(MemoryTier):
@@ -97,7 +97,7 @@ class _CheckingTier(MemoryTier):
 
     def store(self, key: bytes, page: Tensor) -> None:
         """Raise InvariantViolation unless a page holds what its key stands for."""
-        expected = self._device.shadow.page(group_of(key), self._contents(key))
+        expected = self._device.stamped.page(group_of(key), self._contents(key))
         if not torch.equal(page, expected):
             raise InvariantViolation("CACHE-KV", f"what is stored is not content {key.hex()}")
 

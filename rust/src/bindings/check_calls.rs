@@ -91,20 +91,20 @@ impl<'py> Stories<'py> {
 
     fn slots(&self, slots: &Slots, options: &Bound<'py, PyDict>) -> PyResult<Arguments<'py>> {
         for (name, count) in [
-            ("num_external_computed_tokens", slots.num_external),
-            ("num_lookahead_tokens", slots.num_lookahead),
-            ("num_encoder_tokens", slots.num_encoder),
-            ("reserved_blocks", slots.num_reserved),
+            ("num_external_computed_tokens", slots.num_external_computed_tokens),
+            ("num_lookahead_tokens", slots.num_lookahead_tokens),
+            ("num_encoder_tokens", slots.num_encoder_tokens),
+            ("reserved_blocks", slots.reserved_blocks),
             ("num_output_placeholders", slots.num_output_placeholders),
         ] {
             if count > 0 {
                 options.set_item(name, count)?;
             }
         }
-        if slots.delay {
+        if slots.delay_cache_blocks {
             options.set_item("delay_cache_blocks", true)?;
         }
-        let mut all = vec![self.id(slots.name), self.number(slots.num_new)?];
+        let mut all = vec![self.id(slots.name), self.number(slots.num_new_tokens)?];
         all.extend(self.hit(slots.hit.as_ref())?);
         Ok(all)
     }

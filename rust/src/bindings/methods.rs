@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods of `kvcore._rust.Manager` that change its state; `queries.rs` has the others.
+//! The methods of `kvcore._rust.Manager` that change its state; `queries.rs` has the others, and
+//! `slot_requests.rs` has `allocate_slots`.
 //!
 //! They are those of `kvcore.backend.Backend` that change the state, in that order, with the same
 //! arguments, results and errors. A wrong argument is reported when the transition would report it,
@@ -15,14 +16,13 @@ use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::{TOKENS, read_signed};
 use crate::bindings::values::{
-    PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
+    PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
 use crate::bindings::{arguments, requests, values};
-use crate::state::state::{State, make_state};
-use crate::transitions::allocate::allocate_slots;
+use crate::state::state::make_state;
 use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
-use crate::transitions::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
+use crate::transitions::drain::{take_events, take_new_block_ids, take_stats};
 use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
@@ -124,40 +124,6 @@ impl Manager {
     #[pyo3(signature = (request_id))]
     fn remove_request(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
         Self::change_one(slf, request_id, remove_request)
-    }
-
-    /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
-    #[pyo3(signature = (
-        request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks,
-        num_output_placeholders
-    ))]
-    #[allow(clippy::too_many_arguments)] // those of the transition
-    fn allocate_slots<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_new_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        num_lookahead_tokens: CountArg<'_, 'py>,
-        num_external_computed_tokens: CountArg<'_, 'py>,
-        delay_cache_blocks: FlagArg<'_, 'py>,
-        num_encoder_tokens: CountArg<'_, 'py>,
-        full_sequence_must_fit: FlagArg<'_, 'py>,
-        reserved_blocks: CountArg<'_, 'py>,
-        num_output_placeholders: CountArg<'_, 'py>,
-    ) -> PyResult<PyAdmitted<'py>> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let (external, encoder) = (num_external_computed_tokens, num_encoder_tokens);
-        let slot_request = given.slot_request(
-            [num_new_tokens, num_lookahead_tokens, external, encoder],
-            hit,
-            [delay_cache_blocks, full_sequence_must_fit],
-            [reserved_blocks, num_output_placeholders],
-        )?;
-        let change = |state: &mut State| allocate_slots(state, name, &slot_request);
-        let outcome = Self::change(slf, &given, change)?;
-        values::admitted(slf.py(), &outcome, Self::grown_none(slf)?)
     }
 
     /// One token and one slot more for each request, in order; without tokens, a slot for one that
@@ -381,11 +347,5 @@ impl Manager {
     fn take_new_block_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u32>> {
         let taken = take_new_block_ids(&mut Self::lent(slf)?.state);
         Ok(taken.into_iter().map(|block| block.0).collect())
-    }
-
-    /// Say that a scheduling step begins.
-    fn new_step_starts(slf: &Bound<'_, Self>) -> PyResult<()> {
-        new_step_starts(&mut Self::lent(slf)?.state);
-        Ok(())
     }
 }

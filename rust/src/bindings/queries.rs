@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The queries of `kvcore._rust.Manager`, and the methods that write and read the whole state.
 //!
-//! They are those of `kvcore.backend.Backend`, with the same arguments, results and errors.
+//! They are those of `kvcore.backend.Backend`, but `can_allocate`, with the same arguments, results
+//! and errors.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, HitArg, IdArg};
+use crate::bindings::arguments::{BlockArg, IdArg};
 use crate::bindings::errors::{Given, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tiers::read_key;
 use crate::bindings::values;
-use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus, PyVerdict};
+use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::state::state::{RequestState, State};
-use crate::transitions::allocate::can_allocate;
 use crate::transitions::queries::{
     get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
     get_num_common_prefix_blocks, has_key, num_owners,
@@ -31,39 +31,6 @@ impl Manager {
     ) -> PyResult<PyHit<'py>> {
         let hit = Self::ask_of(slf, request_id, get_computed_blocks)?;
         values::hit(slf.py(), &hit)
-    }
-
-    /// What `allocate_slots` would say to the same arguments. Changes nothing.
-    #[pyo3(signature = (
-        request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks,
-        num_output_placeholders
-    ))]
-    #[allow(clippy::too_many_arguments)] // those of the transition
-    fn can_allocate<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_new_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        num_lookahead_tokens: CountArg<'_, 'py>,
-        num_external_computed_tokens: CountArg<'_, 'py>,
-        delay_cache_blocks: FlagArg<'_, 'py>,
-        num_encoder_tokens: CountArg<'_, 'py>,
-        full_sequence_must_fit: FlagArg<'_, 'py>,
-        reserved_blocks: CountArg<'_, 'py>,
-        num_output_placeholders: CountArg<'_, 'py>,
-    ) -> PyResult<PyVerdict<'py>> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let (external, encoder) = (num_external_computed_tokens, num_encoder_tokens);
-        let slot_request = given.slot_request(
-            [num_new_tokens, num_lookahead_tokens, external, encoder],
-            hit,
-            [delay_cache_blocks, full_sequence_must_fit],
-            [reserved_blocks, num_output_placeholders],
-        )?;
-        let question = |state: &State| can_allocate(state, name, &slot_request);
-        values::verdict(slf.py(), Self::ask(slf, &given, question)?)
     }
 
     /// The device blocks of a request. Changes nothing.

@@ -1,37 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The arguments of `allocate_slots`, `can_allocate` and `load` in the twin's form.
+//! The methods `allocate_slots` and `can_allocate`, which take the same arguments, and those of
+//! `load`.
 
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{CountArg, FlagArg, HitArg, flag};
+use crate::bindings::arguments::{CountArg, FlagArg, HitArg, IdArg, flag};
 use crate::bindings::errors::Given;
+use crate::bindings::manager::Manager;
+use crate::bindings::values;
+use crate::bindings::values::{PyAdmitted, PyVerdict};
+use crate::transitions::allocate::{allocate_slots, can_allocate};
 use crate::transitions::slot_request::SlotRequest;
 
-impl<'py> Given<'py> {
-    /// An allocation: its new, lookahead, external and encoder tokens, its hit, whether its caching
-    /// is delayed and whether the full sequence must fit, how many blocks stay reserved, and how
-    /// many tokens are to come.
-    pub(crate) fn slot_request(
-        &mut self,
-        [new, lookahead, external, encoder]: [CountArg<'_, 'py>; 4],
-        hit: HitArg<'_, 'py>,
-        [delay, full]: [FlagArg<'_, 'py>; 2],
-        [reserved, to_come]: [CountArg<'_, 'py>; 2],
-    ) -> PyResult<SlotRequest> {
-        Ok(SlotRequest {
-            num_new_tokens: self.count(new)?,
-            hit: self.hit(hit)?,
-            num_lookahead_tokens: self.count(lookahead)?,
-            num_external_computed_tokens: self.count(external)?,
-            delay_cache_blocks: flag("delay_cache_blocks", delay)?,
-            num_encoder_tokens: self.count(encoder)?,
-            full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
-            reserved_blocks: self.count(reserved)?,
-            num_output_placeholders: self.count(to_come)?,
-            loads: false,
-        })
-    }
+/// A method with the arguments of an allocation: the body gets them read, with the request's id.
+macro_rules! slot_method {
+    (
+        $(#[$doc:meta])*
+        fn $method:ident($slf:ident, $given:ident, $id:ident, $slot_request:ident) -> $value:ty
+        $body:block
+    ) => {
+        #[pymethods]
+        impl Manager {
+            $(#[$doc])*
+            #[pyo3(signature = (
+                request_id, num_new_tokens, hit, /, *, num_lookahead_tokens,
+                num_external_computed_tokens, delay_cache_blocks, num_encoder_tokens,
+                full_sequence_must_fit, reserved_blocks, num_output_placeholders
+            ))]
+            #[allow(clippy::too_many_arguments)] // those of the transition
+            fn $method<'py>(
+                $slf: &Bound<'py, Self>,
+                request_id: IdArg<'_, 'py>,
+                num_new_tokens: CountArg<'_, 'py>,
+                hit: HitArg<'_, 'py>,
+                num_lookahead_tokens: CountArg<'_, 'py>,
+                num_external_computed_tokens: CountArg<'_, 'py>,
+                delay_cache_blocks: FlagArg<'_, 'py>,
+                num_encoder_tokens: CountArg<'_, 'py>,
+                full_sequence_must_fit: FlagArg<'_, 'py>,
+                reserved_blocks: CountArg<'_, 'py>,
+                num_output_placeholders: CountArg<'_, 'py>,
+            ) -> PyResult<$value> {
+                let mut $given = Given::default();
+                let $id = $given.name(request_id.0);
+                let $slot_request = SlotRequest {
+                    num_new_tokens: $given.count(num_new_tokens)?,
+                    hit: $given.hit(hit)?,
+                    num_lookahead_tokens: $given.count(num_lookahead_tokens)?,
+                    num_external_computed_tokens: $given.count(num_external_computed_tokens)?,
+                    delay_cache_blocks: flag("delay_cache_blocks", delay_cache_blocks)?,
+                    num_encoder_tokens: $given.count(num_encoder_tokens)?,
+                    full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
+                    reserved_blocks: $given.count(reserved_blocks)?,
+                    num_output_placeholders: $given.count(num_output_placeholders)?,
+                    loads: false,
+                };
+                $body
+            }
+        }
+    };
+}
 
+slot_method! {
+    /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
+    fn allocate_slots(slf, given, id, slot_request) -> PyAdmitted<'py> {
+        let taken = Self::change(slf, &given, |state| allocate_slots(state, id, &slot_request))?;
+        values::admitted(slf.py(), &taken, Self::grown_none(slf)?)
+    }
+}
+
+slot_method! {
+    /// What `allocate_slots` would say to the same arguments. Changes nothing.
+    fn can_allocate(slf, given, id, slot_request) -> PyVerdict<'py> {
+        let verdict = Self::ask(slf, &given, |state| can_allocate(state, id, &slot_request))?;
+        values::verdict(slf.py(), verdict)
+    }
+}
+
+impl<'py> Given<'py> {
     /// A load: its tokens, its hit, whether the full sequence must fit, and how many blocks stay
     /// reserved.
     pub(crate) fn loading(

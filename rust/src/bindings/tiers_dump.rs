@@ -9,7 +9,7 @@ use crate::bindings::values;
 use crate::bindings::values::PyBatch;
 use crate::legacy::blocks::tiers::Tiers;
 use crate::pool::block_pool::BlockPool;
-use crate::pool::eviction_priority::NO_PRIORITY;
+use crate::pool::priority_eviction::eviction_priority::NO_PRIORITY;
 use crate::types::commands::Tier;
 use crate::types::ids::BlockId;
 

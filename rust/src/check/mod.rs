@@ -15,9 +15,9 @@ pub mod world;
 use std::sync::Arc;
 
 use crate::check::names::fingerprints::Keys;
-use crate::check::search::arena::Arena;
 use crate::check::search::core_model::CoreModel;
 use crate::check::search::flight_model::FlightModel;
+use crate::check::search::flight_model::arena::Arena;
 use crate::check::search::report::Report;
 use crate::check::search::search::{Limits, Progress, explore};
 use crate::check::world::model::Findings;

@@ -6,12 +6,14 @@
 //! `kvcore.invariants.pool_and_state` checks the content.
 //! Twin: kvcore/codec/decode.py.
 
+pub(crate) mod decode_request;
+
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
+use crate::codec::decode::decode_request::read_request;
 use crate::codec::decode_batch::{read_batch, read_batches_in_flight};
-use crate::codec::decode_request::read_request;
 use crate::codec::encode::{DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH};
 use crate::codec::sections::read_sections;
 use crate::pool::block_pool::{BlockPool, make_pool};

@@ -10,7 +10,7 @@ use crate::codec::encode::BATCHES_END;
 use crate::state::batch_records::{
     BatchInFlight, Place, PublishedKey, RequestEntries, RequestEntry,
 };
-use crate::state::open_batch::{BatchRecord, Merge};
+use crate::state::open_batch::{Merge, ScheduledRequest};
 use crate::state::state::State;
 use crate::types::commands::{Batch, Commands, close, named_rows};
 use crate::types::errors::Error;
@@ -36,12 +36,15 @@ pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(
         if state.requests[row.index()].is_none() {
             return Err(source.damaged("a free row is in the open batch"));
         }
-        let record = BatchRecord::new(source.u32()?);
-        state.batch.records.insert_new(row, BatchRecord { num_kept: source.u32()?, ..record });
+        let record = ScheduledRequest::new(source.u32()?);
+        state
+            .batch
+            .scheduled
+            .insert_new(row, ScheduledRequest { num_kept: source.u32()?, ..record });
         for _ in 0..source.u32()? {
             let (group_id, position, block) =
                 (source.u32()?, source.u32()?, BlockId(source.u32()?));
-            state.batch.note_published(row, (group_id, position), block, source.key()?);
+            state.batch.note_unwritten(row, (group_id, position), block, source.key()?);
         }
     }
     state.batch.merges = source.list(|source| {

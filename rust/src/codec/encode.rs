@@ -165,15 +165,15 @@ fn write_batch(out: &mut Writer, state: &State) {
     out.u64(batch.number);
     out.sized(closed.buffer.as_flattened());
     out.sized(&closed.keys);
-    let mut rows: Vec<Row> = batch.records.keys().collect();
+    let mut rows: Vec<Row> = batch.scheduled.keys().collect();
     rows.sort_unstable();
     out.numbers(&rows.iter().map(|row| row.0).collect::<Vec<u32>>());
     for row in rows {
-        let record = batch.records.get(row).expect("its row was among the keys");
+        let record = batch.scheduled.get(row).expect("its row was among the keys");
         out.u32(record.num_computed_before);
         out.u32(record.num_kept);
-        out.count(batch.published_by(record).count());
-        for item in batch.published_by(record) {
+        out.count(batch.unwritten_of(record).count());
+        for item in batch.unwritten_of(record) {
             [item.group_id, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));
             out.sized(&item.key.0);
         }

@@ -3,6 +3,5 @@
 
 pub mod decode;
 pub(crate) mod decode_batch;
-pub(crate) mod decode_request;
 pub mod encode;
 pub(crate) mod sections;

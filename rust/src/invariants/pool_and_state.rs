@@ -7,8 +7,10 @@
 //! state. Properties of requests and their tables are in requests.rs.
 //! Twin: kvcore/invariants/pool_and_state.py.
 
+pub mod in_flight;
+
+use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
-use crate::invariants::{in_flight, requests};
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
 use crate::types::ids::{BlockId, Row, Table};
@@ -273,13 +275,13 @@ fn rows(state: &State, scratch: &mut Scratch) -> Finding {
 /// OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base.
 fn records(state: &State, _: &mut Scratch) -> Finding {
     let num_groups = state.config.groups.len();
-    for row in state.batch.records.keys() {
+    for row in state.batch.scheduled.keys() {
         let request = state.requests.get(row.index()).and_then(Option::as_ref);
         let running = request.filter(|request| request.status() == Status::Running);
         let Some(request) = running else {
             return Err(format!("row {} is in the open batch and does not run", row.0));
         };
-        let Some(record) = state.batch.records.get(row) else { continue };
+        let Some(record) = state.batch.scheduled.get(row) else { continue };
         if record.num_computed_before > request.num_computed {
             return Err(format!("{} counts less than before the open batch", request.name()));
         }
@@ -287,7 +289,7 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
             let (name, count, kept) = (request.name(), request.num_computed, record.num_kept);
             return Err(format!("{name} counts {count} and keeps {kept} at least"));
         }
-        for item in state.batch.published_by(record) {
+        for item in state.batch.unwritten_of(record) {
             let Some(group) = state.config.groups.get(item.group_id as usize) else {
                 return Err(format!("{} published in group {}", request.name(), item.group_id));
             };

@@ -47,19 +47,19 @@ pub struct Slots {
     /// The request.
     pub name: Name,
     /// Tokens to schedule.
-    pub num_new: u32,
+    pub num_new_tokens: u32,
     /// Of `get_computed_blocks`.
     pub hit: Option<Hit>,
     /// Tokens that are computed elsewhere.
-    pub num_external: u32,
+    pub num_external_computed_tokens: u32,
     /// Slots behind the new tokens.
-    pub num_lookahead: u32,
+    pub num_lookahead_tokens: u32,
     /// Publish nothing; `cache_blocks` does it later.
-    pub delay: bool,
+    pub delay_cache_blocks: bool,
     /// Of the cross-attention groups.
-    pub num_encoder: u32,
+    pub num_encoder_tokens: u32,
     /// Leave this many blocks free.
-    pub num_reserved: u32,
+    pub reserved_blocks: u32,
     /// Of the tokens to schedule, those that are to come.
     pub num_output_placeholders: u32,
 }
@@ -67,16 +67,16 @@ pub struct Slots {
 impl Slots {
     /// This many new tokens of a request and nothing else.
     #[must_use]
-    pub fn new(name: Name, num_new: u32) -> Self {
+    pub fn new(name: Name, num_new_tokens: u32) -> Self {
         Slots {
             name,
-            num_new,
+            num_new_tokens,
             hit: None,
-            num_external: 0,
-            num_lookahead: 0,
-            delay: false,
-            num_encoder: 0,
-            num_reserved: 0,
+            num_external_computed_tokens: 0,
+            num_lookahead_tokens: 0,
+            delay_cache_blocks: false,
+            num_encoder_tokens: 0,
+            reserved_blocks: 0,
             num_output_placeholders: 0,
         }
     }

@@ -11,9 +11,12 @@
 //! which is stricter than memory is. All slots lie in one column, and nothing is made anew from
 //! edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
 
+pub mod forward;
+pub mod mirror;
+
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Encoder;
+use crate::oracle::schedule::writes::Encoder;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::commands::Tier;
 use crate::types::config::Config;
@@ -239,7 +242,7 @@ impl Ghost {
                     let held = self.held(row, index, end, schedule);
                     let seen = skipped_tokens(group, request.num_accepted());
                     for (position, content) in held {
-                        let place = (tier, entry(table, position / group.block_size)?);
+                        let place = (tier, block_at(table, position / group.block_size)?);
                         if position >= seen || !self.is_null(place) {
                             see("KV-READ", self.slot(place, index, position), content)?;
                         }
@@ -306,7 +309,7 @@ impl Ghost {
         position: u32,
     ) -> Result<Place, Violation> {
         let table = self.table(row.index(), group_id);
-        Ok((Tier::Device, entry(table, position / self.groups[group_id].block_size)?))
+        Ok((Tier::Device, block_at(table, position / self.groups[group_id].block_size)?))
     }
 
     pub(crate) fn table(&self, row: usize, group_id: usize) -> &[BlockId] {
@@ -333,7 +336,7 @@ impl Ghost {
 }
 
 /// A table's block at a position. Fails with KV-READ if there is none.
-pub(crate) fn entry(table: &[BlockId], position: u32) -> Result<BlockId, Violation> {
+pub(crate) fn block_at(table: &[BlockId], position: u32) -> Result<BlockId, Violation> {
     table.get(position as usize).copied().ok_or_else(|| {
         let detail = format!("a table of {} blocks has no {position}", table.len());
         Violation::new("KV-READ", detail)

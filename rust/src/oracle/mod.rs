@@ -3,9 +3,6 @@
 
 pub mod calls;
 pub mod contents;
-pub mod forward;
 pub mod hazards;
-pub mod mirror;
 pub mod prefixes;
 pub mod schedule;
-pub mod writes;

@@ -6,8 +6,10 @@
 //! and before its hits. A cut to a count whose window was given back starts anew. Encoder tokens
 //! are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
 
+pub mod writes;
+
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
-use crate::oracle::writes::{Encoder, Write, encoder_of, moved_up, shorten};
+use crate::oracle::schedule::writes::{Encoder, Write, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;
@@ -272,14 +274,14 @@ impl Schedule {
         }
         let start = self.computed(row) + slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
         let limit = state.config.length_limit();
-        let loaded = (start + slots.num_external).min(limit);
-        let end = loaded + slots.num_new;
-        let num_slots = (end + slots.num_lookahead).min(limit);
+        let loaded = (start + slots.num_external_computed_tokens).min(limit);
+        let end = loaded + slots.num_new_tokens;
+        let num_slots = (end + slots.num_lookahead_tokens).min(limit);
         let mut encoder = None;
-        if slots.num_encoder > 0 && self.at(row).encoder.is_none() {
+        if slots.num_encoder_tokens > 0 && self.at(row).encoder.is_none() {
             self.num_encoders += 1;
             let number = 2 * self.num_encoders + 1;
-            encoder = Some(Encoder { number, num_tokens: slots.num_encoder });
+            encoder = Some(Encoder { number, num_tokens: slots.num_encoder_tokens });
             self.at(row).encoder = encoder;
         }
         let name = slots.name;

@@ -13,10 +13,10 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::eviction_priority::Priorities;
 use crate::pool::free_queue::{FreeQueue, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
+use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;

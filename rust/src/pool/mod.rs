@@ -2,7 +2,6 @@
 //! Blocks, their owners, their keys and the order in which they are evicted.
 
 pub mod block_pool;
-pub mod eviction_priority;
 pub mod free_queue;
 pub mod hash_index;
 pub(crate) mod prefetch;

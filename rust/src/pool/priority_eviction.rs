@@ -9,11 +9,13 @@
 //! takes a few steps if times rise, and if a chain is freed block by block.
 //! Source: S002-16, 19, 23, 48. Twin: kvcore/pool/priority_eviction.py.
 
+pub mod eviction_priority;
+
 use std::cmp::Reverse;
 
 use crate::pool::block_pool;
 use crate::pool::block_pool::{BlockPool, Taken};
-use crate::pool::eviction_priority::{NO_PRIORITY, Priorities, Priority};
+use crate::pool::priority_eviction::eviction_priority::{NO_PRIORITY, Priorities, Priority};
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
 use crate::types::ids::BlockId;

@@ -5,6 +5,8 @@
 //! request; any other looks through the claimed blocks of all.
 //! Twin: kvcore/sanitizer/judge.py.
 
+mod step;
+
 use hashbrown::HashMap;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 

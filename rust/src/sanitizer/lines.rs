@@ -8,8 +8,8 @@ use crate::sanitizer::requests::Table;
 use crate::sanitizer::rows::{CacheGroup, Row};
 
 /// One row. place: of its request. low: of what it read and writes; written: what low was when it
-/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if that is given. begin, sums: the
-/// first position whose prefix was summed for it, and where its sums are.
+/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if that
+/// is given. begin, sums: the first position whose prefix was summed for it, and where its sums are.
 pub struct Line<'a> {
     pub row: &'a Row,
     pub place: usize,

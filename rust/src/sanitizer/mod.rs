@@ -7,4 +7,3 @@ pub mod judge;
 pub mod lines;
 pub mod requests;
 pub mod rows;
-pub mod step;

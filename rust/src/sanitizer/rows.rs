@@ -3,8 +3,8 @@
 //!
 //! Twin: kvcore/sanitizer/rows.py.
 
-/// The blocks of layers that share tables. window: None: all is seen. chunked: the chunk of `window`
-/// positions is seen that a query stands in.
+/// The blocks of layers that share tables. window: None: all is seen. chunked: the chunk of
+/// `window` positions is seen that a query stands in.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheGroup {
     pub block_size: usize,

@@ -18,9 +18,9 @@ use crate::types::config::Config;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
-/// A key that the open batch published for content that the batch itself writes.
+/// A block that the open batch published under a key before the batch itself has written it.
 #[derive(Debug, Clone)]
-pub struct Published {
+pub struct UnwrittenBlock {
     pub(crate) group_id: u32,
     pub(crate) position: u32,
     pub(crate) block: BlockId,
@@ -31,14 +31,14 @@ pub struct Published {
 
 /// What the open batch did for a request that it schedules.
 #[derive(Debug, Clone)]
-pub struct BatchRecord {
+pub struct ScheduledRequest {
     /// The count before the request's first slots in the batch, and before its hits.
     pub(crate) num_computed_before: u32,
     /// The count that it cannot be shortened below, behind its hits and external tokens and, if it
     /// holds no others or the batch brings encoder tokens, its first own position.
     pub(crate) num_kept: u32,
-    /// The places of the first and the last of its keys.
-    pub(crate) published: Option<(u32, u32)>,
+    /// The places of the first and the last of its blocks.
+    pub(crate) unwritten: Option<(u32, u32)>,
 }
 
 /// A full block whose key another block held when it was filled (`Duplicates::Merge`).
@@ -55,9 +55,9 @@ pub struct Merge {
 #[derive(Debug, Default)]
 pub struct OpenBatch {
     pub(crate) number: u64,
-    pub(crate) records: RowMap<BatchRecord>,
+    pub(crate) scheduled: RowMap<ScheduledRequest>,
     /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
-    pub(crate) published: Vec<Published>,
+    pub(crate) unwritten: Vec<UnwrittenBlock>,
     pub(crate) merges: Vec<Merge>,
     /// What it does to requests, if batches are remembered.
     pub(crate) entries: RequestEntries,
@@ -65,70 +65,74 @@ pub struct OpenBatch {
     pub(crate) published_keys: Vec<PublishedKey>,
 }
 
-clone_in_place!(OpenBatch { number, records, published, merges, entries, published_keys });
+clone_in_place!(OpenBatch { number, scheduled, unwritten, merges, entries, published_keys });
 
-impl Published {
+impl UnwrittenBlock {
     /// The first token behind its block.
     pub(crate) fn end(&self, config: &Config) -> u32 {
         (self.position + 1) * config.groups[self.group_id as usize].block_size
     }
 }
 
-impl BatchRecord {
+impl ScheduledRequest {
     /// The record of a request with this many computed tokens before the batch.
     #[must_use]
     pub fn new(num_computed_before: u32) -> Self {
-        BatchRecord { num_computed_before, num_kept: num_computed_before.max(1), published: None }
+        ScheduledRequest {
+            num_computed_before,
+            num_kept: num_computed_before.max(1),
+            unwritten: None,
+        }
     }
 }
 
 impl OpenBatch {
-    /// Note a key that was published for content that the batch writes for a request.
-    pub(crate) fn note_published(
+    /// Note a block that was published for a request before the batch has written it.
+    pub(crate) fn note_unwritten(
         &mut self,
         row: Row,
         (group_id, position): (u32, u32),
         block: BlockId,
         key: Key,
     ) {
-        let place = self.published.len() as u32;
-        self.published.push(Published { group_id, position, block, key, next: None });
-        self.chain_published(row, place);
+        let place = self.unwritten.len() as u32;
+        self.unwritten.push(UnwrittenBlock { group_id, position, block, key, next: None });
+        self.chain_unwritten(row, place);
     }
 
-    /// Chain the keys from this place on behind those that the request published before.
-    pub(crate) fn chain_published(&mut self, row: Row, start: u32) {
-        let end = self.published.len() as u32;
-        let Some(record) = self.records.get_mut(row).filter(|_| start < end) else { return };
-        if let Some((_, last)) = record.published {
-            self.published[last as usize].next = Some(start);
+    /// Chain the blocks from this place on behind those that the request published before.
+    pub(crate) fn chain_unwritten(&mut self, row: Row, start: u32) {
+        let end = self.unwritten.len() as u32;
+        let Some(record) = self.scheduled.get_mut(row).filter(|_| start < end) else { return };
+        if let Some((_, last)) = record.unwritten {
+            self.unwritten[last as usize].next = Some(start);
         }
-        record.published = Some((record.published.map_or(start, |(first, _)| first), end - 1));
+        record.unwritten = Some((record.unwritten.map_or(start, |(first, _)| first), end - 1));
     }
 
-    /// What a request published, in order.
-    pub(crate) fn published_by(
+    /// The blocks that a request published, in order.
+    pub(crate) fn unwritten_of(
         &self,
-        record: &BatchRecord,
-    ) -> impl Iterator<Item = &Published> + use<'_> {
-        let (first, last) = record.published.unzip();
+        record: &ScheduledRequest,
+    ) -> impl Iterator<Item = &UnwrittenBlock> + use<'_> {
+        let (first, last) = record.unwritten.unzip();
         let follows = move |&place: &u32| {
             let left = Some(place) != last && !seeded(Mutant::ChainLosesKeys);
-            left.then(|| self.published[place as usize].next.unwrap_or(place + 1))
+            left.then(|| self.unwritten[place as usize].next.unwrap_or(place + 1))
         };
-        std::iter::successors(first, follows).map(|place| &self.published[place as usize])
+        std::iter::successors(first, follows).map(|place| &self.unwritten[place as usize])
     }
 
     /// The blocks whose content the batch writes and that it published.
-    pub(crate) fn unwritten(&self) -> HashSet<BlockId> {
-        let all = self.records.values().flat_map(|record| self.published_by(record));
+    pub(crate) fn unwritten_blocks(&self) -> HashSet<BlockId> {
+        let all = self.scheduled.values().flat_map(|record| self.unwritten_of(record));
         all.map(|item| item.block).collect()
     }
 
     /// Open the next batch.
     pub(crate) fn advance(&mut self) {
         self.number += 1;
-        self.records.clear();
-        self.published.clear();
+        self.scheduled.clear();
+        self.unwritten.clear();
     }
 }

@@ -319,7 +319,7 @@ impl State {
     /// that they need was given back since.
     #[must_use]
     pub fn num_settled(&self, row: Row) -> u32 {
-        let record = self.batch.records.get(row);
+        let record = self.batch.scheduled.get(row);
         let num_tokens = record.map_or_else(
             || self[row].num_accepted(),
             |record| record.num_computed_before.min(self[row].num_tokens()),

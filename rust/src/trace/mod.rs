@@ -4,4 +4,3 @@
 pub(crate) mod runner;
 pub(crate) mod text;
 pub(crate) mod trace_file;
-pub(crate) mod words;

@@ -5,19 +5,21 @@
 //! the request's last `get_computed_blocks` gave. After each call the state must come back from its
 //! canonical bytes, and `take_batch` must hand out exactly what the open batch holds.
 
+pub(crate) mod words;
+
 use std::collections::HashMap;
 
 use crate::codec::{decode, encode};
 use crate::invariants::pool_and_state::failing;
 use crate::invariants::requests::Scratch;
 use crate::state::state::{State, make_state};
+use crate::trace::runner::words::{
+    Called, Failure, admitted, listed, nothing, number, numbers, read_append, read_done,
+    read_hashes, read_output, read_request, read_slot_request, text, write_operations,
+    write_owners, write_queue, write_verdict, write_waiting,
+};
 use crate::trace::text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
-};
-use crate::trace::words::{
-    Called, Failure, admitted, listed, nothing, number, numbers, read_append, read_done,
-    read_hashes, read_output, read_request, read_slot_request, text, write_host_tables,
-    write_operations, write_owners, write_queue, write_verdict, write_waiting,
 };
 use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};
@@ -31,7 +33,7 @@ use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::events::Event;
 use crate::types::ids::BlockId;
-use crate::types::values::Hit;
+use crate::types::values::{Hit, KVCacheBlocks};
 
 /// A call whose verb or words cannot be read.
 #[derive(Debug)]
@@ -167,10 +169,6 @@ impl Runner {
             ("take_new_block_ids", []) => {
                 text(write_ids(drain::take_new_block_ids(state).into_iter().map(|each| each.0)))
             }
-            ("new_step_starts", []) => {
-                drain::new_step_starts(state);
-                Ok(Value::Nothing)
-            }
             ("restore", []) => {
                 *state = decode::decode(&encode::encode(state))?;
                 let broken = failing(state, &mut Scratch::default());
@@ -209,7 +207,8 @@ impl Runner {
             }
             ("table", [id]) => Ok(Value::Blocks(queries::get_blocks(state, id)?)),
             ("host_table", [id]) => {
-                text(write_host_tables(&queries::find_request(state, id)?.host_tables))
+                let blocks = queries::find_request(state, id)?.host_tables.to_vec();
+                Ok(Value::Blocks(KVCacheBlocks { blocks }))
             }
             ("computed", [id]) => text(queries::find_request(state, id)?.num_computed),
             ("to_come", [id]) => text(queries::find_request(state, id)?.num_output_placeholders()),

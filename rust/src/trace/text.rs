@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 
-use crate::state::state::State;
+use crate::state::state::{NO_HOST_BLOCK, State};
 use crate::types::commands::Command;
 use crate::types::errors::{Error, Field};
 use crate::types::events::Event;
@@ -101,9 +101,10 @@ pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     marks
 }
 
-/// Ids in order; `none` if there are none.
+/// Block ids in order, `null` for one that stands for no block; `none` if there are none.
 pub fn write_ids(ids: impl IntoIterator<Item = u32>) -> String {
-    let listed: Vec<u32> = ids.into_iter().collect();
+    let write = |id: u32| if id == NO_HOST_BLOCK.0 { "null".to_owned() } else { id.to_string() };
+    let listed: Vec<String> = ids.into_iter().map(write).collect();
     if listed.is_empty() { "none".to_owned() } else { join(&listed, " ") }
 }
 

@@ -9,7 +9,7 @@
 //! Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/transitions/allocate.py.
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::open_batch::BatchRecord;
+use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
@@ -19,7 +19,7 @@ use crate::transitions::output::take_output;
 use crate::transitions::plan::{Growth, Plan, Rewrite, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::unconfirmed_loads::{note_load, note_rewritten, rest};
+use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritten};
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
@@ -47,7 +47,7 @@ pub fn allocate_slots(
     };
     commit(state, slot_request, &plan);
     let grown = |(group_id, table): (usize, &Vec<BlockId>)| {
-        let count = plan.growth.get(group_id).map_or(0, |each| each.grown) as usize;
+        let count = plan.growth.get(group_id).map_or(0, |each| each.num_new) as usize;
         table[table.len() - count..].to_vec()
     };
     let blocks = state[row].tables.iter().enumerate().map(grown).collect();
@@ -76,8 +76,8 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         let queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
         state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
-    note_scheduled(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
-    note_kept(state, slot_request, plan);
+    note_scheduled(state, slot_request, plan);
+    note_entry(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
     take_output(state, row, None);
     apply_trims(state, row, &plan.trims);
     (0..).zip(&plan.hits).for_each(|(group_id, hits)| attach_hits(state, row, group_id, hits));
@@ -86,7 +86,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     }
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
-        let grown = |each: &Growth| each.external + each.grown;
+        let grown = |each: &Growth| each.num_external + each.num_new;
         let grown: u32 = plan.growth.iter().map(grown).sum();
         let fresh = state.device.take(num_shared + grown, &mut state.effects);
         forget_new(state, &fresh);
@@ -94,14 +94,14 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
-        for (group_id, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
-            let nulls = std::iter::repeat_n(NULL_BLOCK, nulls as usize);
+        for (group_id, &Growth { num_nulls, num_external, .. }) in (0..).zip(&plan.growth) {
+            let nulls = std::iter::repeat_n(NULL_BLOCK, num_nulls as usize);
             TableEdit::of(state, row, group_id).extend(nulls, false);
-            let external = fresh.by_ref().take(external as usize);
+            let external = fresh.by_ref().take(num_external as usize);
             TableEdit::of(state, row, group_id).extend(external, !slot_request.loads);
         }
         for (group_id, growth) in (0..).zip(&plan.growth) {
-            let grown = fresh.by_ref().take(growth.grown as usize);
+            let grown = fresh.by_ref().take(growth.num_new as usize);
             TableEdit::of(state, row, group_id).extend(grown, true);
         }
     }
@@ -112,24 +112,20 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     note_quiet_until(state, row);
 }
 
-/// Remember what a request had computed before its first slots in the open batch.
-///
-/// publishes: the batch's completion may publish them.
-fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
-    state.batch.records.insert_missing(row, BatchRecord::new(state[row].num_computed));
-    note_entry(state, row, publishes);
-}
-
-/// Remember how much of what the open batch does for a request cannot be taken back.
-fn note_kept(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
+/// Note what the open batch does for a request, and how much of it cannot be taken back.
+fn note_scheduled(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
+    let before = state[plan.row].num_computed;
+    state.batch.scheduled.insert_missing(plan.row, ScheduledRequest::new(before));
     let brings = slot_request.num_encoder_tokens > 0;
-    if plan.num_loaded > state[plan.row].num_computed || brings {
-        let record = state.batch.records.get_mut(plan.row).expect("it was just noted");
+    if plan.num_loaded > before || brings {
+        let record = state.batch.scheduled.get_mut(plan.row).expect("it was just noted");
         record.num_kept = (plan.num_loaded + u32::from(brings)).min(plan.num_scheduled);
     }
 }
 
-/// The same, for batches in flight.
+/// Note for batches in flight that the open batch schedules a request.
+///
+/// publishes: the batch's completion may publish its blocks.
 #[inline(always)] // of each request in each step
 pub(crate) fn note_entry(state: &mut State, row: Row, publishes: bool) {
     if !state.config.tracks_batches() {
@@ -147,7 +143,7 @@ fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId]) {
     TableEdit::of(state, row, group_id).share(hits.to_vec());
     state[row].num_cached[group_id as usize] = hits.len() as u32;
     if !state.loads.is_empty() {
-        rest(state, row, hits);
+        note_owner(state, row, hits);
     }
 }
 

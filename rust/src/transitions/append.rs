@@ -11,7 +11,7 @@
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::open_batch::BatchRecord;
+use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until};
@@ -49,7 +49,7 @@ pub fn append<'a>(
     requests: Requests<'_>,
     output: impl Into<Output<'a>>,
 ) -> Result<Appended, Error> {
-    let (output, num_records) = (output.into(), state.batch.records.num_entries());
+    let (output, num_records) = (output.into(), state.batch.scheduled.num_entries());
     let found;
     let rows = match requests {
         Requests::Rows(rows) => rows,
@@ -59,7 +59,7 @@ pub fn append<'a>(
         }
     };
     if !schedule_all(state, rows, &output) {
-        state.batch.records.truncate(num_records);
+        state.batch.scheduled.truncate(num_records);
         let wrong = read_request_ids(state, rows).and_then(|()| check_append(state, rows, &output));
         return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
     }
@@ -69,7 +69,7 @@ pub fn append<'a>(
             continue;
         }
         if let Err(refused) = append_one(state, row, token, output.batch) {
-            state.batch.records.truncate(num_records + done);
+            state.batch.scheduled.truncate(num_records + done);
             return Ok(Appended { done: done as u64, refused: Some(refused) });
         }
     }
@@ -225,8 +225,11 @@ fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
             return false;
         }
         let fresh = output.batch.is_none_or(|batch| output_from[row as usize] <= batch as u64);
-        let record = BatchRecord::new(request.num_computed);
-        is_taken && fresh && can_grow(request, limit) && batch.records.insert_once(Row(row), record)
+        let record = ScheduledRequest::new(request.num_computed);
+        is_taken
+            && fresh
+            && can_grow(request, limit)
+            && batch.scheduled.insert_once(Row(row), record)
     })
 }
 
@@ -280,7 +283,7 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
             return Err(Error::NotRunning { request: request.name() });
         }
         check_no_drafts(request)?;
-        if state.batch.records.get(row).is_some() {
+        if state.batch.scheduled.get(row).is_some() {
             return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
         }
         let (num_tokens, num_computed) = (request.num_tokens(), request.num_computed);

@@ -19,9 +19,9 @@ use crate::state::batch_records::{BatchInFlight, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::state::table_edit::TableEdit;
-use crate::transitions::in_flight::{lower, note_published_key, num_finished};
+use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks};
-use crate::transitions::unconfirmed_loads::{confirm, note_keyed, rest};
+use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
 use crate::types::errors::Error;
@@ -47,7 +47,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     if let Some(before) = state.batch.number.checked_sub(1)
         && limit == 0
     {
-        confirm(&mut state.loads, before);
+        confirm_loads(&mut state.loads, before);
     }
     let closed = state.config.tracks_batches().then(|| close_entries(state));
     let merges = std::mem::take(&mut state.batch.merges);
@@ -77,7 +77,7 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
         return Err(Error::BatchOutOfOrder { batch, oldest: oldest as i64 });
     }
     let finished = state.in_flight.remove(0);
-    confirm(&mut state.loads, oldest);
+    confirm_loads(&mut state.loads, oldest);
     for pool in [Some(&mut state.device), state.host.as_mut()].into_iter().flatten() {
         pool.end_use(|user| user == oldest || seeded(Mutant::FirstBatchEndsAllUses));
         if !seeded(Mutant::QuarantineNeverEnds) {
@@ -111,7 +111,7 @@ pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
 fn close_entries(state: &mut State) -> BatchInFlight {
     let mut entries = std::mem::take(&mut state.batch.entries);
     entries.hold(state.config.groups.len(), |row, held| {
-        if state.batch.records.get(row).is_some() {
+        if state.batch.scheduled.get(row).is_some() {
             let tables = held.iter_mut().zip(&state[row].tables);
             tables.for_each(|(length, table)| *length = table.len() as u32);
         }
@@ -176,9 +176,9 @@ fn apply_merge(state: &mut State, merge: &Merge) {
         return;
     };
     state.device.touch(older, &mut state.effects);
-    rest(state, row, &[older]);
+    note_owner(state, row, &[older]);
     if state.config.publish == Publish::Scheduled {
-        lower(state, row, position * size);
+        lower_restored(state, row, position * size);
     }
     TableEdit::of(state, row, group_id).replace(position, older, false);
     if seeded(Mutant::MergeNoRemap) {

@@ -3,7 +3,7 @@
 //!
 //! Invariants: a new block is named unless a command fills it. If a block is taken again, the last
 //! taking decides. Blocks of external tokens are named: no command fills them, a connector may fill
-//! them in part. Source: S000-50, 51. Twin: kvcore/transitions/drain.py.
+//! them in part. Source: S000-50. Twin: kvcore/transitions/drain.py.
 
 use crate::state::state::State;
 use crate::types::event_log::EventLog;
@@ -33,6 +33,3 @@ pub(crate) fn forget_new(state: &mut State, blocks: &[BlockId]) {
         state.new_blocks.remove(blocks);
     }
 }
-
-/// Say that a scheduling step begins; no kind of group needs it yet.
-pub fn new_step_starts(_state: &mut State) {}

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::State;
 use crate::state::table_edit::TableEdit;
-use crate::transitions::in_flight::inherit;
+use crate::transitions::in_flight::inherit_entries;
 use crate::transitions::requests::{check_drafts_settled, check_new_id, empty_request};
-use crate::transitions::unconfirmed_loads::inherit_rest;
+use crate::transitions::unconfirmed_loads::inherit_loads;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -47,8 +47,8 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
         table.truncate(state.num_kept(group, &table, computed));
         TableEdit::of(state, row, group).share(table);
     }
-    inherit(state, parent_row, row);
-    inherit_rest(state, parent_row, row, computed);
+    inherit_entries(state, parent_row, row);
+    inherit_loads(state, parent_row, row, computed);
     Ok(row)
 }
 

@@ -12,11 +12,11 @@
 use std::collections::BTreeSet;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::open_batch::{BatchRecord, Merge, Published};
+use crate::state::open_batch::{Merge, ScheduledRequest, UnwrittenBlock};
 use crate::state::state::{NO_HOST_BLOCK, State, request_mut};
 use crate::state::table_edit::TableEdit;
-use crate::transitions::in_flight::leave;
-use crate::transitions::unconfirmed_loads::fall_to;
+use crate::transitions::in_flight::note_left_batch;
+use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
@@ -61,12 +61,12 @@ pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error>
 pub(crate) fn check_shorter(state: &State, leaving: &[Row], num_tokens: u32) -> Result<(), Error> {
     let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
     let mut others: BTreeSet<&str> = BTreeSet::new();
-    let records = leaving.iter().filter_map(|&row| state.batch.records.get(row));
-    for item in records.flat_map(|record| state.batch.published_by(record)) {
+    let scheduled = leaving.iter().filter_map(|&row| state.batch.scheduled.get(row));
+    for item in scheduled.flat_map(|record| state.batch.unwritten_of(record)) {
         if item.end(&state.config) <= num_tokens || state.device.ref_count(item.block) < 2 {
             continue;
         }
-        for row in state.batch.records.keys().filter(|row| !leaving.contains(row)) {
+        for row in state.batch.scheduled.keys().filter(|row| !leaving.contains(row)) {
             if counts_on(state, row, item) {
                 blocks.insert(item.block);
                 others.insert(&state[row].request_id);
@@ -83,7 +83,7 @@ pub(crate) fn check_shorter(state: &State, leaving: &[Row], num_tokens: u32) -> 
 }
 
 /// Whether a request counts the tokens of a published block at its position.
-fn counts_on(state: &State, row: Row, item: &Published) -> bool {
+fn counts_on(state: &State, row: Row, item: &UnwrittenBlock) -> bool {
     let request = &state[row];
     let table = &request.tables[item.group_id as usize];
     request.num_computed >= item.end(&state.config)
@@ -94,16 +94,16 @@ fn counts_on(state: &State, row: Row, item: &Published) -> bool {
 ///
 /// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
-    let Some(record) = state.batch.records.remove(row) else { return };
-    leave(state, row);
+    let Some(record) = state.batch.scheduled.remove(row) else { return };
+    note_left_batch(state, row);
     withdraw(state, row, &record, record.num_computed_before);
     cut_tables(state, row, record.num_computed_before, 0);
 }
 
 /// Withdraw keys and merges of what the open batch writes for a request past num_tokens.
-pub(crate) fn withdraw(state: &mut State, row: Row, record: &BatchRecord, num_tokens: u32) {
+pub(crate) fn withdraw(state: &mut State, row: Row, record: &ScheduledRequest, num_tokens: u32) {
     let State { config, device, effects, requests, batch, .. } = state;
-    for item in batch.published_by(record).filter(|item| item.end(config) > num_tokens) {
+    for item in batch.unwritten_of(record).filter(|item| item.end(config) > num_tokens) {
         let ours = device.key(item.block) == Some(&item.key);
         if ours && !seeded(Mutant::LeavingKeepsKeys) {
             device.unpublish(item.block, effects);
@@ -129,7 +129,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
         (num_computed, num_tokens) = (0, 0);
     }
     if !state.loads.is_empty() {
-        fall_to(state, row, num_computed);
+        lower_counted(state, row, num_computed);
     }
     for group_id in 0..state.config.groups.len() as u32 {
         let table = &state[row].tables[group_id as usize];
@@ -162,6 +162,6 @@ pub(crate) fn release_host(state: &mut State, row: Row) {
 /// Give back a swapped request's host blocks; it waits, as after a preemption.
 pub(crate) fn drop_host(state: &mut State, row: Row) {
     release_host(state, row);
-    fall_to(state, row, 0);
+    lower_counted(state, row, 0);
     state[row].preempted = true;
 }

@@ -48,14 +48,14 @@ pub(crate) fn note_published_key(state: &mut State, block: BlockId, key: Key) {
 }
 
 /// Note that a request left the open batch: what it remembers stays, but publishes nothing.
-pub(crate) fn leave(state: &mut State, row: Row) {
+pub(crate) fn note_left_batch(state: &mut State, row: Row) {
     if let Some(known) = state.batch.entries.rows.get_mut(row) {
         known.publishes = false;
     }
 }
 
 /// Note that a cancel of the batch that was just taken restores no more of a request.
-pub(crate) fn lower(state: &mut State, row: Row, num_tokens: u32) {
+pub(crate) fn lower_restored(state: &mut State, row: Row, num_tokens: u32) {
     let Some(taken) = state.in_flight.last_mut() else { return };
     if taken.entries.get(row).is_none_or(|known| known.restore <= num_tokens) {
         return;
@@ -68,7 +68,7 @@ pub(crate) fn lower(state: &mut State, row: Row, num_tokens: u32) {
 /// Let batches begin earlier at a request, which drops positions to come before their first.
 ///
 /// above: the known tokens, before which nothing moves.
-pub(crate) fn shift(state: &mut State, row: Row, above: u32, num_tokens: u32) {
+pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: u32) {
     let moved = |before: u32| above.max(before.saturating_sub(num_tokens));
     let entries = |known: &mut RequestEntry| {
         if known.before > above {
@@ -76,7 +76,7 @@ pub(crate) fn shift(state: &mut State, row: Row, above: u32, num_tokens: u32) {
             known.restore = known.restore.min(known.before);
         }
     };
-    if let Some(record) = state.batch.records.get_mut(row)
+    if let Some(record) = state.batch.scheduled.get_mut(row)
         && record.num_computed_before > above
     {
         record.num_computed_before = moved(record.num_computed_before);
@@ -91,7 +91,7 @@ pub(crate) fn shift(state: &mut State, row: Row, above: u32, num_tokens: u32) {
 }
 
 /// Give a forked child its parent's entries; no batch schedules it.
-pub(crate) fn inherit(state: &mut State, parent: Row, child: Row) {
+pub(crate) fn inherit_entries(state: &mut State, parent: Row, child: Row) {
     for batch in &mut state.in_flight {
         if batch.entries.get(parent).is_some() {
             inherit_one(&mut Arc::make_mut(batch).entries, parent, child);
@@ -109,7 +109,7 @@ fn inherit_one(entries: &mut RequestEntries, parent: Row, child: Row) {
 }
 
 /// Drop a request's entries in all batches; those in flight keep its row.
-pub(crate) fn forget(state: &mut State, row: Row) {
+pub(crate) fn forget_entries(state: &mut State, row: Row) {
     for batch in &mut state.in_flight {
         if batch.entries.get(row).is_some() && !seeded(Mutant::RemovedStaysMarked) {
             let batch = Arc::make_mut(batch);

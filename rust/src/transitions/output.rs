@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::state::batch_records::{BatchInFlight, RequestEntry};
-use crate::state::open_batch::BatchRecord;
+use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::publish_blocks;
@@ -19,8 +19,8 @@ use crate::types::ids::Row;
 /// Fails with InOpenBatch if the open batch computes what the next token to come is sampled from.
 pub(crate) fn check_sampled(state: &State, row: Row) -> Result<(), Error> {
     let request = &state[row];
-    let record = state.batch.records.get(row);
-    let is_late = |record: &BatchRecord| record.num_computed_before < request.num_tokens();
+    let record = state.batch.scheduled.get(row);
+    let is_late = |record: &ScheduledRequest| record.num_computed_before < request.num_tokens();
     if request.num_output_placeholders() > 0 && record.is_some_and(is_late) {
         return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
     }

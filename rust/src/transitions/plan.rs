@@ -41,11 +41,11 @@ pub struct Rewrite {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Growth {
     /// Positions that are skipped already.
-    pub nulls: u32,
+    pub num_nulls: u32,
     /// Blocks for external tokens.
-    pub external: u32,
+    pub num_external: u32,
     /// Blocks behind those, preallocation included.
-    pub grown: u32,
+    pub num_new: u32,
 }
 
 /// What an allocation will do.
@@ -128,8 +128,8 @@ pub fn plan_allocation(
     let trims = plan_trims(state, row, lengths.seen_from);
     let available = i64::from(state.device.num_free() + num_freed(state, row, &trims));
     let mut growth = plan_growth(state, request, slot_request, &hits, &lengths);
-    let grown: i64 = growth.iter().map(|each| i64::from(each.external + each.grown)).sum();
-    let needed = fixed + grown;
+    let num_taken = |each: &Growth| i64::from(each.num_external + each.num_new);
+    let needed = fixed + growth.iter().map(num_taken).sum::<i64>();
     let most = || step_most(state, request, slot_request, &lengths);
     if let Some(refused) = refuse(state, needed, available, most, reserve) {
         let trims = plan_trims(state, row, visible_from(state, row, request.num_accepted()));
@@ -267,16 +267,16 @@ pub fn plan_growth(
         let (size, held) = (group.block_size, num_held(request, hits, index));
         if group.is_cross() {
             let needed = slot_request.num_encoder_tokens().div_ceil(size);
-            growth.push(Growth { grown: needed.saturating_sub(held), ..Growth::default() });
+            growth.push(Growth { num_new: needed.saturating_sub(held), ..Growth::default() });
             continue;
         }
         let num_total = lengths.total.div_ceil(size);
         let skipped = skipped_blocks(group, lengths.seen_from).min(num_total);
-        let nulls = skipped.saturating_sub(held);
-        let external = num_total.saturating_sub(held + nulls);
+        let num_nulls = skipped.saturating_sub(held);
+        let num_external = num_total.saturating_sub(held + num_nulls);
         let needed = lengths.slots.div_ceil(size);
-        let grown = needed.saturating_sub(held + nulls + external);
-        growth.push(Growth { nulls, external, grown });
+        let num_new = needed.saturating_sub(held + num_nulls + num_external);
+        growth.push(Growth { num_nulls, num_external, num_new });
     }
     growth
 }
@@ -371,15 +371,16 @@ pub fn preallocate(
     }
     let limit = state.config.length_limit();
     for (index, (group, each)) in state.config.groups.iter().zip(growth).enumerate() {
-        if group.is_cross() || (!request.tables[index].is_empty() && each.grown == 0) {
+        if group.is_cross() || (!request.tables[index].is_empty() && each.num_new == 0) {
             continue;
         }
-        let held = num_held(request, hits, index) + each.nulls + each.external + each.grown;
+        let held =
+            num_held(request, hits, index) + each.num_nulls + each.num_external + each.num_new;
         let room = i64::from(limit.div_ceil(group.block_size)) - i64::from(held);
         let extra = i64::from(num_preallocate.div_ceil(group.block_size));
         let more = extra.min(spare).min(room).max(0);
         spare -= more;
-        each.grown += more as u32;
+        each.num_new += more as u32;
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::hashing::block_hash::root_hash;
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::{AHEAD, BlockPool};
-use crate::state::open_batch::{Merge, Published};
+use crate::state::open_batch::{Merge, UnwrittenBlock};
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::in_flight::{note_request, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
@@ -106,12 +106,12 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
     let State { config, scales, requests, device, batch, effects, loads, .. } = state;
     let request = &*request_mut(requests, row);
     let (size, scale) = (config.groups[group_id as usize].block_size, scales[group_id as usize]);
-    let before = batch.records.get(row).map_or(u32::MAX, |record| record.num_computed_before);
+    let before = batch.scheduled.get(row).map_or(u32::MAX, |record| record.num_computed_before);
     let merges = config.duplicates == Duplicates::Merge;
     let can_be_cancelled = !last && config.max_in_flight > 0;
     let mut first = positions.start;
     let (mut keyed, num_merges) = (Vec::new(), batch.merges.len());
-    let start = batch.published.len() as u32;
+    let start = batch.unwritten.len() as u32;
     for position in positions.clone() {
         let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
         if let Some(ahead) = request.block_hashes.get(ahead) {
@@ -134,7 +134,13 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                     batch.published_keys.push((block, key));
                 }
                 if (position + 1) * size > before {
-                    batch.published.push(Published { group_id, position, block, key, next: None });
+                    batch.unwritten.push(UnwrittenBlock {
+                        group_id,
+                        position,
+                        block,
+                        key,
+                        next: None,
+                    });
                 }
             }
         }
@@ -144,7 +150,7 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
         }
     }
     announce(effects, request, (config, scales), group_id, (first, positions.end));
-    batch.chain_published(row, start);
+    batch.chain_unwritten(row, start);
     if batch.merges.len() > num_merges && config.publishes_at_once() {
         let computed = request.num_computed;
         note_request(state, row, computed, computed, None);

@@ -14,7 +14,7 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
-use crate::transitions::in_flight::{forget, shift};
+use crate::transitions::in_flight::{forget_entries, shift_starts};
 use crate::transitions::output::{check_output, check_sampled, publish_filled};
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
@@ -73,7 +73,7 @@ pub fn add_tokens<'a>(
     let (num_known, to_come) = (request.num_tokens(), request.num_output_placeholders());
     let dropped = i64::from(to_come).min(num_rejected) as u32;
     if dropped > 0 {
-        shift(state, row, num_known, dropped);
+        shift_starts(state, row, num_known, dropped);
         state[row].num_computed -= dropped;
     }
     if let Some(batch) = batch {
@@ -121,7 +121,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     check_count("num_accepted", num_accepted, 0)?;
     check_no_placeholders(request)?;
     let num_scheduled = i64::from(request.num_computed - request.num_accepted());
-    if num_scheduled > 0 && state.batch.records.get(row).is_some() {
+    if num_scheduled > 0 && state.batch.scheduled.get(row).is_some() {
         return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
     }
     if num_accepted > num_scheduled {
@@ -156,7 +156,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     }
     state.requests[row.index()] = None;
     state.output_from[row.index()] = 0;
-    forget(state, row);
+    forget_entries(state, row);
     forget_reporter(state, row);
     state.held_rows.push((row, state.batch.number));
     Ok(())

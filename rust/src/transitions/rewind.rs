@@ -17,7 +17,7 @@ use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
 use crate::transitions::unconfirmed_loads::{
-    first_reported, most_loaded, reached, spoil, spoilt_requests,
+    first_reported, most_loaded, reached_requests, spoil_loads, spoilt_requests,
 };
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
@@ -48,10 +48,10 @@ pub fn rewind(
             state.device.unpublish(block, &mut state.effects);
         }
     }
-    let left = reached(state, &rows, count).into_iter();
+    let left = reached_requests(state, &rows, count).into_iter();
     let left = left.filter(|&row| state[row].num_computed == 0);
     let stale: Vec<Row> = falling.iter().copied().chain(left).collect();
-    spoil(state, &rows, count);
+    spoil_loads(state, &rows, count);
     let before: Vec<u32> = falling.iter().map(|&row| state[row].num_computed).collect();
     for (row, num_tokens) in kept {
         fall(state, row, num_tokens);

@@ -17,7 +17,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::transitions::in_flight::note_request;
-use crate::transitions::unconfirmed_loads::{fall_to, rest};
+use crate::transitions::unconfirmed_loads::{lower_counted, note_owner};
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row, Table};
@@ -106,7 +106,7 @@ fn num_saved(state: &State, row: Row) -> u32 {
     if request.num_output_placeholders() == 0 {
         return state.num_settled(row);
     }
-    let before = state.batch.records.get(row).map_or(u32::MAX, |each| each.num_computed_before);
+    let before = state.batch.scheduled.get(row).map_or(u32::MAX, |each| each.num_computed_before);
     state.resumable(row, before.min(request.num_tokens() - 1))
 }
 
@@ -143,7 +143,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
         cut_tables(state, row, 0, 0);
         if let Some(loads) = loads {
             state.loads = loads;
-            fall_to(state, row, num_computed);
+            lower_counted(state, row, num_computed);
         }
         note_request(state, row, 0, 0, None);
         let request = &mut state[row];
@@ -158,7 +158,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
 
 /// Host block -> the device block that has its content, None if it must be copied.
 fn find_hits(state: &State, rows: &[Row]) -> Hits {
-    let unwritten = state.batch.unwritten();
+    let unwritten = state.batch.unwritten_blocks();
     let mut hits: Hits = Vec::new();
     let mut places: HashMap<BlockId, usize> = HashMap::new();
     for request in rows.iter().map(|&row| &state[row]) {
@@ -240,7 +240,7 @@ fn put_back(
             TableEdit::of(state, row, group_id).extend([block], false);
         }
         if !state.loads.is_empty() {
-            rest(state, row, table);
+            note_owner(state, row, table);
         }
     }
     let num_computed = state[row].num_computed;

@@ -29,7 +29,7 @@ use crate::types::values::Admitted;
 ///
 /// Fails with UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
 pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
-    let unwritten = state.batch.unwritten();
+    let unwritten = state.batch.unwritten_blocks();
     let check = |&number: &i64| {
         let block = state.device.check_block(number)?;
         let Some(&key) = state.device.key(block) else {

@@ -29,7 +29,7 @@ pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
 }
 
 /// Note that a request became an owner of blocks.
-pub(crate) fn rest(state: &mut State, row: Row, blocks: &[BlockId]) {
+pub(crate) fn note_owner(state: &mut State, row: Row, blocks: &[BlockId]) {
     let State { loads, device, .. } = state;
     let keyed = |&block: &BlockId| device.key(block).is_some();
     let held: HashSet<BlockId> = blocks.iter().copied().filter(keyed).collect();
@@ -65,7 +65,7 @@ pub(crate) fn note_rewritten(state: &mut State, row: Row, block: BlockId, end: u
 }
 
 /// Let a forked child, which counts num_tokens tokens, rest on what its parent rests on.
-pub(crate) fn inherit_rest(state: &mut State, parent: Row, child: Row, num_tokens: u32) {
+pub(crate) fn inherit_loads(state: &mut State, parent: Row, child: Row, num_tokens: u32) {
     for load in &mut state.loads {
         load.count(child, load.reporter(parent).counted.min(num_tokens));
     }
@@ -74,7 +74,7 @@ pub(crate) fn inherit_rest(state: &mut State, parent: Row, child: Row, num_token
 /// Note that a request counts no more than num_tokens tokens.
 ///
 /// A load of the open batch does not take place if no request rests on it any more.
-pub(crate) fn fall_to(state: &mut State, row: Row, num_tokens: u32) {
+pub(crate) fn lower_counted(state: &mut State, row: Row, num_tokens: u32) {
     let open = state.batch.number;
     state.loads.retain_mut(|load| {
         if let Some(known) = load.reporters.iter_mut().find(|each| each.row == row) {
@@ -103,7 +103,7 @@ pub(crate) fn forget_reporter(state: &mut State, row: Row) {
 }
 
 /// Forget the loads of batches up to this one.
-pub(crate) fn confirm(loads: &mut Vec<UnconfirmedLoad>, number: u64) {
+pub(crate) fn confirm_loads(loads: &mut Vec<UnconfirmedLoad>, number: u64) {
     loads.retain(|load| load.batch > number);
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> V
 /// The requests that ever counted tokens which a report says did not come, also if they left.
 ///
 /// One that counts tokens again was scheduled anew, and takes output from there on only.
-pub(crate) fn reached(state: &State, rows: &[Row], num_tokens: u32) -> Vec<Row> {
+pub(crate) fn reached_requests(state: &State, rows: &[Row], num_tokens: u32) -> Vec<Row> {
     let reported = state.loads.iter().filter(|load| load.is_reported(rows, num_tokens));
     let counted = |load: &UnconfirmedLoad| {
         let end = num_tokens.max(load.first);
@@ -155,7 +155,7 @@ pub(crate) fn reached(state: &State, rows: &[Row], num_tokens: u32) -> Vec<Row> 
 }
 
 /// Withdraw the keys of what rests on the loads that are reported; these end there.
-pub(crate) fn spoil(state: &mut State, rows: &[Row], num_tokens: u32) {
+pub(crate) fn spoil_loads(state: &mut State, rows: &[Row], num_tokens: u32) {
     let State { loads, device, effects, .. } = state;
     loads.retain_mut(|load| {
         if load.is_reported(rows, num_tokens) {

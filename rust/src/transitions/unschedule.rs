@@ -9,12 +9,12 @@
 //! hit is not in the batch any more. Blocks stay, for the next slots.
 //! Twin: kvcore/transitions/unschedule.py.
 
-use crate::state::open_batch::{BatchRecord, Published};
+use crate::state::open_batch::{ScheduledRequest, UnwrittenBlock};
 use crate::state::state::State;
 use crate::transitions::free::{check_shorter, withdraw};
-use crate::transitions::in_flight::leave;
+use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::requests::check_no_drafts;
-use crate::transitions::unconfirmed_loads::fall_to;
+use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::Row;
 
@@ -32,7 +32,7 @@ pub fn unschedule(state: &mut State, request_id: &str, num_tokens: i64) -> Resul
         let request = state[row].name();
         return Err(Error::BeyondComputed { request, num_computed, requested });
     }
-    let record = state.batch.records.get(row);
+    let record = state.batch.scheduled.get(row);
     let num_kept = i64::from(record.map_or(computed, |record| record.num_kept));
     if num_tokens < num_kept {
         let request = state[row].name();
@@ -46,24 +46,25 @@ pub fn unschedule(state: &mut State, request_id: &str, num_tokens: i64) -> Resul
 }
 
 /// Let a request, and what the open batch notes of it, fall to num_tokens.
-fn shorten(state: &mut State, row: Row, record: BatchRecord, num_tokens: u32) {
+fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u32) {
     withdraw(state, row, &record, num_tokens);
     let batch = &mut state.batch;
     if num_tokens > record.num_computed_before {
         let config = &state.config;
-        let stays = |item: &&_| Published::end(item, config) <= num_tokens;
-        let stay: Vec<Published> = batch.published_by(&record).filter(stays).cloned().collect();
-        batch.records.remove(row);
-        batch.records.insert_new(row, BatchRecord { published: None, ..record });
+        let stays = |item: &&_| UnwrittenBlock::end(item, config) <= num_tokens;
+        let stay: Vec<UnwrittenBlock> =
+            batch.unwritten_of(&record).filter(stays).cloned().collect();
+        batch.scheduled.remove(row);
+        batch.scheduled.insert_new(row, ScheduledRequest { unwritten: None, ..record });
         for item in stay {
-            batch.note_published(row, (item.group_id, item.position), item.block, item.key);
+            batch.note_unwritten(row, (item.group_id, item.position), item.block, item.key);
         }
     } else {
-        batch.records.remove(row);
-        leave(state, row);
+        batch.scheduled.remove(row);
+        note_left_batch(state, row);
     }
     if !state.loads.is_empty() {
-        fall_to(state, row, num_tokens);
+        lower_counted(state, row, num_tokens);
     }
     for group_id in 0..state.config.groups.len() {
         let num_full = num_tokens / state.config.groups[group_id].block_size;

@@ -57,7 +57,7 @@ pub fn remove_skipped_blocks(
 /// The first query whose window must stay: the open batch's if that is earlier.
 #[must_use]
 pub fn visible_from(state: &State, row: Row, num_computed: u32) -> u32 {
-    let record = state.batch.records.get(row);
+    let record = state.batch.scheduled.get(row);
     record.map_or(num_computed, |record| num_computed.min(record.num_computed_before))
 }
 

@@ -39,8 +39,7 @@ ROWS = [
 BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.
 WITHOUT_ARGUMENTS = {
-    *("reset_prefix_cache", "take_events", "take_stats"),
-    *("take_new_block_ids", "new_step_starts"),
+    *("reset_prefix_cache", "take_events", "take_stats", "take_new_block_ids"),
 }
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_too_large.py,
 # test_bad_releases.py, test_threads.py, tests/bytes and test_damaged_batches.py; a TraceError is

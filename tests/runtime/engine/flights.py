@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated engine whose batches run late, fail and are cancelled, beside a small real cache.
 
-The manager is called at random. Batches are taken, executed on the cache (shadow.py), completed and
-cancelled at random moments; stores and loads end some time after their batch has run, done or
-failed, or when it was cancelled. Every read finds what its request wrote, and after every batch the
-tables are those that the manager had when the batch was taken.
+The manager is called at random. Batches are taken, executed on the cache (stamped_cache.py),
+completed and cancelled at random moments; stores and loads end some time after their batch has run,
+done or failed, or when it was cancelled. Every read finds what its request wrote, and after every
+batch the tables are those that the manager had when the batch was taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from collections import Counter
 
 import attrs
-from kvcore_runtime.cache.shadow import Shadow
+from kvcore_runtime.cache.stamped_cache import StampedCache
 
 from kvcore import Batch, Config, Hit, KVCacheManager, KvcoreError, Refused, Request, Status
 from kvcore.oracle.content_oracle import Pass
@@ -50,7 +50,7 @@ class Flights:
     def __init__(self, config: Config, backend: Backend, seed: int) -> None:
         self.pick = random.Random(seed)
         self.manager = KVCacheManager(config, backend)
-        self.shadow = Shadow(config, max_rows=16, max_len=MAX_LEN + 2, max_tokens=64)
+        self.stamped = StampedCache(config, max_rows=16, max_len=MAX_LEN + 2, max_tokens=64)
         self.tokens: dict[str, list[int]] = {}
         self.rows: dict[str, int] = {}
         self.starts: dict[str, int] = {}
@@ -103,12 +103,12 @@ class Flights:
         if not self.taken:
             return
         taken = self.taken.popleft()
-        self.shadow.skip(taken.batch.number)
-        for each in self.shadow.run(taken.batch, taken.steps):
+        self.stamped.skip(taken.batch.number)
+        for each in self.stamped.run(taken.batch, taken.steps):
             self.transfers[each.operation].done = each.done
             self.seen["transfers run"] += each.done
             self.seen["transfers failed"] += not each.done
-        self.shadow.check_tables(taken.tables)
+        self.stamped.check_tables(taken.tables)
         self.executed = taken.batch.number
 
     def cancel(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Flights:
 
     def _load(self, name: str, hit: Hit) -> bool:
         """Load what the tier has of a request behind its hit; some of it may fail."""
-        config, pages = self.manager.config, self.shadow.tier.pages
+        config, pages = self.manager.config, self.stamped.tier.pages
         keys, end = self.manager.get_block_keys(name), hit.num_tokens
         step = config.hit_alignment
         while end + step < len(self.tokens[name]) and all(
@@ -221,7 +221,7 @@ class Flights:
             return True
         self.transfers |= {each: Transfer(self.number, name) for each in got}
         if self.pick.random() < 0.2:
-            self.shadow.tier.failing.add(self.pick.choice(keys[0]))
+            self.stamped.tier.failing.add(self.pick.choice(keys[0]))
         return True
 
     def _disturb(self) -> None:

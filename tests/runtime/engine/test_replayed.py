@@ -99,8 +99,8 @@ def test_a_block_that_holds_another_prefix_is_found(backend: Backend) -> None:
             """See `Device`."""
             self.num_passes += 1
             if self.num_passes == 3:
-                first, second = self.shadow.runtime.tables.blocks[0, passes[0].row, :2].tolist()
-                data = self.shadow.runtime.cache.blocks.data
+                first, second = self.stamped.runtime.tables.blocks[0, passes[0].row, :2].tolist()
+                data = self.stamped.runtime.cache.blocks.data
                 data[second] = data[first].clone()
             super().forward(passes)
 

@@ -13,10 +13,13 @@
 //! here exactly if they have in Python; the bytes are other ones. Twin:
 //! kvcore/check/names/canonical.py.
 
+pub(crate) mod order;
+pub mod renaming;
+
 use smallvec::SmallVec;
 
-use crate::check::names::order::Orders;
-use crate::check::names::renaming::{Blocks, Renaming, Tree, batch_place, put};
+use crate::check::names::canonical::order::Orders;
+use crate::check::names::canonical::renaming::{Blocks, Renaming, Tree, batch_place, put};
 use crate::check::world::world::Symmetry;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;

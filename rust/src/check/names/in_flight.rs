@@ -7,11 +7,13 @@
 //! writes to come, contents of every block, and the worker's tables where these are not the
 //! state's. Twin: kvcore/check/names/in_flight.py.
 
+pub(crate) mod flight_name;
+
 use crate::oracle::calls::Name;
 use crate::oracle::contents::{Content, Ghost, Place};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::{UnconfirmedLoad, in_order};
 use crate::state::state::State;
@@ -250,7 +252,7 @@ pub(crate) fn keep_reportable(node: &mut Node) {
 pub(crate) fn fills(start: &State, opened: &State) -> bool {
     let batch = &opened.batch;
     opened.effects.commands.len() > start.effects.commands.len()
-        || batch.records.keys().next().is_some()
+        || batch.scheduled.keys().next().is_some()
         || !batch.merges.is_empty()
         || !in_order(&batch.entries).is_empty()
 }

@@ -3,9 +3,6 @@
 
 pub mod canonical;
 pub(crate) mod fingerprints;
-pub(crate) mod flight_name;
 pub(crate) mod in_flight;
-pub(crate) mod order;
 pub(crate) mod packed;
-pub mod renaming;
 pub mod same;

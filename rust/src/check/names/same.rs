@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{BatchInFlight, RequestEntries, in_order};
-use crate::state::open_batch::{OpenBatch, Published};
+use crate::state::open_batch::{OpenBatch, UnwrittenBlock};
 use crate::state::state::{RequestState, State};
 use crate::types::ids::BlockId;
 
@@ -90,17 +90,17 @@ fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> boo
 
 /// Whether two batches remember the same; what requests that left had published is out of reach.
 fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
-    let said = |item: &Published| (item.group_id, item.position, item.block, item.key);
-    let held = |row| match (one.records.get(row), other.records.get(row)) {
+    let said = |item: &UnwrittenBlock| (item.group_id, item.position, item.block, item.key);
+    let held = |row| match (one.scheduled.get(row), other.scheduled.get(row)) {
         (Some(mine), Some(its)) => {
             (mine.num_computed_before, mine.num_kept) == (its.num_computed_before, its.num_kept)
-                && one.published_by(mine).map(said).eq(other.published_by(its).map(said))
+                && one.unwritten_of(mine).map(said).eq(other.unwritten_of(its).map(said))
         }
         _ => false,
     };
     one.number == other.number
-        && one.records.values().count() == other.records.values().count()
-        && one.records.keys().all(held)
+        && one.scheduled.values().count() == other.scheduled.values().count()
+        && one.scheduled.keys().all(held)
         && one.merges == other.merges
         && same_entries(&one.entries, &other.entries)
         && one.published_keys == other.published_keys

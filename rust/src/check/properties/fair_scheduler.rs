@@ -85,7 +85,7 @@ fn try_one(state: &mut State, row: Row) -> Finding {
 fn is_served(state: &State, row: Row) -> bool {
     let request = &state[row];
     let whole = request.num_tokens() + request.num_drafts();
-    state.batch.records.get(row).is_some() && request.num_computed == whole
+    state.batch.scheduled.get(row).is_some() && request.num_computed == whole
 }
 
 /// Who leaves first to make room: the last one behind a request, else it itself if it runs.

@@ -219,7 +219,7 @@ pub(crate) fn settle(state: &mut State) -> Finding {
         for number in state.in_flight.iter().map(|batch| batch.number).collect::<Vec<u64>>() {
             expected(complete(state, number as i64))?;
         }
-        if !state.effects.commands.is_empty() || state.batch.records.keys().next().is_some() {
+        if !state.effects.commands.is_empty() || state.batch.scheduled.keys().next().is_some() {
             expected(take_batch(state))?;
             continue;
         }

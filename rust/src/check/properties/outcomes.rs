@@ -158,8 +158,8 @@ fn scheduled(before: &State, row: Row, slots: &Slots) -> (u32, u32) {
     let limit = before.config.length_limit();
     let num_hit = slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
     let first = before[row].num_computed + num_hit;
-    let last = (first + slots.num_external).min(limit) + slots.num_new;
-    (first, (last + slots.num_lookahead).min(limit))
+    let last = (first + slots.num_external_computed_tokens).min(limit) + slots.num_new_tokens;
+    (first, (last + slots.num_lookahead_tokens).min(limit))
 }
 
 /// What must stay free, in the tier that a call takes blocks of, is left or is missing.
@@ -170,7 +170,9 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
         if runs { 0 } else { watermark }
     };
     let (pool, reserve) = match call {
-        Call::AllocateSlots(slots) => (&after.device, slots.num_reserved + admission(slots.name)),
+        Call::AllocateSlots(slots) => {
+            (&after.device, slots.reserved_blocks + admission(slots.name))
+        }
         Call::Load { name, .. } => (&after.device, admission(*name)),
         Call::SwapIn { .. } => (&after.device, watermark),
         Call::SwapOut { .. } => match &after.host {

@@ -63,7 +63,7 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
         return SmallVec::new();
     }
     match made.call {
-        Call::AllocateSlots(slots) if !late && !slots.delay => {
+        Call::AllocateSlots(slots) if !late && !slots.delay_cache_blocks => {
             row(&slots.name).into_iter().map(accepted).collect()
         }
         Call::Append { name, .. } if !late => row(name).into_iter().map(accepted).collect(),

@@ -125,19 +125,23 @@ pub(crate) fn allocations(
         hits.extend((hit.num_tokens > 0).then_some(Some(hit)));
         loads(world, state, request, &hits, out);
     }
-    let num_encoder = if request.num_computed > 0 { 0 } else { world.num_encoder };
+    let num_encoder_tokens = if request.num_computed > 0 { 0 } else { world.num_encoder };
     for hit in hits {
         let num_hit = hit.as_ref().map_or(0, |hit| hit.num_tokens);
         let left = request.num_tokens() - request.num_computed - num_hit;
         for num_external in 0..=world.num_external.min(left) {
             let most = left - num_external + request.num_drafts();
             for num_new in u32::from(num_external == 0)..=most {
-                for num_lookahead in 0..=world.num_lookahead {
-                    for &delay in &world.delays {
-                        let hit = hit.clone();
-                        let slots = Slots { hit, delay, ..Slots::new(name, num_new) };
-                        let slots = Slots { num_external, num_lookahead, num_encoder, ..slots };
-                        out.push(Move::Call(Call::AllocateSlots(slots)));
+                for num_lookahead_tokens in 0..=world.num_lookahead {
+                    for &delay_cache_blocks in &world.delays {
+                        out.push(Move::Call(Call::AllocateSlots(Slots {
+                            hit: hit.clone(),
+                            num_external_computed_tokens: num_external,
+                            num_lookahead_tokens,
+                            delay_cache_blocks,
+                            num_encoder_tokens,
+                            ..Slots::new(name, num_new)
+                        })));
                     }
                 }
             }
@@ -200,7 +204,7 @@ pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &m
     }
     if world.tries("unschedule")
         && request.drafts.is_empty()
-        && let Some(record) = name.row(state).and_then(|row| state.batch.records.get(row))
+        && let Some(record) = name.row(state).and_then(|row| state.batch.scheduled.get(row))
     {
         let shorter = |num_tokens| Move::Call(Call::Unschedule { name, num_tokens });
         out.extend((record.num_kept..request.num_computed).map(shorter));

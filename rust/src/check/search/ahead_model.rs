@@ -13,16 +13,18 @@
 //! tokens nobody knows yet. With `max_in_flight=0` a batch is done when it is executed. Twin:
 //! kvcore/check/search/ahead_model.py.
 
+pub(crate) mod device;
+
 use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported, fills};
 use crate::check::search::actions::{Children, Move, continuations, known_children};
-use crate::check::search::device::{Device, Ending, tokens_of};
+use crate::check::search::ahead_model::device::{Device, Ending, tokens_of};
+use crate::check::search::core_model::path::Path;
 use crate::check::search::flight_model::FlightModel;
 use crate::check::search::moves::ahead_calls;
-use crate::check::search::path::Path;
 use crate::oracle::calls::{Call, Name, Sampled, Value};
 use crate::oracle::prefixes::Numbers;
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::{Write, moved_up};
+use crate::oracle::schedule::writes::{Write, moved_up};
 use crate::state::state::State;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;

@@ -11,6 +11,9 @@
 //! counted its tokens reports it; if none is left, nothing may rest on the load any more
 //! (LOAD-FAILED). An edge ends with its loads confirmed. Twin: kvcore/check/search/core_model.py.
 
+pub(crate) mod closing;
+pub(crate) mod path;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -19,8 +22,8 @@ use crate::check::names::fingerprints::Keys;
 use crate::check::names::packed::{pack, unpack};
 use crate::check::properties::checker::Checker;
 use crate::check::search::actions::{Children, Move, known_children};
+use crate::check::search::core_model::path::{Ending, Path, Stop, Visit, Walk, failures};
 use crate::check::search::moves::moves;
-use crate::check::search::path::{Ending, Path, Stop, Visit, Walk, failures};
 use crate::check::search::report::Notes;
 use crate::check::world::calls::Outcome;
 use crate::check::world::model::{Findings, Fingerprint};
@@ -30,7 +33,7 @@ use crate::oracle::calls::{Call, Value};
 use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::state::state::{State, make_state};
 use crate::types::errors::Error;
 use crate::types::violation::{Checks, Violation};

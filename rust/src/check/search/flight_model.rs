@@ -10,22 +10,25 @@
 //! were not executed, so nothing is concluded from those that say who owns what. Nodes wait as they
 //! are, under a number, in arena.rs. Twin: kvcore/check/search/flight_model.py.
 
-use crate::check::names::flight_name;
+pub(crate) mod arena;
+pub(crate) mod flight_ends;
+
+use crate::check::names::canonical::renaming::Renaming;
+use crate::check::names::in_flight::flight_name;
 use crate::check::names::in_flight::{
     Node, Unreported, fills, in_flight, keep_live, keep_reportable, reporters, taken, unused_wait,
 };
-use crate::check::names::renaming::Renaming;
 use crate::check::properties::outcomes::check_events;
-use crate::check::search::arena::Arena;
+use crate::check::search::ahead_model::device::{Device, Ending, oldest};
+use crate::check::search::core_model::path::{Path, Stop, Visit, Walk};
 use crate::check::search::core_model::{CoreModel, caught};
-use crate::check::search::device::{Device, Ending, oldest};
-use crate::check::search::path::{Path, Stop, Visit, Walk};
+use crate::check::search::flight_model::arena::Arena;
 use crate::check::search::report::Notes;
 use crate::check::world::model::Fingerprint;
 use crate::oracle::calls::Call;
 use crate::oracle::contents::Ghost;
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::Row;

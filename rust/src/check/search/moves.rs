@@ -82,9 +82,10 @@ impl Move {
 /// The call that schedules all tokens and drafts that are left, behind the longest hit, with all
 /// lookahead slots of the world.
 fn schedule_rest(world: &World, state: &State, request: &RequestState) -> Call {
-    let num_encoder = if request.num_computed > 0 { 0 } else { world.num_encoder };
-    let num_lookahead = world.num_lookahead;
-    Call::AllocateSlots(Slots { num_encoder, num_lookahead, ..rest_of(state, request) })
+    let num_encoder_tokens = if request.num_computed > 0 { 0 } else { world.num_encoder };
+    let num_lookahead_tokens = world.num_lookahead;
+    let rest = rest_of(state, request);
+    Call::AllocateSlots(Slots { num_encoder_tokens, num_lookahead_tokens, ..rest })
 }
 
 fn moves_of(
@@ -155,9 +156,9 @@ pub(crate) fn ahead_calls(
                 let Call::AllocateSlots(known) = schedule_rest(world, state, request) else {
                     continue;
                 };
-                let num_new = known.num_new + num_output_placeholders;
+                let num_new_tokens = known.num_new_tokens + num_output_placeholders;
                 out.push(Move::Call(Call::AllocateSlots(Slots {
-                    num_new,
+                    num_new_tokens,
                     num_output_placeholders,
                     ..known
                 })));
@@ -173,7 +174,7 @@ pub(crate) fn ahead_calls(
 /// Whether the open batch computes tokens of a request, so that none can have been sampled.
 fn is_scheduled(state: &State, request: &RequestState) -> bool {
     let row = state.request(&request.request_id);
-    row.is_ok_and(|row| state.batch.records.get(row).is_some())
+    row.is_ok_and(|row| state.batch.scheduled.get(row).is_some())
 }
 
 /// Schedule or load the tokens that a request has left, if there are any.

@@ -156,7 +156,7 @@ fn each_invariant_finds_its_own_damage() {
     config.groups.push(Group { kind: Kind::CrossAttention, ..Group::new(2) });
     let mut run = Run::new(config);
     run.add(A, &[1, 2]);
-    run.call(&Call::AllocateSlots(Slots { num_encoder: 2, ..Slots::new(A, 2) }));
+    run.call(&Call::AllocateSlots(Slots { num_encoder_tokens: 2, ..Slots::new(A, 2) }));
     let found = damaged(&run.state, seen, |state| state[Row(0)].num_computed = 0);
     assert!(found.contains(&"CROSS"), "{found:?}");
     let state = &in_flight();

@@ -296,7 +296,7 @@ fn an_event_that_was_lost_is_found() {
 fn spoilt_slots_spread_and_must_not_be_counted() {
     let mut run = Run::new(config());
     run.add(A, &[1, 2, 3, 4, 5]);
-    let slots = Slots { num_external: 2, ..Slots::new(A, 3) };
+    let slots = Slots { num_external_computed_tokens: 2, ..Slots::new(A, 3) };
     run.call(&Call::AllocateSlots(slots));
     let mut writes = run.schedule.writes().to_vec();
     writes[0].failed = Some(1);

@@ -100,8 +100,11 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Unpin { block } => nothing(unpin(state, &[i64::from(*block)]))?,
         Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
         Call::Load { name, num_tokens, hit } => {
-            let slots =
-                Slots { num_external: *num_tokens, hit: hit.clone(), ..Slots::new(*name, 0) };
+            let slots = Slots {
+                num_external_computed_tokens: *num_tokens,
+                hit: hit.clone(),
+                ..Slots::new(*name, 0)
+            };
             admitted(load(state, name.id(), &slot_request(&slots))?, Value::Operations)
         }
         Call::CompleteOperation { operation, done } => {
@@ -150,13 +153,13 @@ fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) ->
 #[must_use]
 pub fn slot_request(slots: &Slots) -> SlotRequest {
     SlotRequest {
-        num_new_tokens: i64::from(slots.num_new),
+        num_new_tokens: i64::from(slots.num_new_tokens),
         hit: slots.hit.as_ref().map(RequestedHit::from),
-        num_lookahead_tokens: i64::from(slots.num_lookahead),
-        num_external_computed_tokens: i64::from(slots.num_external),
-        delay_cache_blocks: slots.delay,
-        num_encoder_tokens: i64::from(slots.num_encoder),
-        reserved_blocks: i64::from(slots.num_reserved),
+        num_lookahead_tokens: i64::from(slots.num_lookahead_tokens),
+        num_external_computed_tokens: i64::from(slots.num_external_computed_tokens),
+        delay_cache_blocks: slots.delay_cache_blocks,
+        num_encoder_tokens: i64::from(slots.num_encoder_tokens),
+        reserved_blocks: i64::from(slots.reserved_blocks),
         num_output_placeholders: i64::from(slots.num_output_placeholders),
         ..SlotRequest::default()
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the name of a node with batches in flight says besides its state's.
 //!
-//! A part of in_flight.rs. Rows, blocks and prefixes have the names that one order of the requests
-//! gives them. Twin: kvcore/check/names/in_flight.py.
+//! Rows, blocks and prefixes have the names that one order of the requests gives them. Twin:
+//! kvcore/check/names/in_flight.py.
 
+use crate::check::names::canonical::renaming::Renaming;
 use crate::check::names::in_flight::{Node, Pending, in_flight};
-use crate::check::names::renaming::Renaming;
 use crate::oracle::contents::{Content, Place};
 use crate::oracle::prefixes::Numbers;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::state::batch_records::in_order;
 use crate::state::state::NO_HOST_BLOCK;
 use crate::types::commands::{Command, Commands, Tier};
@@ -104,21 +104,21 @@ fn name_of((tier, block): Place, names: &mut Renaming<'_>) -> usize {
 /// What the open batch holds.
 fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     let (state, batch) = (&node.state, &node.state.batch);
-    let counts = [node.schedule.writes().len(), batch.records.keys().count(), batch.merges.len()];
+    let counts = [node.schedule.writes().len(), batch.scheduled.keys().count(), batch.merges.len()];
     names.put_all(counts);
     write_commands(&state.effects.commands, names);
     for each in node.schedule.writes() {
         let nodes = names.prefixes.nodes(&state[each.row]);
         write_write(each, &[(each.row, nodes)], names);
     }
-    if batch.records.keys().next().is_some() {
+    if batch.scheduled.keys().next().is_some() {
         for row in names.order().to_vec() {
-            let record = batch.records.get(Row(row as u32));
+            let record = batch.scheduled.get(Row(row as u32));
             names.put(record.map_or(0, |record| 1 + record.num_computed_before as usize));
             names.put(record.map_or(0, |record| record.num_kept as usize));
             let Some(record) = record else { continue };
-            names.put(batch.published_by(record).count());
-            for item in batch.published_by(record) {
+            names.put(batch.unwritten_of(record).count());
+            for item in batch.unwritten_of(record) {
                 names.put_counts([item.group_id, item.position]);
                 names.device(item.block);
             }

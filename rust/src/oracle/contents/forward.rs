@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The forward pass of a batch, on what every slot holds.
 //!
-//! A part of contents.rs. All requests of a batch write, and then all read: what one computes
-//! another may hit in the same step. Twin: kvcore/oracle/contents.py.
+//! All requests of a batch write, and then all read: what one computes another may hit in the same
+//! step. Twin: kvcore/oracle/contents.py.
 
 use crate::oracle::contents::{Checked, Content, Ghost, encoded};
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::state::state::State;
 use crate::types::groups::{Group, skipped_tokens};
 use crate::types::ids::Row;

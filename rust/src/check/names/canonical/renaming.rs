@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The names that one order of the requests gives to everything, and what they are written into.
 //!
-//! A part of canonical.rs. What batches in flight and operations remember is named here; what else
-//! a node holds is named by the caller.
+//! What batches in flight and operations remember is named here; what else a node holds is named by
+//! the caller.
 
 use crate::oracle::prefixes::Prefixes;
 use crate::state::batch_records::{PublishedKey, in_order};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The orders of requests that are told apart by nothing but names, coarsely sorted.
 //!
-//! A part of canonical.rs. Requests that look alike are permuted, and so are the blocks that pins
-//! alone hold, since nothing else orders them; one order after the other, without recursion.
+//! Requests that look alike are permuted, and so are the blocks that pins alone hold, since nothing
+//! else orders them; one order after the other, without recursion.
 
 use smallvec::SmallVec;
 

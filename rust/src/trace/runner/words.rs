@@ -7,12 +7,11 @@ use std::collections::HashMap;
 
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
-use crate::state::state::NO_HOST_BLOCK;
 use crate::trace::text::{Value, read_tokens, write_ids};
 use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
-use crate::types::ids::{BlockId, Table};
+use crate::types::ids::BlockId;
 use crate::types::keys::HASH_SIZE;
 use crate::types::values::{Admitted, GivenHashes, Hit, Output, Request, Verdict};
 
@@ -182,16 +181,6 @@ pub fn write_verdict(verdict: Verdict) -> &'static str {
 /// The numbers of operations.
 pub fn write_operations(operations: Vec<u32>) -> String {
     format!("operations {}", write_ids(operations))
-}
-
-/// The tables of a request in the host tier.
-pub fn write_host_tables(tables: &[Table]) -> String {
-    let item = |block: &BlockId| match *block {
-        NO_HOST_BLOCK => "-1".to_owned(),
-        block => block.0.to_string(),
-    };
-    let tables: Vec<String> = tables.iter().map(|table| listed(table.iter().map(item))).collect();
-    format!("blocks {}", tables.join(" | "))
 }
 
 /// The free queue of a pool, front first; empty without a pool.

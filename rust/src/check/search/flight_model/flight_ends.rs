@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How batches and loads end: a report, the completion of a batch, a cancel, an operation.
 //!
-//! A part of flight_model.rs. Twin: kvcore/check/search/flight_model.py.
+//! Twin: kvcore/check/search/flight_model.py.
 
 use crate::check::names::in_flight::{Node, Pending, Unreported, fills};
 use crate::check::search::flight_model::FlightModel;

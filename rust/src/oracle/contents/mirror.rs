@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The commands of a batch, on what every slot holds, on tables and on owners.
 //!
-//! A part of contents.rs. Commands run one after the other. Twin: kvcore/oracle/contents.py.
+//! Commands run one after the other. Twin: kvcore/oracle/contents.py.
 
 use crate::oracle::contents::{Checked, Content, Ghost, Marks};
 use crate::oracle::prefixes::Prefixes;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of an edge: a batch is checked and taken, and what it leaves is settled.
 //!
-//! A part of core_model.rs. Twin: kvcore/check/search/core_model.py.
+//! Twin: kvcore/check/search/core_model.py.
 
 use crate::check::properties::checker::note;
 use crate::check::search::actions::Move;
 use crate::check::search::core_model::CoreModel;
-use crate::check::search::path::{Ending, Failing, Path, Stop};
+use crate::check::search::core_model::path::{Ending, Failing, Path, Stop};
 use crate::check::world::calls::{Outcome, perform};
 use crate::oracle::calls::{Call, Name, Value};
 use crate::oracle::contents::Checked;
@@ -72,7 +72,7 @@ impl CoreModel {
     fn drain(&mut self, state: &mut State, schedule: &mut Schedule, mut failed: bool) -> Checked {
         while failed
             || !state.effects.commands.is_empty()
-            || state.batch.records.keys().next().is_some()
+            || state.batch.scheduled.keys().next().is_some()
             || !state.loads.is_empty()
         {
             failed = false;

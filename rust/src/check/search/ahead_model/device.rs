@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The device of an engine that runs ahead: what each pass feeds from, and what it writes.
-//!
-//! A part of ahead_model.rs.
 
 use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported};
 use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
-use crate::oracle::writes::Write;
+use crate::oracle::schedule::writes::Write;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
 

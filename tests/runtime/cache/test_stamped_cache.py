@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kvcore_runtime.cache.errors import NotSkipped, StaleRead, TablesDiffer, WrongContent
-from kvcore_runtime.cache.shadow import MemoryTier, Shadow
+from kvcore_runtime.cache.stamped_cache import MemoryTier, StampedCache
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request
 from kvcore.oracle.content_oracle import Pass
@@ -23,10 +23,10 @@ def stamps_of(tokens: list[int]) -> list[int]:
 
 def make(
     backend: Backend, groups: tuple[Group, ...] = (Group(2),), num_blocks: int = 12
-) -> tuple[KVCacheManager, Shadow]:
-    config = Config(num_blocks, groups=groups, num_host_blocks=8, hash_seed=b"shadow")
+) -> tuple[KVCacheManager, StampedCache]:
+    config = Config(num_blocks, groups=groups, num_host_blocks=8, hash_seed=b"stamped")
     manager = KVCacheManager(config, backend=backend)
-    return manager, Shadow(config, max_rows=4, max_len=16, max_tokens=32)
+    return manager, StampedCache(config, max_rows=4, max_len=16, max_tokens=32)
 
 
 def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Pass:
@@ -53,9 +53,9 @@ def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Pass:
 def test_hits_copies_and_swaps_are_read_as_written(
     backend: Backend, groups: tuple[Group, ...]
 ) -> None:
-    manager, shadow = make(backend, groups, num_blocks=30)
+    manager, stamped = make(backend, groups, num_blocks=30)
     first = admit(manager, "a", TOKENS)
-    shadow.run(manager.take_batch(), [first])
+    stamped.run(manager.take_batch(), [first])
     second = admit(manager, "b", [*TOKENS[:4], 3])
     assert second.start == 4
     child = manager.fork("a", "c")
@@ -64,55 +64,55 @@ def test_hits_copies_and_swaps_are_read_as_written(
     for row, name, token in ((first.row, "a", 8), (child, "c", 9)):
         stamps = stamps_of([*TOKENS, token])
         steps.append(Pass(request_id=name, row=row, start=6, end=7, nodes=stamps))
-    shadow.run(manager.take_batch(), steps)
+    stamped.run(manager.take_batch(), steps)
     assert manager.swap_out(["a"])
-    shadow.run(manager.take_batch(), [])
+    stamped.run(manager.take_batch(), [])
     assert manager.swap_in(["a"])
     manager.append(["a"], [4])
     stamps = stamps_of([*TOKENS, 8, 4])
     again = Pass(request_id="a", row=first.row, start=7, end=8, nodes=stamps)
-    shadow.run(manager.take_batch(), [again])
+    stamped.run(manager.take_batch(), [again])
     names = {first.row: "a", second.row: "b", child: "c"}
-    shadow.check_tables({row: manager.get_block_ids(name) for row, name in names.items()})
+    stamped.check_tables({row: manager.get_block_ids(name) for row, name in names.items()})
     with pytest.raises(TablesDiffer, match="row 0, group 0: the table is"):
-        shadow.check_tables({3: ([1],) * len(groups)})
+        stamped.check_tables({3: ([1],) * len(groups)})
 
 
 def test_another_content_than_the_tokens_say_is_named(backend: Backend) -> None:
-    manager, shadow = make(backend)
+    manager, stamped = make(backend)
     first = admit(manager, "a", TOKENS)
-    shadow.run(manager.take_batch(), [first])
-    shadow.runtime.cache.blocks.data[2] = shadow.runtime.cache.blocks.data[1]
+    stamped.run(manager.take_batch(), [first])
+    stamped.runtime.cache.blocks.data[2] = stamped.runtime.cache.blocks.data[1]
     manager.append(["a"], [8])
     step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamps_of([*TOKENS, 8]))
     message = "step 1, request a: group 0, block 2 does not hold position 2"
     with pytest.raises(WrongContent, match=message):
-        shadow.run(manager.take_batch(), [step])
+        stamped.run(manager.take_batch(), [step])
 
 
 def test_a_slot_that_nothing_wrote_is_named(backend: Backend) -> None:
-    manager, shadow = make(backend)
+    manager, stamped = make(backend)
     first = admit(manager, "a", TOKENS)
-    shadow.run(manager.take_batch(), [])
+    stamped.run(manager.take_batch(), [])
     manager.append(["a"], [8])
     step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamps_of([*TOKENS, 8]))
     with pytest.raises(StaleRead, match="position 0 of row 0 holds NaN"):
-        shadow.run(manager.take_batch(), [step])
+        stamped.run(manager.take_batch(), [step])
 
 
 def test_blocks_go_to_a_tier_and_come_back_or_fail(backend: Backend) -> None:
     tier = MemoryTier()
-    config = Config(12, groups=(Group(2),), hash_seed=b"shadow")
+    config = Config(12, groups=(Group(2),), hash_seed=b"stamped")
     manager = KVCacheManager(config, backend=backend)
-    shadow = Shadow(config, max_rows=4, max_len=16, max_tokens=32, tier=tier)
+    stamped = StampedCache(config, max_rows=4, max_len=16, max_tokens=32, tier=tier)
     first = admit(manager, "a", TOKENS)
-    shadow.run(manager.take_batch(), [first])
+    stamped.run(manager.take_batch(), [first])
     operations = manager.store(manager.get_block_ids("a")[0][:2])
-    finished = shadow.run(manager.take_batch(), [])
+    finished = stamped.run(manager.take_batch(), [])
     assert all(each.done for each in finished)
     assert [each.operation for each in finished] == list(operations)
     keys = manager.get_block_keys("a")[0]
-    assert torch.equal(tier.pages[keys[1]], shadow.page(0, stamps_of(TOKENS)[2:4]))
+    assert torch.equal(tier.pages[keys[1]], stamped.page(0, stamps_of(TOKENS)[2:4]))
     for operation in operations:
         manager.complete_operation(operation, True)
     manager.free("a")
@@ -124,14 +124,14 @@ def test_blocks_go_to_a_tier_and_come_back_or_fail(backend: Backend) -> None:
         assert not isinstance(loads, Refused)
         if failing:
             tier.failing.add(keys[1])
-        for each in shadow.run(manager.take_batch(), []):
+        for each in stamped.run(manager.take_batch(), []):
             manager.complete_operation(each.operation, each.done)
         start = manager.num_computed_tokens("b")
         assert (len(loads), start) == (2, 2 if failing else 4)
         assert manager.allocate_slots("b", 6 - start)
         stamps = stamps_of(TOKENS)
         step = Pass(request_id="b", row=row, start=start, end=6, nodes=stamps)
-        shadow.run(manager.take_batch(), [step])
+        stamped.run(manager.take_batch(), [step])
         manager.free("b")
         manager.remove_request("b")
         assert manager.reset_prefix_cache()
@@ -139,11 +139,11 @@ def test_blocks_go_to_a_tier_and_come_back_or_fail(backend: Backend) -> None:
 
 def test_batches_are_skipped_only_forward() -> None:
     config = Config(4)
-    shadow = Shadow(config, max_rows=1, max_len=16, max_tokens=16)
-    shadow.skip(3)
-    shadow.apply(close(3, ()))
+    stamped = StampedCache(config, max_rows=1, max_len=16, max_tokens=16)
+    stamped.skip(3)
+    stamped.apply(close(3, ()))
     with pytest.raises(NotSkipped, match="batch 2 cannot be the next one, 4 is"):
-        shadow.skip(2)
+        stamped.skip(2)
 
 
 def test_stamps_tell_histories_apart() -> None:

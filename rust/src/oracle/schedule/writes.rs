@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a step writes: positions of a request, and the encoder's run beside them.
-//!
-//! A part of schedule.rs.
 
 use crate::oracle::calls::Name;
 use crate::state::state::State;

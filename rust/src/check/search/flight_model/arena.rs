@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where nodes with batches in flight wait, each under its number.
 //!
-//! A part of flight_model.rs. All workers share one arena, and a packed node is its number there. A
-//! node is forgotten when it was explored; the first one begins every story and stays.
+//! All workers share one arena, and a packed node is its number there. A node is forgotten when it
+//! was explored; the first one begins every story and stays.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -62,7 +62,7 @@ class MemoryTier:
             raise TierFailed(key=key.hex(), place="memory", reason="told to fail")
 
 
-class Shadow:
+class StampedCache:
     """The tensors of one manager's pool and the tables of its rows.
 
     max_rows: requests at a time. max_len: tokens of the longest request, lookahead included.

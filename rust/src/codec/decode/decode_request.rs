@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A request from the canonical bytes of a state.
-//!
-//! A part of `decode.rs`.
 
 use std::sync::Arc;
 
