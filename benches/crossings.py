@@ -95,6 +95,23 @@ def test_append_64_requests(benchmark: Bench, manager: KVCacheManager, kind: str
     benchmark.pedantic(lambda: step(manager, requests, tokens), rounds=ROUNDS, iterations=STEPS)
 
 
+@pytest.mark.parametrize("num_requests", [256, 1024])
+@pytest.mark.parametrize("kind", ["known", "ahead"])
+def test_append_rows(benchmark: Bench, num_requests: int, kind: str) -> None:
+    """A decode step from buffers; ahead: each token fills a position to come."""
+    manager = KVCacheManager(Config(40 * num_requests, BLOCK_SIZE), "rust")
+    rows = array.array("i")
+    for number in range(num_requests):
+        rows.append(manager.add_request(Request(str(number), [1, 2, 3])))
+        manager.allocate_slots(str(number), 3)
+    manager.take_batch()
+    if kind == "ahead":
+        manager.append(rows)
+        manager.take_batch()
+    tokens = array.array("I", [FIRST_TOKEN] * num_requests)
+    benchmark.pedantic(lambda: step(manager, rows, tokens), rounds=ROUNDS, iterations=20)
+
+
 def step(manager: KVCacheManager, requests: Any, tokens: Any) -> None:
     """A token each, and the batch."""
     if manager.append(requests, tokens).refused is not None:

@@ -110,7 +110,8 @@ class Schedule:
                 self._allocated(state, args, options)
             case "append" if isinstance(value, Appended):
                 for request_id in read_ids(state, args[0])[: value.done]:
-                    self._schedule(next_token(request_id, self.computed[request_id]))
+                    if request_id not in self._before:  # else nothing can have been sampled
+                        self._schedule(next_token(request_id, self.computed[request_id]))
             case "add_tokens":
                 self._came_in(state, args[0], options.get("num_rejected", 0))
             case "load":

@@ -8,8 +8,33 @@ puts them for people (`shown`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
+
+MOST_SHOWN = 200
+"""Characters of a field that a message shows: a caller may have passed anything."""
+
+
+class _Short:
+    """A field as a message shows it: cut if it is long, its class if it has no text."""
+
+    def __init__(self, value: Any) -> None:
+        long = isinstance(value, bytes | bytearray | str)
+        self._value, self._class = value[: MOST_SHOWN + 1] if long else value, type(value).__name__
+
+    def __repr__(self) -> str:
+        return self._shown(repr)
+
+    def __format__(self, spec: str) -> str:
+        return self._shown(lambda value: format(value, spec))
+
+    def _shown(self, show: Callable[[Any], str]) -> str:
+        try:
+            text = show(self._value)
+        except Exception:  # an int of too many digits, a class of the caller's own
+            return f"<{self._class}>"
+        return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 class KvcoreError(ValueError):
@@ -20,7 +45,8 @@ class KvcoreError(ValueError):
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
-        text = self.message.format(**self.shown())
+        shown = {name: _Short(value) for name, value in self.shown().items()}
+        text = self.message.format(**shown)
         super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
 
     def shown(self) -> dict[str, object]:

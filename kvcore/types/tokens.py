@@ -87,14 +87,18 @@ def check_tokens(values: Sequence[Any], *, signed: bool = False) -> list[int]:
 
 def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
     name, expected = argument
-    if hasattr(tokens, "numpy"):
-        tokens = tokens.numpy()
+    try:
+        tokens = tokens.numpy() if hasattr(tokens, "numpy") else tokens
+    except Exception as error:  # a tensor that is not on the CPU, or has no type of numpy's
+        raise WrongArgument(name=name, expected=expected, value=tokens) from error
     try:
         view = memoryview(tokens)
     except TypeError:
         if isinstance(tokens, Iterable) and not isinstance(tokens, str | set | frozenset | dict):
             return list(tokens)
         raise WrongArgument(name=name, expected=expected, value=tokens) from None
+    except (ValueError, BufferError) as error:
+        raise WrongArgument(name=name, expected=expected, value=tokens) from error
     code = view.format.lstrip("@=<")
     if view.ndim != 1 or code not in _INTEGER_FORMATS:
         raise UnsupportedBuffer(name=name, format=view.format, dimensions=view.ndim)

@@ -12,6 +12,7 @@ import array
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -105,6 +106,31 @@ def test_a_step_of_decoding_crosses_as_often_as_it_must_and_runs_no_python(batch
         crossings, frames = count(player.decode)
         assert crossings == {"append": 1 if batched else len(NAMES), "take_batch": 1}
         assert not frames
+
+
+@pytest.mark.parametrize("num_requests", [256, 1024])
+def test_a_step_ahead_is_one_crossing(num_requests: int) -> None:
+    need_twin()
+    manager = KVCacheManager(Config(4 * num_requests, BLOCK_SIZE, max_in_flight=1), "rust")
+    rows = array.array("i")
+    for number in range(num_requests):
+        rows.append(manager.add_request(Request(str(number), [1, 2, 3])))
+        manager.allocate_slots(str(number), 3)
+    last = manager.take_batch().number
+    tokens = array.array("I", [7] * num_requests)
+
+    def step(sampled: Any) -> None:
+        batch = None if sampled is None else last - 1
+        num_grown.append(len(manager.append(rows, sampled, batch=batch).grown[0]))
+        manager.complete(last)
+
+    num_grown: list[int] = []
+    for sampled in (None, tokens, tokens):
+        crossings, _ = count(partial(step, sampled))
+        assert crossings == {"append": 1, "complete": 1}  # `grown` is read from the value
+        last = manager.take_batch().number
+    assert num_grown == [0, num_requests, 0]
+    assert manager.num_output_placeholders("0") == 1
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -96,6 +96,36 @@ def test_an_interrupt_waits_until_a_command_is_loaded() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("words", [*COMMANDS[:1], *COMMANDS[-2:]], ids=" ".join)
+def test_an_interrupt_at_any_moment_is_one_line(words: tuple[str, ...]) -> None:
+    program = """if True:
+        import os, signal, sys, threading, time
+        from kvcore_command import main
+        delay = float(sys.argv.pop(1))
+        kill = lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGINT))
+        threading.Thread(target=kill, daemon=True).start()
+        sys.exit(main())"""
+    codes = set()
+    for delay in (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
+        command = [sys.executable, "-c", program, str(delay), *words]
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, check=False)
+        codes.add(done.returncode)
+        assert done.returncode in (0, INTERRUPTED, -signal.SIGINT), done.stderr.decode()
+        assert done.stderr in (b"", b"kvcore: interrupted\n")
+    assert INTERRUPTED in codes
+
+
+def test_an_interrupt_that_the_shell_ignores_stays_ignored() -> None:
+    program = """if True:
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        import kvcore.cli.main
+        kvcore.cli.main.main = lambda: signal.raise_signal(signal.SIGINT) or 7
+        from kvcore_command import main
+        sys.exit(main())"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 7
+
+
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     config, trace = tmp_path / "config.json", tmp_path / "trace.jsonl"
     config.write_bytes(codecs.BOM_UTF8 + LLAMA_8B.read_bytes())

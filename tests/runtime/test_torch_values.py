@@ -8,7 +8,7 @@ import torch
 
 from kvcore import Request
 from kvcore.types.commands import COLUMNS
-from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
+from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer, WrongArgument
 from tests.conftest import Backend
 from tests.helpers.misuse import check_error
 from tests.helpers.stories import make, serve, unchanged
@@ -39,6 +39,27 @@ def test_tensors_that_hold_no_tokens_are_refused(backend: Backend) -> None:
         with unchanged(manager), pytest.raises(type(error)) as caught:
             manager.add_request(Request("b", tensor))
         check_error(caught.value, error)
+
+
+def test_tensors_that_numpy_cannot_have_are_refused_with_the_cause(backend: Backend) -> None:
+    manager = make(backend)
+    serve(manager, "a", [1, 2, 3])
+    manager.take_batch()
+    for tensor in (
+        torch.zeros(1, dtype=torch.int64, device="meta"),
+        torch.ones(1, requires_grad=True),
+        torch.zeros(1, dtype=torch.bfloat16),
+        torch.zeros(1).to_sparse(),
+    ):
+        for call in (
+            lambda tensor: manager.add_request(Request("b", tensor)),
+            lambda tensor: manager.append(["a"], tensor),
+            lambda tensor: manager.append(tensor, [4]),
+        ):
+            with unchanged(manager), pytest.raises(WrongArgument) as caught:
+                call(tensor)
+            assert caught.value.fields["value"] is tensor
+            assert caught.value.__cause__ is not None
 
 
 def test_a_batch_is_a_tensor_without_a_copy(backend: Backend) -> None:

@@ -3,14 +3,34 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import AHEAD_FAMILY, AHEAD_SWAPPED
+from kvcore.check.mutants.worlds import (
+    AHEAD_COPIED,
+    AHEAD_FAMILY,
+    AHEAD_REJECTED,
+    AHEAD_SWAPPED,
+    HASTY,
+)
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, append, plan, requests, swap, truncate, window
+from kvcore.transitions import (
+    allocate,
+    append,
+    batches,
+    output,
+    plan,
+    requests,
+    swap,
+    truncate,
+    window,
+)
+from kvcore.types.errors import InOpenBatch
+
+IN_ORDER = "who finds a block early reads it behind its write, and a cancel withdraws the key"
 
 
 def keep_output(patcher: Patcher, module: Any, name: str) -> None:
@@ -20,6 +40,61 @@ def keep_output(patcher: Patcher, module: Any, name: str) -> None:
     def keeping(change: Any, request: Any, **fields: Any) -> Any:
         fields.pop("output_from", None)
         return change(request, **fields)
+
+
+@mutant(
+    HASTY,
+    "COMPUTED-RULE",
+    unnamed="no engine appends to a request that the open batch schedules",
+)
+def m_append_in_open_batch(patcher: Patcher) -> None:
+    """A request gets a token that cannot have been sampled: the open batch schedules it."""
+
+    @patcher.around(append, "check_append")
+    def check_others(check: Any, tx: Transaction, *args: Any) -> None:
+        with suppress(InOpenBatch):
+            check(tx, *args)
+
+
+def publish_guesses(publish: Any, tx: Transaction, request: Any, *_: int, **final: bool) -> None:
+    """Publish what is scheduled of a request, as if the tokens of positions to come were 0."""
+    guessed = requests.extend(tx, request, [0] * request.num_output_placeholders)
+    hashes = guessed.block_hashes
+    publish(tx, replace(request, block_hashes=hashes), request.num_computed, **final)
+    tx.put(replace(tx.request(request.request_id), block_hashes=request.block_hashes))
+
+
+@mutant("ahead-drafts", "CACHE-KV", "CACHED-COUNT")
+def m_placeholder_hashed(patcher: Patcher) -> None:
+    """Positions to come are hashed and published when they are scheduled."""
+    patcher.around(allocate, "publish_blocks")(publish_guesses)
+
+
+@mutant("ahead-drafts-completed", "CACHE-KV", "CACHED-COUNT")
+def m_completed_placeholder_hashed(patcher: Patcher) -> None:
+    """Positions to come are hashed and published when their batch is completed."""
+    patcher.around(batches, "publish_blocks")(publish_guesses)
+
+
+@mutant("ahead-drafts-completed", "PUBLISHED", costs=IN_ORDER)
+def m_late_token_publishes_what_is_in_flight(patcher: Patcher) -> None:
+    """A token that fills a block publishes it, though a batch in flight has yet to write it."""
+    patcher.replace(output, "num_finished", lambda _, request: request.num_accepted)
+
+
+@mutant(
+    AHEAD_COPIED,
+    "PUBLISHED",
+    costs=IN_ORDER,
+    unnamed="no named world forks and publishes when a batch is completed",
+)
+def m_copies_from_the_known_tokens_on(patcher: Patcher) -> None:
+    """A shared block is copied again though what is planned now stands behind it."""
+
+    @patcher.around(plan, "plan_rewrites")
+    def from_known(rewrites: Any, tx: Transaction, request: Any, lengths: Any) -> Any:
+        local = min(lengths.local, len(request.tokens))
+        return rewrites(tx, request, replace(lengths, local=local))
 
 
 @mutant("ahead-letters", "OUTPUT-ONCE", rows=(78,))
@@ -41,7 +116,7 @@ def m_cut_takes_old_output(patcher: Patcher) -> None:
     keep_output(patcher, truncate, "replace")
 
 
-@mutant("ahead-drafts", "COMPUTED-RULE")
+@mutant(AHEAD_REJECTED, "COMPUTED-RULE", unnamed="in the named ones its run is two calls longer")
 def m_rejected_keeps_count(patcher: Patcher) -> None:
     """A batch that was planned behind drafts is remembered to begin behind rejected ones, too."""
     patcher.replace(requests, "shift_starts", lambda *_: None)

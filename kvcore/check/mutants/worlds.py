@@ -7,13 +7,17 @@ tokens unless groups say otherwise, and are counted without the null block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from kvcore.check.profiles import profile
 from kvcore.check.profiles.features import KINDS
 from kvcore.check.profiles.profile import FLYING_SLOTS, FULL, SHARING, SLOT, STAYING, SWAPS, WINDOW
-from kvcore.check.world.world import World
+from kvcore.check.world.world import World, by_row
+from kvcore.state.state import State
+from kvcore.trace.calls import Call
 from kvcore.types.extra_inputs import LoRA, MediaItem
+from kvcore.types.values import Request, Status
 
 
 def world(num_blocks: int, num_requests: int, num_tokens: int, *more: str, **options: Any) -> World:
@@ -56,16 +60,6 @@ SWAP_CHAIN = world(
     moves_per_batch=2,
     without=("append", "fork", "free", "remove_request", "reset_prefix_cache"),
 )
-FLYING_SWAPPED = world(
-    *(2, 2, 1, *SWAPS),
-    groups=(SLOT,),
-    enable_caching=False,
-    num_letters=1,
-    num_host_blocks=2,
-    max_in_flight=2,
-    moves_per_batch=2,
-    without=("append", "free", "remove_request", "reset_prefix_cache"),
-)
 FLYING_FAMILY = world(
     *(2, 2, 1),
     groups=(SLOT,),
@@ -93,6 +87,68 @@ AHEAD_SWAPPED = world(
     moves="engine",
     without=("fork", "free", "reset_prefix_cache", "remove_request"),
 )
+
+
+def forked(world: World, state: State) -> Iterator[Call]:
+    """The calls of an engine with one request, which it forks before its tokens have come."""
+    if not state.requests:
+        yield Call("add_request", (Request("0", [0]),))
+    for request in by_row(state):
+        name, num_tokens, computed = request.request_id, len(request.tokens), request.num_computed
+        if not any(request.tables):
+            yield Call("allocate_slots", (name, num_tokens))
+            yield Call("remove_request", (name,))
+        elif computed < num_tokens:
+            yield Call("allocate_slots", (name, num_tokens - computed))
+        else:
+            yield Call("free", (name,))
+            if len(state.requests) < world.num_requests:
+                yield Call("fork", (name, "1"))
+
+
+DRAFTED: dict[str, Any] = {"num_output_placeholders": 2, "max_in_flight": 1, "moves": forked}
+AHEAD_COPIED = world(4, 2, 3, num_letters=1, publish="completed", **DRAFTED)
+AHEAD_REJECTED = world(3, 1, 4, **DRAFTED)
+
+
+def swapped(_: World, state: State) -> Iterator[Call]:
+    """The calls of an engine with one request, which it swaps and forks."""
+    if not state.requests:
+        yield Call("add_request", (Request("0", [0]),))
+    for request in by_row(state):
+        name = request.request_id
+        if request.status is Status.SWAPPED:
+            yield Call("swap_in", ([name],))
+        elif request.status is Status.WAITING:
+            yield Call("allocate_slots", (name, 1))
+        elif len(state.requests) == 1:
+            yield Call("swap_out", ([name],))
+            yield Call("fork", (name, "1"))
+
+
+FLYING_SWAPPED = world(
+    *(2, 2, 1),
+    groups=(SLOT,),
+    enable_caching=False,
+    num_host_blocks=2,
+    max_in_flight=2,
+    moves_per_batch=2,
+    moves=swapped,
+)
+
+
+def hasty(_: World, state: State) -> Iterator[Call]:
+    """The calls of an engine that appends without a look at the batch."""
+    if not state.requests:
+        yield Call("add_request", (Request("0", [0, 1]),))
+    for request in by_row(state):
+        if not any(request.tables):
+            yield Call("allocate_slots", (request.request_id, len(request.tokens)))
+        elif len(request.tokens) < 4:
+            yield Call("append", ([request.request_id], [0]))
+
+
+HASTY = world(2, 1, 4, moves=hasty, moves_per_batch=2)
 PICTURED = world(
     *(2, 2, 3, "truncate"),
     kinds_of_requests=(

@@ -14,14 +14,17 @@ from typing import Any
 from kvcore.oracle.schedule import read_ids
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
+from kvcore.types.commands import CopyOnWrite
 from kvcore.types.values import Outcome, Refused, Status
 
 
 def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
-    with one that is.
+    with one that is; no other block is published.
     """
-    state = outcome.state
+    state, late = outcome.state, outcome.state.config.publish == "completed"
+    commands = state.batch.commands if late else ()
+    copies = {each.target for each in commands if isinstance(each, CopyOnWrite)}
     for name, num_tokens in _publishing(before, call, outcome):
         request, num_cached = state.requests[name], before.requests[name].num_cached
         waiting = {(x.group_id, x.position) for x in state.batch.merges if x.request_id == name}
@@ -33,6 +36,11 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
                 null = block < state.device.first_block
                 if key is None and not null and (index, position) not in waiting:
                     yield f"block {block} is full at {position} of group {index} and has no key"
+                elif block in copies and key is not None:
+                    yield f"block {block} is found before it is copied"
+            found = request.num_cached[index]
+            if found > max(num_cached[index], num_full):
+                yield f"{found} blocks of group {index} are found, not {num_full}"
 
 
 def _publishing(

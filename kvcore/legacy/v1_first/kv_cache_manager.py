@@ -17,7 +17,7 @@ keep rows, and show no owners (docs/differences.md). Source: S004-03 to S004-19;
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvcore import _twin
@@ -59,10 +59,13 @@ __all__ = [
 
 NO_KEYS: Sequence[bytes] = ()
 NOT_IN_KEYS = (
-    *("lora_request", "mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_positions"),
-    *("prompt_embeds", "cache_salt"),
+    *("lora_request", "lora_id", "lora_int_id", "prompt_embeds", "cache_salt"),
+    *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_positions", "mm_placeholders"),
+    *("multi_modal_data", "multi_modal_hashes", "multi_modal_inputs", "multi_modal_placeholders"),
 )
-"""What engines' requests call inputs that no key of this manager has; None and empty is without."""
+"""What engines' requests, or their dict `inputs`, call what no key of this manager has; None, 0 and
+empty is without.
+"""
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
@@ -330,7 +333,9 @@ class KVCacheManager:
 
 def _check_inputs(request: Any) -> None:
     """Raise InputsNotInKeys if a request has other inputs than tokens."""
+    inputs = getattr(request, "inputs", None)
+    inside = inputs if isinstance(inputs, Mapping) else {}
     for field in NOT_IN_KEYS:
-        value = getattr(request, field, None)
-        if value is not None and (not hasattr(value, "__len__") or len(value)):
-            raise InputsNotInKeys(request=request.request_id, field=field)
+        for value in (getattr(request, field, None), inside.get(field)):
+            if value is not None and (len(value) if hasattr(value, "__len__") else value != 0):
+                raise InputsNotInKeys(request=request.request_id, field=field)

@@ -21,7 +21,7 @@ TABLE = {
     "evictions": "{evictions}",
     "copies on write": "{copies_on_write}",
     "blocks swapped": "{blocks_swapped_out} out, {blocks_swapped_in} in",
-    "preemptions": "{preemptions_by_swap} by swap, {preemptions_by_recompute} by recompute",
+    "preemptions": "{by_swap}{preemptions_by_recompute} by recompute",
     "drafts": "{drafts}, {drafts_accepted} accepted",
     "blocks in files": "{blocks_written} written, {blocks_found} there already, {blocks_loaded} "
     "loaded, {operations_failed} failed",
@@ -29,7 +29,7 @@ TABLE = {
     "{batches_cancelled} cancelled",
     "waits": "{stalls} for tokens in flight, {waits_for_blocks} for blocks",
     "published": "when {publish}",
-    "pool": "{num_blocks} blocks of {block_size} tokens, {num_host_blocks} host blocks",
+    "pool": "{num_blocks} blocks of {block_size} tokens{host_blocks}",
     "pool in use": "peak {peak_usage:.0%}, mean {mean_usage:.0%}",
     "speed": "{tokens_per_second:.1f} tokens/s ({seconds:.1f} s, {counted_steps})",
     "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us a step ({backend})",
@@ -113,6 +113,9 @@ def format_table(summary: Mapping[str, Any]) -> str:
         "counted_steps": format_count(summary["steps"], "steps"),
         "blocks_found": summary["blocks_stored"] - summary["blocks_written"],
     }
+    has_host = summary["num_host_blocks"] > 0
+    more["by_swap"] = f"{summary['preemptions_by_swap']} by swap, " if has_host else ""
+    more["host_blocks"] = f", {summary['num_host_blocks']} host blocks" if has_host else ""
     shown = [name for name in TABLE if name not in NEEDS or NEEDS[name](summary)]
     width = max(map(len, shown))
     rows = ((name, TABLE[name].format_map({**summary, **more})) for name in shown)

@@ -10,7 +10,7 @@
 use std::ffi::CStr;
 
 use pyo3::buffer::{Element, PyUntypedBuffer};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -89,11 +89,14 @@ fn read_any<'py>(
         };
     }
     if let Some(method) = tokens.getattr_opt(intern!(py, "numpy"))? {
-        return read_any(TokensArg(method.call0()?.as_borrowed()), argument, below_zero, None);
+        let read = method.call0().map_err(|error| refused(error, argument, tokens))?;
+        return read_any(TokensArg(read.as_borrowed()), argument, below_zero, None);
     }
     match PyMemoryView::from(&tokens) {
         Ok(view) => read_view(&view, argument, below_zero),
-        Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error),
+        Err(error) if !error.is_instance_of::<PyTypeError>(py) => {
+            Err(refused(error, argument, tokens))
+        }
         Err(_) if is_iterable(tokens)? => {
             let items = items(tokens)?;
             let are_ids = items.iter_borrowed().any(|item| item.is_instance_of::<PyString>());
@@ -107,6 +110,18 @@ fn read_any<'py>(
         }
         Err(_) => Err(wrong_argument(argument.0, argument.1, tokens)),
     }
+}
+
+/// What an argument raises that cannot be read: a tensor that is not on the CPU, or has no type of
+/// numpy's. What ends a program is passed on.
+fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -> PyErr {
+    let py = tokens.py();
+    if !error.is_instance_of::<PyException>(py) {
+        return error;
+    }
+    let wrong = wrong_argument(argument.0, argument.1, tokens);
+    wrong.set_cause(py, Some(error));
+    wrong
 }
 
 /// Which requests a call names.

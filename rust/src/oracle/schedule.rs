@@ -14,6 +14,7 @@ use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
+use crate::types::values::Appended;
 use crate::types::violation::Violation;
 
 /// What an engine knows of a request beside the state.
@@ -145,13 +146,7 @@ impl Schedule {
             }
             Call::Fork { parent, .. } => self.fork(state, *parent, value),
             Call::AllocateSlots(slots) => self.allocated(state, slots),
-            Call::Append { name, .. } => {
-                let done = matches!(value, Value::Appended(appended) if appended.done > 0);
-                if let (Some(row), true) = (name.row(state), done) {
-                    let start = self.computed(row);
-                    self.schedule(Write::of_next_token(*name, row, start));
-                }
-            }
+            Call::Append { name, .. } => self.appended(state, *name, value),
             Call::Load { name, num_tokens, hit } => {
                 let num_hit = hit.as_ref().map_or(0, |hit| hit.num_tokens);
                 self.begin_load(state, *name, *num_tokens, num_hit);
@@ -188,8 +183,16 @@ impl Schedule {
         }
     }
 
+    /// One position more, of what the open batch does not compute: nothing else can be sampled.
+    fn appended(&mut self, state: &State, name: Name, value: &Value) {
+        let row = name.row(state).filter(|&row| self.at(row).before.is_none());
+        if let (Some(row), Value::Appended(Appended { done: 1.., .. })) = (row, value) {
+            let start = self.computed(row);
+            self.schedule(Write::of_next_token(name, row, start));
+        }
+    }
+
     /// The writes of the open batch, in the order of the calls.
-    #[must_use]
     pub fn writes(&self) -> &[Write] {
         &self.writes
     }

@@ -16,7 +16,7 @@ use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until};
 use crate::transitions::output::{
-    check_output, find_batch, publish_filled, samples_next, take_output,
+    check_output, find_batch, note_output, publish_filled, samples_next, take_output,
 };
 use crate::transitions::plan::{fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
@@ -101,9 +101,11 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
 /// Schedule a token that changes counts alone.
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
-    take_output(state, row, token.and(batch));
     note_entry(state, row, true);
-    state[row].num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
+    let State { requests, output_from, batch: open, .. } = state;
+    let (request, from) = (request_mut(requests, row), &mut output_from[row.index()]);
+    note_output(request, from, token.and(batch), open.number);
+    request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
 }
 
 /// Add and schedule a token, or get nothing but the window's trim if it is refused.

@@ -52,8 +52,9 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
     }
     let mut until = (position + 1).saturating_mul(size);
     if state.config.publishes_at_once() {
-        // The token that fills the next block publishes it.
-        until = until.min((request.num_cached[index] + 1).saturating_mul(size) - 1);
+        // The token that fills the next block publishes it, as far as tokens are not to come.
+        let filled = (request.num_cached[index] + 1).saturating_mul(size) - 1;
+        until = until.min(filled.saturating_add(request.num_output_placeholders()));
     }
     if group.is_windowed() {
         until = until.min(next_trim(state, table, group, local));
@@ -82,7 +83,8 @@ fn is_nothing(state: &State, row: Row) -> bool {
     let Ok(Ok(plan)) = plan_allocation(state, row, &SlotRequest::next(&state[row])) else {
         return false;
     };
-    let full = |(group, &cached): (&Group, &u32)| plan.num_scheduled / group.block_size > cached;
+    let known = plan.num_scheduled.min(state[row].num_tokens());
+    let full = |(group, &cached): (&Group, &u32)| known / group.block_size > cached;
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
     let publishes = state.config.publishes_at_once() && groups.any(full);
     let takes = !(plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty());
@@ -94,6 +96,7 @@ mod tests {
     use super::*;
     use crate::transitions::fork::fork;
     use crate::transitions::pins::pin;
+    use crate::transitions::requests::add_tokens;
     use crate::transitions::tests::*;
 
     /// Five tokens in blocks of four, scheduled and taken.
@@ -114,6 +117,35 @@ mod tests {
             take_batch(&mut state).unwrap();
         }
         assert_eq!(quiet, [true, true, false, false, true]);
+        assert_eq!(state[row].num_cached, [2]);
+    }
+
+    #[test]
+    fn the_token_that_fills_a_block_is_not_quiet_when_it_comes_later() {
+        let (mut state, row) = running();
+        let ahead = SlotRequest { num_output_placeholders: 1, ..SlotRequest::new(1) };
+        allocate_slots(&mut state, "a", &ahead).unwrap().unwrap();
+        let mut seen = Vec::new();
+        for token in 6..10 {
+            take_batch(&mut state).unwrap();
+            let quiet = is_known_quiet(&state[row], state.num_pins);
+            append(&mut state, Requests::Rows(&[row.0]), &[token]).unwrap();
+            seen.push((quiet, state[row].num_cached[0]));
+        }
+        // The fourth token of the second block comes with the slot of the third block's first.
+        assert_eq!(seen, [(true, 1), (true, 1), (false, 2), (true, 2)]);
+    }
+
+    #[test]
+    fn tokens_that_fill_positions_to_come_bring_the_next_full_block_near() {
+        let (mut state, row) = running();
+        let ahead = SlotRequest { num_output_placeholders: 2, ..SlotRequest::new(2) };
+        allocate_slots(&mut state, "a", &ahead).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        assert_eq!(state[row].quiet_until, 8);
+        add_tokens(&mut state, "a", &[6, 7]).unwrap();
+        assert_eq!((state[row].quiet_until, state[row].num_computed), (6, 7));
+        append(&mut state, Requests::Rows(&[row.0]), &[8]).unwrap();
         assert_eq!(state[row].num_cached, [2]);
     }
 

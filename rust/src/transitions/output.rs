@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::state::batch_records::{BatchInFlight, RequestEntry};
 use crate::state::open_batch::ScheduledRequest;
-use crate::state::state::{RequestState, State};
+use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::publish_blocks;
 use crate::types::errors::Error;
@@ -62,12 +62,18 @@ pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Resul
 
 /// Note the output of a batch, which a request takes once; one that catches up by a known token
 /// takes none of older batches any more.
-#[inline(always)] // of each request in each step
 pub(crate) fn take_output(state: &mut State, row: Row, batch: Option<i64>) {
-    if (state[row].num_computed as usize) < state[row].tokens.len() {
-        state.output_from[row.index()] = state.batch.number;
+    let State { requests, output_from, batch: open, .. } = state;
+    note_output(request_mut(requests, row), &mut output_from[row.index()], batch, open.number);
+}
+
+/// The same, of a request and the first batch whose output belongs to it.
+#[inline(always)] // of each request in each step
+pub(crate) fn note_output(request: &RequestState, from: &mut u64, batch: Option<i64>, open: u64) {
+    if (request.num_computed as usize) < request.tokens.len() {
+        *from = open;
     } else if let Some(batch) = batch {
-        state.output_from[row.index()] = batch as u64 + 1;
+        *from = batch as u64 + 1;
     }
 }
 

@@ -65,6 +65,26 @@ def test_the_message_says_what_is_wrong(misuse: Misuse, text: str, backend: Back
     assert str(caught.value).endswith(text)
 
 
+LONG: list[Misuse] = [
+    lambda m: m.restore(bytearray(10**6)),  # type: ignore[arg-type]
+    lambda m: m.restore([0] * 10**5),  # type: ignore[arg-type]
+    lambda m: m.free("q" * 10**6),
+    lambda m: m.append(["q" * 10**6], [1]),
+    lambda m: m.add_tokens("r", ["t" * 10**6]),
+    lambda m: m.evict_blocks(["b" * 10**6]),  # type: ignore[list-item]
+    lambda _: Config(10**4000, 2),
+    lambda m: m.add_tokens("r", [10**5000]),  # too many digits for Python to show
+]
+
+
+@pytest.mark.parametrize("misuse", LONG)
+def test_a_message_stays_short_whatever_it_is_about(misuse: Misuse, backend: Backend) -> None:
+    manager = story(backend)
+    with unchanged(manager), pytest.raises(KvcoreError) as caught:
+        misuse(manager)
+    assert len(str(caught.value)) < 400
+
+
 class Faulty:
     """A number that cannot be had."""
 

@@ -80,6 +80,22 @@ def test_inputs_that_are_not_in_the_keys_are_refused_by_name(backend: Backend, f
     assert without.allocate_slots(other, 5, []) is not None
 
 
+@pytest.mark.parametrize("inputs", [{"multi_modal_data": {"image": 1}}, {"lora_id": 7}])
+def test_inputs_in_a_dict_are_refused_by_name(backend: Backend, inputs: dict[str, object]) -> None:
+    request = Request("r", [1, 2, 3, 4])
+    request.inputs = {"prompt_token_ids": [1, 2, 3, 4]}  # type: ignore[attr-defined]
+    assert make(backend).get_computed_blocks(request) == []
+    request.inputs |= inputs  # type: ignore[attr-defined] # as an engine's own has them
+    with pytest.raises(InputsNotInKeys, match=f"has {next(iter(inputs))}"):
+        make(backend).get_computed_blocks(request)
+
+
+def test_no_adapter_is_no_input(backend: Backend) -> None:
+    request = Request("r", [1, 2, 3, 4])
+    request.lora_id = 0  # type: ignore[attr-defined] # as an engine's own has it
+    assert make(backend).get_computed_blocks(request) == []
+
+
 def test_an_adapter_is_refused_too(backend: Backend) -> None:
     request = Request("r", [1, 2, 3, 4])
     request.lora_request = object()  # type: ignore[attr-defined] # as an engine's own has it

@@ -63,6 +63,18 @@ def test_the_table_holds_every_figure(
         assert name in out
 
 
+def test_the_table_says_nothing_of_a_host_tier_that_is_off(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(call(prompts)) == 0
+    assert " by swap, " in (with_host := capsys.readouterr().out)
+    assert " host blocks" in with_host
+    assert command.main([*call(prompts), "--host-blocks", "0"]) == 0
+    without = capsys.readouterr().out
+    assert "preemptions" in without
+    assert not [word for word in ("by swap", "host blocks", "swapped") if word in without]
+
+
 def test_windows_drafts_and_files_change_no_answer(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,15 +13,22 @@ use crate::state::batch_records::{RequestEntry, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::transitions::in_flight::num_finished;
+use crate::types::commands::Command;
 use crate::types::config::Publish;
-use crate::types::ids::Row;
+use crate::types::ids::{BlockId, Row};
 use crate::types::values::Status;
 use crate::types::violation::Finding;
 
 /// PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
-/// with one that is.
+/// with one that is; no other block is published.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
+    let late = after.config.publish == Publish::Completed;
+    let is_copied = |block: BlockId| {
+        let mut commands = after.effects.commands.iter();
+        let copies = |each| matches!(each, Command::CopyOnWrite { target, .. } if target == block);
+        late && commands.any(copies)
+    };
     for (row, num_tokens) in publishing(made) {
         let (known, request) = (&before[row], &after[row]);
         let groups = (0..).zip(&after.config.groups).filter(|(_, group)| !group.is_cross());
@@ -37,10 +44,19 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
                     merge.block == block && (merge.group_id, merge.position) == (index, position)
                 };
                 let waits = after.batch.merges.iter().any(merges);
-                if !after.is_null(block) && after.device.key(block).is_none() && !waits {
+                let has_key = after.device.key(block).is_some();
+                if !after.is_null(block) && !has_key && !waits {
                     let place = format!("{position} of group {index}");
                     return Err(format!("block {} is full at {place} and has no key", block.0));
                 }
+                if has_key && is_copied(block) {
+                    return Err(format!("block {} is found before it is copied", block.0));
+                }
+            }
+            let num_cached = request.num_cached[index as usize];
+            if num_cached > num_full.max(known.num_cached[index as usize]) {
+                let found = format!("{num_cached} blocks of group {index} are found");
+                return Err(format!("{found}, not {num_full}"));
             }
         }
     }
@@ -108,7 +124,6 @@ mod tests {
     use crate::oracle::calls::Slots;
     use crate::state::state::State;
     use crate::types::effects::Effects;
-    use crate::types::ids::BlockId;
 
     /// A request that is not scheduled yet.
     fn empty() -> Run {
