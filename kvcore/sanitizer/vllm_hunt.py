@@ -265,10 +265,11 @@ class Adapter:
             def __contains__(self, name: str) -> bool:
                 return name in sanitizer
 
-            def step(
-                self, step: int, names: Any, starts: Any, counts: Any, drafts: Any
-            ) -> list[Any]:
-                del drafts
+            def step(self, step: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
+                for at, lists in more[1].items():
+                    for group, blocks in enumerate(lists):
+                        if blocks:
+                            sanitizer.extend(names[at], group, list(blocks))
                 sanitizer.issue(step, list(map(Row, names, starts, counts)))
                 return []
 
