@@ -60,7 +60,7 @@ MODULES = {
     ),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
-COMMANDS = ("check", "simulate", "replay", "size", "trace", "generate")
+COMMANDS = ("check", "simulate", "sanitize", "replay", "size", "trace", "generate")
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
 .md-grid { max-width: 72rem; }

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hunter asks of an engine: the protocol of an adapter, and the engines that have one.
+
+An adapter is a class in one file. Its `Engine` drives the engine's own scheduler and manager, in
+the order of calls of the engine's own loop and in no other, with a fake model in the place of the
+real one. Its `attach` tells a sanitizer what the engine does to its block tables. Everything but
+`attach` does without kvcore, so that a report can carry it along.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from kvcore.sanitizer import CacheGroup
+from kvcore.sanitizer.hunter.world import Arrive
+
+
+class Engine(Protocol):
+    """One engine in one world.
+
+    target: what `attach` takes. num_blocks: the ids of its blocks are below it.
+    """
+
+    target: Any
+    num_blocks: int
+
+    def arrive(self, arrival: Arrive) -> None:
+        """A request arrives."""
+
+    def step(self) -> None:
+        """One turn of the engine's loop; batches may still be in flight after it."""
+
+    def abort(self, name: str) -> None:
+        """The client of a request leaves; between any two steps."""
+
+    def epoch(self) -> bool:
+        """The weights change, in the way that the engine documents. False: not possible now."""
+
+    def reset(self) -> None:
+        """The engine is asked to empty its prefix cache."""
+
+    def settle(self) -> None:
+        """The engine's loop turns until no batch is in flight. Nobody is live any more."""
+
+    def close(self) -> None:
+        """The end of the run."""
+
+    @property
+    def live(self) -> Iterable[str]:
+        """Names of the requests that are not finished."""
+
+    def tokens(self) -> Iterable[tuple[str, int, Sequence[int]]]:
+        """Name, sample and all tokens, as the engine keeps them, of each request it knows."""
+
+    def progress(self) -> object:
+        """A value that differs if a token, a block or a status differs."""
+
+    # An engine that publishes events for routers has two more. `events` gives and forgets triples:
+    # "stored" or "removed", a hash, and the tenant and all tokens up to its end (None if removed).
+    # `hits` gives the length that a prompt of a tenant would hit now.
+
+    def free(self) -> int:
+        """Blocks that a new request could get: free ones and those kept only for later hits."""
+
+    def total(self) -> int:
+        """`free` of an engine that holds no request."""
+
+
+class Adapter(Protocol):
+    """A class with these, all of them of the class.
+
+    AXES: options of the engine by name and their values, the default first; `block_size` is one.
+    MOVES: which of abort, epoch, reset, samples, priority and tenants the engine knows.
+    """
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 - a constant of the class
+        """Name and version."""
+
+    @property
+    def AXES(self) -> Mapping[str, Sequence[Any]]:  # noqa: N802 - a constant of the class
+        """The options."""
+
+    @property
+    def MOVES(self) -> frozenset[str]:  # noqa: N802 - a constant of the class
+        """The moves."""
+
+    @property
+    def Engine(self) -> Any:  # noqa: N802 - a constant of the class
+        """The class that drives the engine."""
+
+    @staticmethod
+    def groups(engine: Any) -> Sequence[CacheGroup]:
+        """The facts of each group of an `Engine`."""
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Tell the sanitizer from here on what the engine does."""
+
+    @staticmethod
+    def version() -> str:
+        """The version that is installed. Raises UnsupportedEngine if it is not one tested."""
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        """Whether this is how the engine documents that it refuses a call or an option."""
+
+
+@attrs.frozen
+class Known:
+    """An engine with an adapter. peer: the folder of its environment. checkout: the environment
+    variable that names its source."""
+
+    module: str
+    peer: str | None = None
+    checkout: str | None = None
+
+
+KNOWN = {
+    "nano-vllm": Known("nano_vllm", checkout="KVCORE_NANO_VLLM"),
+    "mini-sglang": Known("mini_sglang", checkout="KVCORE_MINI_SGLANG"),
+    "transformers": Known("transformers", peer="transformers"),
+    "vllm": Known("vllm_hunt", peer="vllm033"),
+    "sglang": Known("sglang", peer="sglang"),
+    "kvcore": Known("reference"),
+}
+
+
+class NotInstalled(Exception):
+    """An engine is not there; the message says how to install it."""
+
+
+def load(name: str) -> Adapter:
+    """The adapter of a known engine, or of `module:Class`. Imports the engine.
+
+    Raises NotInstalled, UnsupportedEngine or ValueError.
+    """
+    if name not in KNOWN and ":" not in name:
+        raise ValueError(f"no adapter for {name!r}; known are {', '.join(KNOWN)} or module:Adapter")
+    module, _, attribute = name.partition(":")
+    if name in KNOWN:
+        _check_checkout(name)
+        module, attribute = f"kvcore.sanitizer.{KNOWN[name].module}", "Adapter"
+    try:
+        found: Adapter = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise NotInstalled(f"{name}: {error}. {how_to_install(name)}".strip()) from error
+    found.version()
+    return found
+
+
+def python_of(name: str) -> str:
+    """The interpreter that has the engine: that of its peer's environment, or this one."""
+    peer = KNOWN[name].peer if name in KNOWN else None
+    if peer is None:
+        return sys.executable
+    python = peers_home() / peer / "bin" / "python"
+    if not python.exists():
+        raise NotInstalled(
+            f"{name} is not installed in {python.parents[1]}. {how_to_install(name)}"
+        )
+    return str(python)
+
+
+def peers_home() -> Path:
+    """Where the engines are installed, outside the project."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("KVCORE_PEERS") or Path(cache) / "kvcore" / "peers")
+
+
+def how_to_install(name: str) -> str:
+    """One sentence, or nothing."""
+    known = KNOWN.get(name)
+    if known is None:
+        return ""
+    if known.checkout:
+        return f"Set {known.checkout} to the folder of its source."
+    if known.peer:
+        return f"Run: python -m benches.peers.install {known.peer}"
+    return ""
+
+
+def _check_checkout(name: str) -> None:
+    variable = KNOWN[name].checkout
+    if variable and not Path(os.environ.get(variable, "/nowhere")).is_dir():
+        raise NotInstalled(f"{name}: {variable} names no folder. {how_to_install(name)}")

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `kvcore sanitize`: hunts for bugs in the scheduler and cache manager of an engine.
+
+Ends with 0 if nothing was found, 1 with a finding, 2 if the engine is not there or is another
+version than the adapter was tested with, 3 if the harness itself was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kvcore.cli.arguments import natural, parse, positive
+from kvcore.cli.pipes import ends_cleanly
+from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
+from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
+from kvcore.sanitizer.hunter.report import write
+from kvcore.sanitizer.hunter.session import Event, events
+
+CLEAN, FOUND, UNSUPPORTED, HARNESS = range(4)
+
+
+@ends_cleanly
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    options = parse(_parser(), arguments)
+    try:
+        job = _job(options)
+        return _Session(options).follow(job)
+    except (NotInstalled, ValueError) as error:
+        print(f"kvcore sanitize: {error}", file=sys.stderr)
+        return UNSUPPORTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvcore sanitize",
+        description="Drive an engine's own scheduler with a fake model and judge what it reads.",
+    )
+    known = ", ".join(KNOWN)
+    parser.add_argument("engine", help=f"{known}, or module:Adapter of your own")
+    parser.add_argument("--seconds", type=positive, default=60.0, help="CPU seconds (60)")
+    parser.add_argument("--seed", type=natural, help="of the worlds (1, or the next of --record)")
+    parser.add_argument("--axis", action="append", default=[], metavar="NAME=VALUE",
+                        help="an option of the engine that does not vary")  # fmt: skip
+    parser.add_argument("--only", metavar="FINDING", help="look for findings of one name")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write tests and reports there")
+    parser.add_argument("--record", type=Path, metavar="FILE",
+                        help="append seed and coverage; the next hunt goes on there")  # fmt: skip
+    parser.add_argument("--replay", type=Path, metavar="FILE",
+                        help="run the world of a finding again, and nothing else")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _job(options: argparse.Namespace) -> dict[str, Any]:
+    job: dict[str, Any] = {"do": "hunt", "engine": options.engine, "seconds": options.seconds}
+    if options.replay is not None:
+        found = json.loads(options.replay.read_text())
+        world = found.get("world", found)
+        return {**job, "do": "again", "world": world, "muted": found.get("muted", [])}
+    seed = options.seed
+    if seed is None:
+        seed = 1 + max((each["seed"] for each in _sessions(options.record)), default=0)
+    return {**job, "seed": seed, "only": options.only, "fixed": _fixed(options.axis)}
+
+
+def _fixed(texts: list[str]) -> dict[str, Any]:
+    """The options that do not vary; a value is JSON, or text if it is not."""
+    fixed = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--axis takes NAME=VALUE, not {text!r}")
+        try:
+            fixed[name] = json.loads(value)
+        except ValueError:
+            fixed[name] = value
+    return fixed
+
+
+def _sessions(record: Path | None) -> list[dict[str, Any]]:
+    if record is None or not record.exists():
+        return []
+    return [json.loads(line) for line in record.read_text().splitlines()]
+
+
+class _Session:
+    """One call: what it prints, and what it sums up."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.found: dict[tuple[Any, ...], Event] = {}
+        self.tally, self.now = Tally(), Tally()
+        self.unsupported = ""
+        self.engine: Event = {}
+        self.shown = 0.0
+
+    def follow(self, job: Mapping[str, Any]) -> int:
+        """Follow a job to its end and say what came of it; gives the exit code."""
+        self._say(f"{job['engine']}: seed {job['seed']}" if "seed" in job else "one world again")
+        interrupted = False
+        handlers = {
+            "start": self._on_start,
+            "unsupported": self._on_unsupported,
+            "tally": self._on_tally,
+            "found": self._on_found,
+        }
+        try:
+            for event in events(job):
+                handlers.get(event["event"], lambda _: None)(event)
+        except KeyboardInterrupt:
+            interrupted = True
+        self.tally.merge(attrs.asdict(self.now))
+        if self.unsupported:
+            print(f"kvcore sanitize: {self.unsupported}", file=sys.stderr)
+            return UNSUPPORTED
+        self._end(job, interrupted)
+        names = {event["name"] for event in self.found.values()}
+        if "harness" in names or self._skips_too_much():
+            return HARNESS
+        return FOUND if names else CLEAN
+
+    def _on_start(self, event: Event) -> None:
+        self.engine = event
+        self.tally.merge(attrs.asdict(self.now))
+        self.now = Tally()
+
+    def _on_unsupported(self, event: Event) -> None:
+        self.unsupported = event["text"]
+
+    def _on_tally(self, event: Event) -> None:
+        self.now = Tally()
+        self.now.merge({name: value for name, value in event.items() if name != "event"})
+        if time.monotonic() > self.shown + 10:
+            self.shown = time.monotonic()
+            found = ", ".join(sorted({each["name"] for each in self.found.values()})) or "nothing"
+            self._say(
+                f"{self.now.seconds:.0f} CPU s, {self.now.runs} runs, {self.now.steps} steps, "
+                f"found: {found}"
+            )
+
+    def _on_found(self, event: Event) -> None:
+        key = (event["name"], event["where"], *event["needs"])
+        is_new = key not in self.found
+        self.found[key] = event
+        if is_new and not self.options.json:
+            moves = len(event["world"]["moves"])
+            where = f" {event['where']}" if event["where"] else ""
+            self._say(f"found {event['name']}{where} {' '.join(event['needs'])}: {moves} moves")
+            print(event["text"].strip(), flush=True)
+
+    def _skips_too_much(self) -> bool:
+        return self.tally.skipped > SKIPPED_SHARE_MAX * max(1, self.tally.runs)
+
+    def _end(self, job: Mapping[str, Any], interrupted: bool) -> None:
+        if self.options.write is not None:
+            for event in self.found.values():
+                for path in write(event, _module(self.options.engine), self.options.write):
+                    self._say(f"wrote {path}")
+        summary = {
+            "engine": self.engine.get("engine", job["engine"]),
+            "seed": job.get("seed"),
+            "interrupted": interrupted,
+            **attrs.asdict(self.tally),
+            "missing": self.tally.missing(),
+        }
+        if self.options.record is not None and "seed" in job:
+            brief = [
+                f"{e['name']} {e['where']} {' '.join(e['needs'])}" for e in self.found.values()
+            ]
+            with self.options.record.open("a") as file:
+                file.write(json.dumps({**summary, "findings": brief}) + "\n")
+        if self.options.json:
+            print(json.dumps({**summary, "findings": list(self.found.values())}, indent=1))
+        elif job["do"] == "hunt":
+            self._tell_coverage()
+
+    def _tell_coverage(self) -> None:
+        tally = self.tally
+        print(f"{tally.runs} runs, {tally.steps} steps judged, {tally.skipped} worlds refused")
+        for title, counts in (
+            ("reached", tally.reached), ("moves", tally.moves),
+            ("options", tally.values), ("findings", tally.found),
+        ):  # fmt: skip
+            texts = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+            print(f"{title}: {texts or 'none'}")
+        print(f"not reached: {', '.join(tally.missing()) or 'none'}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _module(engine: str) -> str:
+    if engine in KNOWN:
+        return f"kvcore.sanitizer.{KNOWN[engine].module}"
+    return engine.partition(":")[0]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance test of an adapter: what it must do before a finding of its hunt is believed.
+
+`problems` drives an engine through runs whose observations are known in advance. It cannot tell
+that an engine is right, only that its adapter tells what the hunter and the sanitizer need.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.run import Outcome, run
+from kvcore.sanitizer.hunter.watch import Watch
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Generator, Move, World
+from kvcore.sanitizer.sanitizer import Sanitizer
+
+MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
+METHODS = (
+    *("arrive", "step", "settle", "close", "live", "tokens", "progress", "free", "total"),
+    *("target", "num_blocks"),
+)
+STEPS_MAX = 500
+
+
+def problems(adapter: Adapter, num_runs: int = 200) -> list[str]:
+    """What is wrong with an adapter, one sentence each; nothing if it conforms.
+
+    num_runs: random worlds in the engine's default options, none of which may be a harness error.
+    """
+    found = list(_shape(adapter))
+    if found:
+        return found
+    for check in (_one_request, _abort_is_taken, _same_again, _stands_alone):
+        try:
+            found += check(adapter)
+        except Exception as error:
+            found.append(f"{check.__name__[1:].replace('_', ' ')}: {type(error).__name__}: {error}")
+    return found or list(_random_runs(adapter, num_runs))
+
+
+def _shape(adapter: Adapter) -> Iterator[str]:
+    if not list(adapter.AXES.get("block_size", ())):
+        yield "AXES has no values of block_size"
+        return
+    if any(not list(values) for values in adapter.AXES.values()):
+        yield "an axis has no value"
+    if unknown := set(adapter.MOVES) - MOVES:
+        yield f"MOVES names {', '.join(sorted(unknown))}; known are {', '.join(sorted(MOVES))}"
+    engine = adapter.Engine(_world(adapter, ()))
+    needs = [*METHODS, *(move for move in ("abort", "epoch", "reset") if move in adapter.MOVES)]
+    yield from (f"Engine has no {name}" for name in needs if not hasattr(engine, name))
+
+
+def _world(adapter: Adapter, moves: tuple[Move, ...]) -> World:
+    axes = {name: values[0] for name, values in adapter.AXES.items()}
+    size = int(axes["block_size"])
+    return World(axes, 12, 3 * size + 1, 4, moves)
+
+
+def _one_request(adapter: Adapter) -> Iterator[str]:
+    """A prompt of three blocks and a bit, and five answers: each position is written once."""
+    world = _world(adapter, ())
+    length, new = 3 * world.block_size + 1, 5
+    prompt = tuple(1 + place % 7 for place in range(length))
+    told = _Told(adapter, world)
+    fresh = told.engine.free()
+    if fresh != told.engine.total():
+        yield f"a fresh engine has {fresh} free blocks of a total of {told.engine.total()}"
+    told.engine.arrive(Arrive("r0", prompt, new))
+    for _ in range(STEPS_MAX):
+        if not list(told.engine.live):
+            break
+        told.engine.step()
+    else:
+        yield f"a request that fits is still live after {STEPS_MAX} steps"
+    told.engine.settle()
+    wanted = set(range(length + new - 1))
+    missing = sorted(wanted - told.positions)
+    if missing:
+        yield f"no step told that positions {missing[:5]} of the only request were computed"
+    if extra := sorted(told.positions - wanted)[:5]:
+        yield f"steps told positions {extra}, which the only request does not have"
+    if told.engine.free() != fresh:
+        yield f"{told.engine.free()} blocks are free when all have left, {fresh} before"
+
+
+class _Told:
+    """An engine with a sanitizer that notes the positions of all rows."""
+
+    def __init__(self, adapter: Adapter, world: World) -> None:
+        self.engine = adapter.Engine(world)
+        groups, blocks = adapter.groups(self.engine), self.engine.num_blocks
+        self.positions: set[int] = set()
+        told = self
+
+        class Noting(Watch):
+            def _see(self, name: Any, start: int, count: int) -> None:
+                told.positions.update(range(start, start + count))
+                super()._see(name, start, count)
+
+        self.watch = Noting(Sanitizer(groups, blocks, full=True))
+        adapter.attach(self.engine.target, self.watch)
+
+
+def _abort_is_taken(adapter: Adapter) -> Iterator[str]:
+    if "abort" not in adapter.MOVES:
+        return
+    engine = adapter.Engine(_world(adapter, ()))
+    engine.arrive(Arrive("r0", (1,) * 9, 5))
+    engine.step()
+    engine.abort("r0")
+    if "r0" in set(engine.live):
+        yield "a request is live after its abort"
+
+
+def _same_again(adapter: Adapter) -> Iterator[str]:
+    """A run depends on its world alone: else nothing can be cut down."""
+    generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 7)
+    for _ in range(5):
+        world = generator.next()
+        one, other = _brief(run(adapter, world)), _brief(run(adapter, world))
+        if one != other:
+            yield f"one world gave two runs: {one} and {other}"
+            return
+
+
+def _brief(outcome: Outcome) -> tuple[Any, ...]:
+    found = outcome.found
+    return outcome.num_steps, sorted(outcome.reached), found.key if found else None
+
+
+def _stands_alone(adapter: Adapter) -> Iterator[str]:
+    """The file without its adapter does without kvcore, as the tests that are written need it."""
+    source = engine_source(inspect.getmodule(adapter.Engine).__name__)  # type: ignore[union-attr]
+    if "kvcore.sanitizer" in source:
+        yield "Engine or what it uses names kvcore.sanitizer"
+    compile(source, "engine", "exec")
+
+
+def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
+    """No harness error; the sanitizer judges steps, and a request that aborts itself is none."""
+    generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 1)
+    num_steps = 0
+    for _ in range(num_runs):
+        world = generator.next()
+        outcome = run(adapter, attrs.evolve(world, moves=(*world.moves, STEP, Abort("nobody"))))
+        num_steps += outcome.num_steps
+        if outcome.found is not None and outcome.found.name == "harness":
+            yield f"the harness is wrong: {outcome.found.text}"
+            return
+    if not num_steps:
+        yield f"no step was judged in {num_runs} runs"

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hunt: world after world on one engine, each new finding cut down and told at once.
+
+It runs in the process that has the engine. What it tells are plain values, one a line, so that the
+process that started it can end this one and go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from kvcore.sanitizer.findings import CERTAIN
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.run import Found, Outcome, run
+from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.systematic import small_worlds
+from kvcore.sanitizer.hunter.watch import GOALS, RARE
+from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World
+
+FULL_EVERY = 8
+"""One run in so many judges in full mode."""
+SHRINK_SHARE = 0.4
+"""Cutting down takes at most this share of the time, the first of each kind apart."""
+MUTED_AFTER = 4
+"""So often a finding about contents is cut down before every second run goes on behind it."""
+SKIPPED_SHARE_MAX = 0.2
+"""A hunt whose engine refuses more of its worlds at the start is not worth its name."""
+
+Key = tuple[str, str, tuple[str, ...]]
+Event = dict[str, Any]
+
+
+@attrs.define
+class Tally:
+    """What a hunt did and reached. seconds: of CPU. found: runs by the name of their finding."""
+
+    runs: int = 0
+    steps: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    reached: Counter[str] = attrs.Factory(Counter)
+    values: Counter[str] = attrs.Factory(Counter)
+    moves: Counter[str] = attrs.Factory(Counter)
+    found: Counter[str] = attrs.Factory(Counter)
+
+    def add(self, world: World, outcome: Outcome) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.steps += outcome.num_steps
+        self.skipped += outcome.skipped
+        self.reached.update(outcome.reached)
+        self.values.update(f"{name}={value}" for name, value in world.axes.items())
+        self.moves.update(_kind(move) for move in world.moves)
+        if outcome.found is not None:
+            self.found[outcome.found.name] += 1
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add what another hunt counted, as plain data."""
+        for name, value in other.items():
+            if isinstance(value, Mapping):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def missing(self) -> list[str]:
+        """Goals that no run reached."""
+        return [goal for goal in GOALS if not self.reached[goal]]
+
+
+class Hunt:
+    """The worlds of one seed on one engine.
+
+    fixed: options that do not vary. only: the one name of finding that ends a run. before: called
+    with each world before it runs.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        seed: int,
+        *,
+        fixed: Mapping[str, Any] | None = None,
+        only: str | None = None,
+        before: Callable[[World], None] = lambda _: None,
+    ) -> None:
+        self.adapter, self.only, self.before = adapter, only, before
+        self.generator = Generator(adapter.AXES, seed, fixed)
+        self.systematic = small_worlds(adapter.AXES, adapter.MOVES, fixed or {})
+        self.tally = Tally()
+        self.known: dict[Key, int] = {}
+        self.cut: Counter[tuple[str, str]] = Counter()
+        self.shrinking = 0.0
+
+    def events(self, seconds: float) -> Iterator[Event]:
+        """Hunt for so many CPU seconds. Each event is a finding or the tally of a second."""
+        self._warm_up()
+        started = time.process_time()
+        told = 0.0
+        while self.tally.seconds < seconds:
+            yield from self._one()
+            self.tally.seconds = round(time.process_time() - started, 2)
+            if self.tally.seconds >= told + 1:
+                told = self.tally.seconds
+                yield {"event": "tally", **attrs.asdict(self.tally)}
+        yield {"event": "tally", **attrs.asdict(self.tally)}
+
+    def _warm_up(self) -> None:
+        """Let the engine import what its first run imports, which takes longer than a run may."""
+        try:
+            self.adapter.Engine(self.generator.next()).close()
+        except Exception as error:
+            del error  # the first runs will meet it again, and judge it
+
+    def _one(self) -> Iterator[Event]:
+        world = next(self.systematic, None) if self.tally.runs % 4 == 3 else None
+        world = world or self.generator.next()
+        full, muted = self.tally.runs % FULL_EVERY == 0, self._muted()
+        outcome = self._run(world, full, muted)
+        self.tally.add(world, outcome)
+        seldom = 1 + self.tally.runs // 50
+        if any(self.tally.reached[goal] <= seldom for goal in outcome.reached) or any(
+            goal in RARE and self.tally.runs % 4 == 0 for goal in outcome.reached
+        ):
+            self.generator.keep(world)
+        if outcome.found is not None:
+            yield from self._found(world, outcome.found, full, muted)
+
+    def _run(self, world: World, full: bool, muted: frozenset[str]) -> Outcome:
+        self.before(world)
+        return run(self.adapter, world, full=full, muted=muted)
+
+    def _muted(self) -> frozenset[str]:
+        if self.only is not None:
+            return frozenset({*CERTAIN} - {self.only})
+        if self.tally.runs % 2:
+            return frozenset()
+        often = {name for (name, _), times in self.cut.items() if times >= MUTED_AFTER}
+        return frozenset(often & {*CERTAIN})
+
+    def _found(
+        self, world: World, found: Found, full: bool, muted: frozenset[str]
+    ) -> Iterator[Event]:
+        if self.only not in (None, found.name, "harness") and found.name != "harness":
+            return
+        share = self.shrinking / max(1.0, self.tally.seconds)
+        if self.cut[found.key] and share > SHRINK_SHARE:
+            return
+        self.cut[found.key] += 1
+
+        def same(candidate: World) -> bool:
+            other = self._run(candidate, full, muted).found
+            return other is not None and other.key == found.key
+
+        started = time.process_time()
+        small = shrink(world, same, self.adapter.AXES)
+        self.shrinking += time.process_time() - started
+        again = self._run(small, full, muted).found
+        if again is None or again.key != found.key:
+            again = attrs.evolve(found, name="harness", text=f"not found again: {found.text}")
+        key = (*again.key, signature(small, self.adapter.AXES))
+        if self.known.get(key, len(small.moves) + 1) > len(small.moves):
+            self.known[key] = len(small.moves)
+            yield self._event(world, small, again, key, muted)
+
+    def _event(
+        self, world: World, small: World, found: Found, key: Key, muted: frozenset[str]
+    ) -> Event:
+        return {
+            "event": "found",
+            "name": found.name,
+            "where": found.where,
+            "needs": list(key[2]),
+            "text": found.text,
+            "world": small.to_json(),
+            "muted": sorted(muted),
+            "moves_before": len(world.moves),
+            "runs": self.tally.runs,
+            "seconds": self.tally.seconds,
+            "engine": self.adapter.NAME,
+        }
+
+
+def _kind(move: object) -> str:
+    return (
+        "arrive" if isinstance(move, Arrive) else "abort" if isinstance(move, Abort) else str(move)
+    )

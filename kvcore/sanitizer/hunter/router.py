@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A router that knows an engine's cache by its events alone, and what it is told wrongly.
+
+A router sends a request where its prefix is. So a hash that an engine says it removed must not be
+hit there any more: neither by the tenant whose block it was, nor by another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Prefix = tuple[int, tuple[int, ...]]
+"""A tenant, and the tokens up to the end of a block."""
+
+
+class Router:
+    """The prefixes behind each hash."""
+
+    def __init__(self) -> None:
+        self.stored: dict[int, set[Prefix]] = {}
+
+    def wrong(self, engine: Any) -> str:
+        """What the newest events say wrongly, or nothing."""
+        removed: list[int] = []
+        for kind, hashed, prefix in engine.events():
+            if kind == "stored":
+                self.stored.setdefault(hashed, set()).add(prefix)
+                removed = [each for each in removed if each != hashed]
+            else:
+                removed.append(hashed)
+        for hashed in removed:
+            for tenant, tokens in sorted(self.stored.get(hashed, ())):
+                length = engine.hits(tenant, tokens)
+                if length >= len(tokens):
+                    others = sorted({each for each, _ in self.stored[hashed]} - {tenant})
+                    return (
+                        f"wrong-event: hash {hashed:#x} was removed, and its {len(tokens)} tokens "
+                        f"are still hit by tenant {tenant}; tenants {others} have the same hash"
+                    )
+        return ""

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One world run on one engine: its moves, then a drain until nobody waits, and what came of it."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import attrs
+
+from kvcore.sanitizer import Sanitizer
+from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.router import Router
+from kvcore.sanitizer.hunter.watch import Watch
+from kvcore.sanitizer.hunter.world import EPOCH, RESET, STEP, Abort, Arrive, Move, World
+
+STUCK_STEPS = 12
+"""Steps in which nothing at all changes."""
+NO_TOKEN_STEPS = 400
+"""Steps in which nobody gets a token."""
+HUNG_SECONDS = 5.0
+"""CPU seconds of one run, which takes some milliseconds."""
+OWN = Path(__file__).parents[1]
+
+
+@attrs.frozen
+class Found:
+    """A finding of one run. where: exception and function, for a crash. step: moves made before."""
+
+    name: str
+    where: str
+    text: str
+    num_moves: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Findings with the same key are taken as the same while a run is cut down."""
+        return self.name, self.where
+
+
+@attrs.frozen
+class Outcome:
+    """What a run gave. skipped: the engine refused the world's options."""
+
+    found: Found | None = None
+    reached: frozenset[str] = frozenset()
+    num_steps: int = 0
+    skipped: bool = False
+
+
+class Hung(BaseException):
+    """A run used far more CPU time than any run needs."""
+
+
+class Harness(Exception):
+    """The fake model and the engine disagree, or the adapter told nonsense: not a finding."""
+
+
+def run(
+    adapter: Adapter, world: World, *, full: bool = False, muted: Collection[str] = ()
+) -> Outcome:
+    """Run a world to its end or its first finding.
+
+    full: judge in the sanitizer's full mode. muted: names of findings that do not end the run.
+    """
+    return _Run(adapter, world, full, muted).outcome()
+
+
+class _Run:
+    def __init__(self, adapter: Adapter, world: World, full: bool, muted: Collection[str]) -> None:
+        self.adapter, self.world, self.full, self.muted = adapter, world, full, muted
+        self.engine: Any = None
+        self.watch: Watch | None = None
+        self.arrivals: dict[str, Arrive] = {}
+        self.checked: dict[tuple[str, int], int] = {}
+        self.num_moves = 0
+        self.num_tokens = 0
+        self.router = Router()
+
+    def outcome(self) -> Outcome:
+        """The finding, unless there is none."""
+        found = None
+        try:
+            with _alarm(HUNG_SECONDS):
+                found = self._all()
+        except Hung as error:
+            found = self._found("hang", _site(error), _tail(error))
+        except Harness as error:
+            found = self._found("harness", "", str(error))
+        except Exception as error:
+            if self.engine is None and self.adapter.refusal(error):
+                return Outcome(skipped=True)
+            found = self._raised(error)
+        finally:
+            self._close()
+        if self.watch is None:
+            return Outcome(found)
+        reached = self.watch.reached | getattr(self.engine, "reached", set())
+        return Outcome(found, frozenset(reached), self.watch.num_steps)
+
+    def _close(self) -> None:
+        """Ends the engine; what it raises then is nobody's finding."""
+        try:
+            if self.engine is not None:
+                self.engine.close()
+        except Exception:
+            self.engine = None
+
+    def _all(self) -> Found | None:
+        self.engine = self.adapter.Engine(self.world)
+        sanitizer = Sanitizer(
+            self.adapter.groups(self.engine),
+            self.engine.num_blocks,
+            full=self.full,
+            show_tokens=True,
+            engine=self.adapter.NAME,
+        )
+        self.watch = Watch(sanitizer)
+        self.adapter.attach(self.engine.target, self.watch)
+        for move in self.world.moves:
+            self.num_moves += 1
+            self._move(move)
+            if (found := self._judged()) is not None:
+                return found
+        return self._drained() or self._leaked()
+
+    def _move(self, move: Move) -> None:
+        match move:
+            case Arrive():
+                if (
+                    len(move.prompt) + move.new > self.world.max_tokens
+                    or move.name in self.arrivals
+                ):
+                    return
+                knows = self.adapter.MOVES
+                if "samples" not in knows:
+                    move = attrs.evolve(move, samples=1)
+                if "tenants" not in knows:
+                    move = attrs.evolve(move, tenant=0)
+                if self._refusable(lambda: self.engine.arrive(move)):
+                    self.arrivals[move.name] = move
+            case Abort():
+                if "abort" in self.adapter.MOVES and move.name in set(self.engine.live):
+                    assert self.watch is not None
+                    self.watch.aborts(flying=getattr(self.engine, "in_flight", False))
+                    self._refusable(lambda: self.engine.abort(move.name))
+            case "epoch":
+                if EPOCH in self.adapter.MOVES and self.engine.epoch():
+                    assert self.watch is not None
+                    self.watch.epoch()
+            case "reset":
+                if RESET in self.adapter.MOVES:
+                    self._refusable(self.engine.reset)
+            case _:
+                assert move == STEP
+                self.engine.step()
+
+    def _refusable(self, call: Callable[[], Any]) -> bool:
+        """Whether the engine took a call; another error than its documented refusal is raised."""
+        try:
+            call()
+        except Exception as error:
+            if not self.adapter.refusal(error):
+                raise
+            return False
+        return True
+
+    def _judged(self) -> Found | None:
+        """The first certain finding; then the answers that the engine keeps are the model's."""
+        assert self.watch is not None
+        if self.watch.broken is not None:
+            raise Harness(f"{type(self.watch.broken).__name__}: {self.watch.broken}")
+        self._check_tokens()
+        if not self.engine.free():
+            self.watch.reached.add("full-pool")
+        if hasattr(self.engine, "events") and (wrong := self.router.wrong(self.engine)):
+            return self._found("wrong-event", "", wrong)
+        for found in self.watch.findings:
+            if found.certain and found.name not in self.muted:
+                return self._found(found.name, "", str(found))
+        return None
+
+    def _check_tokens(self) -> None:
+        for name, sample, tokens in self.engine.tokens():
+            prompt = self.arrivals[name].prompt
+            start = self.checked.get((name, sample), 0)
+            for place in range(start, len(tokens)):
+                model = self.world.token(place, sample)
+                wanted = prompt[place] if place < len(prompt) else model
+                if tokens[place] != wanted:
+                    raise Harness(
+                        f"the engine keeps token {tokens[place]} of {name} (sample {sample}) at "
+                        f"position {place}, the fake model gave {wanted}"
+                    )
+            self.checked[name, sample] = len(tokens)
+            self.num_tokens += max(0, len(tokens) - start)
+
+    def _drained(self) -> Found | None:
+        """Steps until nobody waits."""
+        still, before, tokens, since = 0, None, self.num_tokens, 0
+        while set(self.engine.live):
+            self.engine.step()
+            if (found := self._judged()) is not None:
+                return found
+            now = self.engine.progress()
+            still = still + 1 if now == before else 0
+            since = since + 1 if self.num_tokens == tokens else 0
+            before, tokens = now, self.num_tokens
+            if still >= STUCK_STEPS or since >= NO_TOKEN_STEPS:
+                steps = still if still >= STUCK_STEPS else since
+                waits = ", ".join(map(str, self.engine.live))
+                return self._found(
+                    "stuck",
+                    "",
+                    f"stuck: {waits} wait; {steps} steps changed nothing; "
+                    f"{self.engine.free()} of {self.engine.total()} blocks are free",
+                )
+        return None
+
+    def _leaked(self) -> Found | None:
+        """All have left: every block is free, before and after an idle step."""
+        self.engine.settle()
+        if (found := self._judged()) is not None:
+            return found
+        before = self.engine.free()
+        self.engine.step()
+        after, total = self.engine.free(), self.engine.total()
+        if before == total or after == total:
+            return None
+        return self._found(
+            "leak",
+            "",
+            f"leak: all have left, {after} of {total} blocks can be used ({before} before)",
+        )
+
+    def _found(self, name: str, where: str, text: str) -> Found:
+        return Found(name, where, text, self.num_moves)
+
+    def _raised(self, error: Exception) -> Found:
+        """A crash of the engine, or of the harness if its own code raised."""
+        if self.watch is not None and self.watch.broken is not None:
+            return self._found("harness", "", f"{self.watch.broken!r}\n{_tail(error)}")
+        deepest = traceback.extract_tb(error.__traceback__)[-1].filename
+        if OWN in Path(deepest).parents:
+            return self._found("harness", _site(error), _tail(error))
+        return self._found("crash", f"{type(error).__name__} in {_site(error)}", _tail(error))
+
+
+def _site(error: BaseException) -> str:
+    """The innermost function that is not of this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if OWN not in Path(frame.filename).parents]
+    return theirs[-1].name if theirs else frames[-1].name
+
+
+def _tail(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)[-9:])
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raises Hung after so many CPU seconds."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise Hung(f"more than {seconds} CPU seconds")
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

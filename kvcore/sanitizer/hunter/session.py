@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that watches a hunt: starts the one that has the engine, and outlives it.
+
+An engine that dies, hangs or prints a flood is a finding. Its process is ended, the world that it
+was in is cut down, and the hunt goes on with the next seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import kvcore
+from kvcore.sanitizer.hunter.adapter import python_of
+
+SILENT_SECONDS = 60.0
+"""A run that lasts so long hangs: it takes milliseconds."""
+START_SECONDS = 600.0
+"""So long an engine may take to be imported."""
+FLOOD_BYTES = 16 << 20
+"""So much printed between two events is a flood."""
+TAIL_BYTES = 4000
+NEXT_SEED = 1_000_003
+
+Event = dict[str, Any]
+
+
+def events(job: Mapping[str, Any]) -> Iterator[Event]:
+    """Do a job in the engine's environment, again after each death of the process.
+
+    Raises NotInstalled.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvcore-sanitize-") as folder:
+        job = {"unfinished": str(Path(folder) / "world"), **job}
+        left = float(job.get("seconds", 0.0))
+        while True:
+            ended, used = None, 0.0
+            for event in _one_process(job):
+                if event["event"] == "ended":
+                    ended = event
+                elif event["event"] == "tally":
+                    used = max(used, event["seconds"])
+                yield event
+            left -= max(used, 1.0)
+            if ended is None or job["do"] != "hunt":
+                return
+            lost = list(_death(job, ended))
+            yield from lost
+            if left <= 0 or any(event["event"] == "unsupported" for event in lost):
+                return
+            job = {**job, "seed": job["seed"] + NEXT_SEED, "seconds": left}
+
+
+def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
+    """The finding that a process died of; cut down, if the world does it again by itself."""
+    try:
+        world = json.loads(Path(job["unfinished"]).read_text().partition("\n")[0])
+    except (OSError, ValueError):
+        yield {"event": "unsupported", "text": f"{ended['name']} before any run: {ended['text']}"}
+        return
+    again = {**job, "do": "cut", "world": world, "name": ended["name"], "text": ended["text"]}
+    found = False
+    for event in _one_process(again):
+        found = found or event["event"] == "found"
+        if event["event"] in ("found", "unsupported"):
+            yield event
+    if not found:
+        lost = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
+        yield {"event": "found", "name": ended["name"], "text": ended["text"], **lost}
+
+
+def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
+    """The events of one process; the last is `ended`, unless it ended by itself and well."""
+    told, tells = os.pipe()
+    prints, printed = os.pipe()
+    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
+    child = subprocess.Popen(
+        [*command, json.dumps({**job, "events": tells})],
+        stdin=subprocess.DEVNULL,
+        stdout=printed,
+        stderr=printed,
+        pass_fds=(tells,),
+        env=_environment(),
+        start_new_session=True,  # so that it ends with all that it started
+    )
+    os.close(tells)
+    os.close(printed)
+    try:
+        yield from _followed(child, told, prints, Path(job["unfinished"]))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        os.close(told)
+        os.close(prints)
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, with kvcore's folder first."""
+    folder = str(Path(kvcore.__file__).parents[1])
+    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
+
+
+def _followed(
+    child: subprocess.Popen[bytes], told: int, prints: int, unfinished: Path
+) -> Iterator[Event]:
+    buffer, tail, num_printed, last = b"", b"", 0, time.time()
+    open_ends, failed, patience = {told, prints}, None, START_SECONDS
+    while open_ends and failed is None:
+        ready, _, _ = select.select(list(open_ends), [], [], 1.0)
+        for end in ready:
+            data = os.read(end, 1 << 16)
+            if not data:
+                open_ends.discard(end)
+            elif end == prints:
+                tail, num_printed = (tail + data)[-TAIL_BYTES:], num_printed + len(data)
+            else:
+                *lines, buffer = (buffer + data).split(b"\n")
+                last, num_printed, patience = time.time(), 0, SILENT_SECONDS
+                yield from (json.loads(line) for line in lines)
+        if num_printed > FLOOD_BYTES:
+            failed = "flood", f"flood: more than {FLOOD_BYTES} bytes printed"
+        if not ready and unfinished.exists():
+            last = max(last, unfinished.stat().st_mtime)  # of each world, before it runs
+        if time.time() > last + patience:
+            failed = "hang", f"hang: a run did not end in {patience:.0f} s"
+    if failed is None and child.wait() not in (0, 2):
+        failed = "died", f"died: the engine's process ended with {child.returncode}"
+    if failed is not None:
+        text = f"{failed[1]}\n{tail.decode(errors='replace')}"
+        yield {"event": "ended", "name": failed[0], "text": text}

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every short run of a small world: three blocks, two requests, and each order of few moves.
+
+The shortest runs come first, so what is found here needs no cutting down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Axes, Move, World
+
+NUM_BLOCKS = 3
+NUM_MOVES_MAX = 7
+
+
+def small_worlds(
+    axes: Axes, known_moves: Collection[str], fixed: Mapping[str, Any]
+) -> Iterator[World]:
+    """Each world of at most seven moves: arrivals of a, of a again and of b, steps, aborts."""
+    size = int(fixed.get("block_size", min(axes["block_size"])))
+    prompts = _prompts(size)
+    kinds = ["a", "a again", "b", STEP, *(["abort"] if "abort" in known_moves else [])]
+    for length in range(2, NUM_MOVES_MAX + 1):
+        for options in _options(axes, fixed, size):
+            for kinds_of in product(kinds, repeat=length):
+                if _says_something(kinds_of):
+                    moves = tuple(_moves(kinds_of, prompts))
+                    yield World(options, NUM_BLOCKS, 2 * size, 2, moves)
+
+
+def _prompts(size: int) -> dict[str, tuple[int, ...]]:
+    """Two prompts of two blocks and a bit at most, which share their first block."""
+    a = (*range(1, size + 1), *[1] * (size - 1))
+    return {"a": a, "a again": a, "b": (*a[:size], 2)}
+
+
+def _options(axes: Axes, fixed: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:
+    """The default options; then each other value of one of them."""
+    default = {**{name: values[0] for name, values in axes.items()}, **fixed, "block_size": size}
+    yield default
+    for name, values in axes.items():
+        if name != "block_size" and name not in fixed:
+            yield from ({**default, name: value} for value in values[1:])
+
+
+def _says_something(kinds: tuple[str, ...]) -> bool:
+    """The first move is an arrival; an abort has an arrival before it; a step comes at all."""
+    arrived = False
+    for kind in kinds:
+        if kind in (STEP, "abort") and not arrived:
+            return False
+        arrived = arrived or kind not in (STEP, "abort")
+    return STEP in kinds and kinds[-1] != "a again"
+
+
+def _moves(kinds: tuple[str, ...], prompts: Mapping[str, tuple[int, ...]]) -> Iterator[Move]:
+    names = 0
+    for kind in kinds:
+        if kind in prompts:
+            yield Arrive(f"r{names}", prompts[kind], 2)
+            names += 1
+        else:
+            yield STEP if kind == STEP else Abort(f"r{names - 1}")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of the hunter reached: counted from the observations alone, the same for any engine.
+
+A `Watch` stands before the sanitizer: it hands each observation on and notes what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+GOALS = (
+    *("hit", "partial-chunk", "preempted-in-flight", "preempted-in-its-step", "resumed-by-a-hit"),
+    *(
+        "chunk-preempted-in-its-step",
+        "evicted-keyed-block",
+        "abort-in-flight",
+        "copy",
+        "offload",
+        "restore",
+        "fork",
+    ),
+    *("full-pool", "shared-block"),
+)
+"""Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
+
+RARE = frozenset({"chunk-preempted-in-its-step", "abort-in-flight", "restore", "fork"})
+"""Worlds that reach one of these are varied first."""
+
+
+class Watch:
+    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps judged."""
+
+    def __init__(self, sanitizer: Any) -> None:
+        self.sanitizer = sanitizer
+        self.reached: set[str] = set()
+        self.num_steps = 0
+        self.broken: BaseException | None = None
+        self.tables: dict[Any, list[tuple[int, int]]] = {}
+        self.lengths: dict[Any, int] = {}
+        self.fresh: set[Any] = set()  # begun, or dropped: not scheduled since
+        self.dropped: set[Any] = set()
+        self.steps: dict[Any, set[Any]] = {}
+        self.full_blocks: set[tuple[int, int]] = set()
+        self.block_size = max(group.block_size for group in sanitizer.groups)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not counted goes straight on."""
+        value = getattr(self.sanitizer, name)
+        return self._guarded(value) if callable(value) else value
+
+    def begin(self, name: Any, tokens: Sequence[int], *args: Any, **named: Any) -> None:
+        self.tables[name] = []
+        self.lengths[name] = len(tokens)
+        if named.get("parent") is not None:
+            self.reached.add("fork")
+        else:
+            self.fresh.add(name)
+        self._guarded(self.sanitizer.begin)(name, tokens, *args, **named)
+
+    def extend(self, name: Any, group: int, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        self._guarded(self.sanitizer.extend)(name, group, blocks)
+        held = {each for table in self.tables.values() for each in table}
+        named = [(group, block) for block in blocks]
+        if held.intersection(named):
+            self.reached.add("shared-block")
+        self.tables[name] += named
+
+    def drop(self, name: Any) -> None:
+        if any(name in names for names in self.steps.values()):
+            self.reached.add("preempted-in-flight")
+        self.tables[name] = []
+        self.fresh.add(name)
+        self.dropped.add(name)
+        self._guarded(self.sanitizer.drop)(name)
+
+    def end(self, name: Any) -> None:
+        self.tables.pop(name, None)
+        self._guarded(self.sanitizer.end)(name)
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self.tables
+
+    def step(
+        self,
+        step: Any,
+        names: Sequence[Any],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        *more: Any,
+    ) -> Any:
+        self.num_steps += 1
+        for name, start, count in zip(names, starts, counts, strict=True):
+            self._see(name, start, count)
+        return self._guarded(self.sanitizer.step)(step, names, starts, counts, *more)
+
+    def issue(self, step: Any, rows: Sequence[Any]) -> None:
+        self.num_steps += 1
+        self.steps[step] = {row.name for row in rows}
+        for row in rows:
+            self._see(row.name, row.start, row.num_tokens)
+        self._guarded(self.sanitizer.issue)(step, rows)
+
+    def complete(self, step: Any) -> Any:
+        self.steps.pop(step, None)
+        return self._guarded(self.sanitizer.complete)(step)
+
+    def copy(self, pairs: Sequence[Any], *args: Any, **named: Any) -> None:
+        if not pairs:
+            return
+        target, source = named.get("target", "device"), named.get("source", "device")
+        self.reached.add(
+            "copy" if source == target else "restore" if target == "device" else "offload"
+        )
+        self._guarded(self.sanitizer.copy)(pairs, *args, **named)
+
+    def aborts(self, flying: bool) -> None:
+        """The hunter aborts a request; flying: while a batch is in flight."""
+        if flying or self.steps:
+            self.reached.add("abort-in-flight")
+
+    def _see(self, name: Any, start: int, count: int) -> None:
+        end = start + count
+        if name in self.fresh:
+            self.fresh.discard(name)
+            if start:
+                self.reached.add("resumed-by-a-hit" if name in self.dropped else "hit")
+        if count > 1 and end < self.lengths.get(name, 0):
+            self.reached.add("partial-chunk")
+        table = self.tables.get(name, [])
+        first = start // self.block_size
+        for key in table[first : 1 + (end - 1) // self.block_size]:
+            if start <= first * self.block_size and key in self.full_blocks:
+                self.reached.add("evicted-keyed-block")
+                self.full_blocks.discard(key)
+        self.full_blocks.update(table[first : end // self.block_size])
+
+    def _guarded(self, call: Any) -> Any:
+        """The call; what it raises is an error of the adapter, whatever the engine makes of it."""
+
+        def guarded(*args: Any, **named: Any) -> Any:
+            try:
+                return call(*args, **named)
+            except Exception as error:
+                self.broken = self.broken or error
+                raise
+
+        return guarded

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that has the engine: hunts there and writes each event as a line of JSON.
+
+Run by `kvcore sanitize` in the interpreter of the engine's environment, with one argument: the job
+as JSON. Whatever the engine prints goes to the output, the events go to a descriptor of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import traceback
+from typing import Any
+
+from kvcore.sanitizer.errors import UnsupportedEngine
+from kvcore.sanitizer.hunter.adapter import NotInstalled, load
+from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.isolated import outcome_of
+from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.world import World, world_from_json
+
+MEMORY_BYTES = 48 << 30
+"""Of addresses: libraries of tensors map far more than they use."""
+FILE_BYTES = 64 << 20
+CUT_SECONDS = 40.0
+
+
+def main(job: dict[str, Any]) -> int:
+    """Do a job: a hunt, one world again, or a world cut down in processes of its own."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    events = os.fdopen(job["events"], "w", buffering=1)
+
+    def tell(event: dict[str, Any]) -> None:
+        events.write(json.dumps(event) + "\n")
+
+    try:
+        adapter = load(job["engine"])
+    except (NotInstalled, UnsupportedEngine, ValueError) as error:
+        tell({"event": "unsupported", "text": str(error)})
+        return 2
+    except Exception:
+        tell({"event": "unsupported", "text": traceback.format_exc(limit=-3)})
+        return 2
+    tell({"event": "start", "engine": adapter.NAME, "version": adapter.version()})
+    if job["do"] == "hunt":
+        _hunt(adapter, job, tell)
+    elif job["do"] == "again":
+        world = world_from_json(job["world"])
+        found = run(adapter, world, full=True, muted=job["muted"]).found
+        if found is not None:
+            tell(_event(adapter, world, found.name, found.where, found.text))
+    else:
+        _cut_down(adapter, job, tell)
+    return 0
+
+
+def _hunt(adapter: Any, job: dict[str, Any], tell: Any) -> None:
+    unfinished = os.open(job["unfinished"], os.O_RDWR | os.O_CREAT)
+
+    def before(world: World) -> None:
+        text = json.dumps(world.to_json()).encode() + b"\n"
+        os.pwrite(unfinished, text, 0)
+
+    hunt = Hunt(adapter, job["seed"], fixed=job["fixed"], only=job["only"], before=before)
+    for event in hunt.events(job["seconds"]):
+        tell(event)
+
+
+def _cut_down(adapter: Any, job: dict[str, Any], tell: Any) -> None:
+    """A world whose process did not live to tell: cut down in one process a candidate."""
+    world = world_from_json(job["world"])
+    name, where, text = outcome_of(adapter, world)
+    if name is None:
+        text = f"{job['name']}: {job['text']} (not again when the world ran by itself)"
+        tell(_event(adapter, world, "harness", "", text))
+        return
+
+    def same(candidate: World) -> bool:
+        tell({"event": "alive"})
+        return outcome_of(adapter, candidate)[:2] == (name, where)
+
+    small = shrink(world, same, adapter.AXES, CUT_SECONDS)
+    tell(_event(adapter, small, name, where, text))
+
+
+def _event(adapter: Any, world: World, name: str, where: str, text: str) -> dict[str, Any]:
+    return {
+        "event": "found",
+        "name": name,
+        "where": where,
+        "needs": list(signature(world, adapter.AXES)),
+        "text": text,
+        "world": world.to_json(),
+        "muted": [],
+        "engine": adapter.NAME,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mini-sglang at commit 20fcd7f, from its source: KVCORE_MINI_SGLANG names the checkout.
+
+Its Scheduler runs as it is, with overlap and without. Not followed: several GPUs.
+"""
+
+import contextlib
+import importlib
+import itertools
+import os
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from kvcore.sanitizer import CacheGroup, Row
+
+torch: Any = importlib.import_module("torch")
+
+
+class Output(NamedTuple):
+    """What its engine gives for a batch."""
+
+    next_tokens_gpu: Any
+    next_tokens_cpu: Any
+    copy_done_event: Any
+
+
+def source() -> Any:
+    """The module of its Scheduler; kernels, networks, models and pinned memory are stood in for."""
+    if "minisgl" not in sys.modules:
+        root = Path(os.environ["KVCORE_MINI_SGLANG"], "python", "minisgl")
+        for name in ("minisgl", "minisgl.utils", "minisgl.kernel", "minisgl.engine"):
+            module: Any = types.ModuleType(name)
+            module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+            sys.modules[name] = module
+        load, silent = importlib.import_module, Silent()
+        names = {**vars(load("minisgl.utils.misc")), **vars(load("minisgl.utils.registry"))}
+        names |= dict.fromkeys(("ZmqPubQueue", "ZmqPullQueue", "ZmqPushQueue", "ZmqSubQueue"))
+        names |= {"load_tokenizer": None, "init_logger": lambda _: silent}
+        vars(sys.modules["minisgl.utils"]).update(names)
+        vars(sys.modules["minisgl.kernel"])["fast_compare_key"] = same_length
+        vars(sys.modules["minisgl.engine"])["EngineConfig"] = object
+        torch.Tensor.pin_memory = lambda tensor: tensor
+        pageable = {**vars(torch)}
+        for each in ("empty", "tensor"):
+            pageable[each] = without_pins(getattr(torch, each))
+        for name in ("minisgl.scheduler.cache", "minisgl.scheduler.scheduler"):
+            vars(load(name))["torch"] = types.SimpleNamespace(**pageable)
+    return importlib.import_module("minisgl.scheduler.scheduler")
+
+
+def without_pins(make: Any) -> Any:
+    """A function that makes tensors, in memory that is not pinned."""
+
+    def made(*args: Any, pin_memory: bool = False, **named: Any) -> Any:
+        del pin_memory
+        return make(*args, **named)
+
+    return made
+
+
+class Silent:
+    """A logger, a stream, a sampler and whatever else is called for its effect on a GPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def same_length(one: Any, other: Any) -> int:
+    """How many of the first numbers are equal."""
+    length = min(len(one), len(other))
+    differ = (one[:length] != other[:length]).nonzero()
+    return int(differ[0]) if len(differ) else length
+
+
+class Engine:
+    """The Scheduler in its own loop, with letters for the model's answer."""
+
+    def __init__(self, world: Any) -> None:
+        its, size, rows = source(), world.block_size, world.max_rows
+        self.world, self.num_blocks, self.its = world, world.num_blocks, its
+        self.messages: list[Any] = []
+        self.reqs: dict[int, Any] = {}
+        self.waiting: dict[int, None] = {}
+        self.last: Any = None
+        core: Any = importlib.import_module("minisgl.core")
+        core._GLOBAL_CTX = core.Context(size)
+        length = world.num_blocks * size
+        table = torch.zeros((rows + 1, (length + 31) // 32 * 32), dtype=torch.int32)
+        self.target = it = its.Scheduler.__new__(its.Scheduler)
+        it.engine = Silent()
+        it.engine.max_seq_len, it.engine.page_table = length, table
+        it.engine.stream = it.engine.attn_backend = it.engine.sampler = Silent()
+        it.engine.graph_runner = types.SimpleNamespace(pad_batch=self.pad)
+        it.engine.forward_batch, it.device = self.forward, table.device
+        it.stream, it.engine_stream_ctx = None, contextlib.nullcontext()
+        it.table_manager = its.TableManager(rows, table)
+        kind = world.axes["cache_type"]
+        it.cache_manager = cache = its.CacheManager(world.num_blocks, size, table, kind)
+        it.decode_manager = its.DecodeManager(size)
+        it.prefill_manager = its.PrefillManager(cache, it.table_manager, it.decode_manager)
+        it.finished_reqs, it.eos_token_id = set(), -1
+        it.token_pool, it.prefill_budget = it.table_manager.token_pool, world.token_budget
+        it.receive_msg, it.send_result = self.receive, self.reply
+
+    def pad(self, batch: Any) -> None:
+        batch.padded_reqs = batch.reqs
+
+    def forward(self, batch: Any, args: Any) -> Any:
+        del args
+        for req in batch.reqs:
+            req.complete_one()
+            self.reqs[req.uid] = req
+        answers = [self.world.token(req.cached_len) for req in batch.reqs]
+        tokens = torch.tensor(answers, dtype=torch.int32)
+        return Output(tokens, tokens, Silent())
+
+    def receive(self, blocking: bool = False) -> list[Any]:
+        if blocking:
+            self.target.run_when_idle()
+        messages, self.messages = self.messages, []
+        return messages
+
+    def reply(self, replies: list[Any]) -> None:
+        for each in replies:
+            if each.finished:
+                self.waiting.pop(each.uid, None)
+
+    def arrive(self, arrival: Any) -> None:
+        params = importlib.import_module("minisgl.core").SamplingParams(
+            ignore_eos=True, max_tokens=arrival.new
+        )
+        ids = torch.tensor(arrival.prompt, dtype=torch.int32)
+        self.messages.append(self.its.UserMsg(int(arrival.name[1:]), ids, params))
+        self.waiting[int(arrival.name[1:])] = None
+
+    def abort(self, name: str) -> None:
+        self.messages.append(self.its.AbortBackendMsg(int(name[1:])))
+        del self.waiting[int(name[1:])]
+
+    def step(self) -> None:
+        if self.world.axes["overlap"]:
+            self.last = self.target.overlap_loop(self.last)
+        else:
+            self.target.normal_loop()
+
+    def settle(self) -> None:
+        while self.last is not None or self.messages:
+            self.step()
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def in_flight(self) -> bool:
+        return self.last is not None
+
+    @property
+    def live(self) -> list[str]:
+        return [f"r{uid}" for uid in self.waiting]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        return [(f"r{uid}", 0, req.input_ids.tolist()) for uid, req in self.reqs.items()]
+
+    def progress(self) -> object:
+        lengths = [(uid, r.cached_len, r.device_len) for uid, r in self.reqs.items()]
+        return (*lengths, self.free(), len(self.target.prefill_manager.pending_list))
+
+    def free(self) -> int:
+        return int(self.target.cache_manager.available_size // self.world.block_size)
+
+    def total(self) -> int:
+        return int(self.num_blocks)
+
+
+class Adapter:
+    NAME = "mini-sglang 20fcd7f"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (1, 4, 2),
+        "overlap": (True, False),
+        "cache_type": ("radix", "naive"),
+    }
+    MOVES = frozenset({"abort"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        return "20fcd7f"
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        return [CacheGroup(block_size=engine.world.block_size)]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow a Scheduler: the tables after `allocate_paged`, judged in `_process_last_data`."""
+        manager, size = target.cache_manager, target.cache_manager.page_size
+        tokens: dict[int, list[int]] = {}
+        tables: dict[int, list[int]] = {}
+        flying: Counter[int] = Counter()
+        steps: list[int] = []  # issued, in order
+        numbers = itertools.count(1)
+        allocate, message = manager.allocate_paged, target._process_one_msg
+        last_data, free = target._process_last_data, target._free_req_resources
+
+        def leave(uid: int) -> None:
+            if uid not in tables and not flying[uid] and tokens.pop(uid, None) is not None:
+                sanitizer.end(f"r{uid}")
+
+        def begun(msg: Any) -> None:
+            ids = getattr(msg, "input_ids", None)
+            message(msg)
+            if ids is not None and msg.uid not in tokens:
+                tokens[msg.uid] = ids.tolist()
+                sanitizer.begin(f"r{msg.uid}", tokens[msg.uid])
+
+        def allocated(reqs: Any) -> None:
+            allocate(reqs)
+            rows = []
+            for req in reqs:
+                row = target.engine.page_table[req.table_idx, : req.device_len : size]
+                table, known = (row // size).tolist(), tables.get(req.uid, [])
+                if table[: len(known)] != known:
+                    sanitizer.drop(f"r{req.uid}")
+                    known = []
+                if len(table) > len(known):
+                    sanitizer.extend(f"r{req.uid}", 0, table[len(known) :])
+                tables[req.uid] = table
+                flying[req.uid] += 1
+                rows.append(Row(f"r{req.uid}", req.cached_len, req.extend_len))
+            steps.append(next(numbers))
+            sanitizer.issue(steps[-1], rows)
+
+        def completed(data: Any) -> None:
+            reqs = data[0].batch.reqs if data is not None else []
+            for req in reqs:
+                known = tokens[req.uid]
+                known += req.input_ids[len(known) :].tolist()
+            if data is not None:
+                sanitizer.complete(steps.pop(0))
+            last_data(data)
+            for req in reqs:
+                flying[req.uid] -= 1
+                leave(req.uid)
+
+        def freed(req: Any) -> None:
+            if tables.pop(req.uid, None) is not None:
+                sanitizer.drop(f"r{req.uid}")
+            free(req)
+            leave(req.uid)
+
+        manager.allocate_paged, target._process_one_msg = allocated, begun
+        target._process_last_data, target._free_req_resources = completed, freed

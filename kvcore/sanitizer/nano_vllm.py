@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nano-vllm at commit bb823b3, from its source: KVCORE_NANO_VLLM names the checkout.
+
+Its Scheduler and BlockManager run as they are. Not followed: several GPUs. It has no abort, no
+change of weights and no reset.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvcore.sanitizer import CacheGroup, Row
+
+
+def source() -> Any:
+    """The modules of its scheduler, without its `__init__`, which imports kernels."""
+    if "nanovllm" not in sys.modules:
+        folder = str(Path(os.environ["KVCORE_NANO_VLLM"], "nanovllm"))
+        package = types.ModuleType("nanovllm")
+        package.__path__ = [folder]
+        config = types.ModuleType("nanovllm.config")
+        config.Config = object  # type: ignore[attr-defined]  # checks a model's folder
+        sys.modules.update({"nanovllm": package, "nanovllm.config": config})
+    return importlib.import_module("nanovllm.engine.scheduler")
+
+
+class Engine:
+    """LLMEngine.step around the Scheduler, with letters for the model's answer."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        scheduler = source()
+        scheduler.Sequence.block_size = world.block_size
+        self.target = scheduler.Scheduler(
+            types.SimpleNamespace(
+                max_num_seqs=world.max_rows,
+                max_num_batched_tokens=world.token_budget,
+                eos=-1,
+                kvcache_block_size=world.block_size,
+                num_kvcache_blocks=world.num_blocks,
+            )
+        )
+        self.num_blocks = world.num_blocks
+        self.sequences: dict[str, Any] = {}
+
+    def arrive(self, arrival: Any) -> None:
+        params = importlib.import_module("nanovllm.sampling_params").SamplingParams(
+            max_tokens=arrival.new, ignore_eos=True
+        )
+        sequence = source().Sequence(list(arrival.prompt), params)
+        sequence.seq_id = arrival.name
+        self.sequences[arrival.name] = sequence
+        self.target.add(sequence)
+
+    def step(self) -> None:
+        if self.target.is_finished():
+            return
+        sequences, is_prefill = self.target.schedule()
+        answers = [self.world.token(len(each)) for each in sequences]
+        self.target.postprocess(sequences, answers, is_prefill)
+
+    def settle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name, each in self.sequences.items() if not each.is_finished]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        return [(name, 0, each.token_ids) for name, each in self.sequences.items()]
+
+    def progress(self) -> object:
+        parts = [(len(s), s.num_cached_tokens, *s.block_table) for s in self.sequences.values()]
+        return (*parts, self.free())
+
+    def free(self) -> int:
+        return len(self.target.block_manager.free_block_ids)
+
+    def total(self) -> int:
+        return int(self.num_blocks)
+
+
+class Adapter:
+    NAME = "nano-vllm bb823b3"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2, 8)}
+    MOVES = frozenset[str]()
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        return "bb823b3"
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        return [CacheGroup(block_size=engine.world.block_size)]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow a Scheduler: its `schedule`, `postprocess` and what `deallocate` takes away."""
+        told: dict[str, int] = {}  # request: blocks of its table that were told
+        schedule, postprocess = target.schedule, target.postprocess
+        deallocate = target.block_manager.deallocate
+        steps = [0]
+
+        def scheduled() -> Any:
+            sequences, is_prefill = schedule()
+            rows = []
+            for each in sequences:
+                name = str(each.seq_id)
+                if name not in told:
+                    sanitizer.begin(name, each.token_ids)
+                    told[name] = 0
+                if len(each.block_table) > told[name]:
+                    sanitizer.extend(name, 0, each.block_table[told[name] :])
+                    told[name] = len(each.block_table)
+                start = each.num_cached_tokens if is_prefill else len(each) - 1
+                rows.append(Row(name, start, each.num_scheduled_tokens))
+            steps[0] += 1
+            sanitizer.issue(steps[0], rows)
+            sanitizer.complete(steps[0])
+            return sequences, is_prefill
+
+        def dropped(sequence: Any) -> None:
+            deallocate(sequence)
+            if told.get(name := str(sequence.seq_id)):
+                told[name] = 0
+                sanitizer.drop(name)
+
+        def finished(sequences: Any, answers: Any, is_prefill: bool) -> None:
+            postprocess(sequences, answers, is_prefill)
+            for each in sequences:
+                if each.is_finished:
+                    del told[str(each.seq_id)]
+                    sanitizer.end(str(each.seq_id))
+
+        target.schedule, target.postprocess = scheduled, finished
+        target.block_manager.deallocate = dropped

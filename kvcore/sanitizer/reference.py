@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvcore itself: its manager and `kvcore.scheduler`, followed by the commands alone."""
+
+import itertools
+from array import array
+from typing import Any, ClassVar
+
+from kvcore.manager import KVCacheManager
+from kvcore.sanitizer.rows import CacheGroup, Row
+from kvcore.scheduler import Scheduler
+from kvcore.types.config import Config
+from kvcore.types.groups import Group
+from kvcore.types.values import Request
+
+
+class Sequence:
+    """What the scheduler asks of a request."""
+
+    has_new_token, sampled_by, num_to_come = False, None, 0
+
+    def __init__(self, name: str, prompt: Any, new: int, manager: KVCacheManager) -> None:
+        self.sequence_id, self.all_tokens, self.ends = name, list(prompt), len(prompt) + new
+        self.row = manager.add_request(Request(name, self.all_tokens))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_tokens)
+
+    @property
+    def newest(self) -> int:
+        return int(self.all_tokens[-1])
+
+    @property
+    def can_decode(self) -> bool:
+        return self.has_new_token
+
+    def tokens(self, start: int, end: int) -> Any:
+        return array("I", self.all_tokens[start:end])
+
+    def give(self) -> None:
+        self.has_new_token = False
+
+    def drop_output(self) -> None:
+        """No output is on its way."""
+
+
+class Batches(Scheduler[Sequence]):
+    """The scheduler with a limit to the requests that run, and a loop around it.
+
+    follow: called with each batch and what it computes, before its answers are known.
+    """
+
+    def __init__(self, manager: KVCacheManager, world: Any) -> None:
+        swaps = manager.config.num_host_blocks > 0
+        super().__init__(manager, token_budget=world.token_budget, swaps=swaps)
+        self.manager, self.max_rows = manager, world.max_rows
+        self.follow: Any = lambda *_: None
+        self.arrived: Any = lambda _: None
+        self.leaves: Any = lambda _: None
+
+    def _may_admit(self) -> bool:
+        return len(self.running) < self.max_rows and self._budget > 0
+
+    def step(self, token: Any) -> None:
+        chunks = self.schedule()
+        batch = self.manager.take_batch()
+        self.follow(batch, chunks)
+        for each in chunks:
+            sequence = each.sequence
+            if each.num_wanted:
+                sequence.all_tokens.append(token(sequence.num_tokens))
+                sequence.has_new_token = True
+                if sequence.num_tokens == sequence.ends:
+                    self.leave(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Finished or aborted."""
+        for queue in (self.running, self.waiting, self.swapped):
+            if sequence in queue:
+                queue.remove(sequence)
+        self.manager.free(sequence.sequence_id)
+        self.manager.remove_request(sequence.sequence_id)
+        self.leaves(sequence.sequence_id)
+
+
+class Engine:
+    """The scheduler in its loop, with letters for the model's answer."""
+
+    def __init__(self, world: Any) -> None:
+        axes = world.axes
+        groups = [Group(world.block_size)]
+        if axes["window"]:
+            groups.append(Group(world.block_size, kind="sliding_window", window=axes["window"]))
+        self.num_blocks = world.num_blocks * len(groups) + 1
+        manager = KVCacheManager(
+            Config(
+                self.num_blocks,
+                groups=tuple(groups),
+                num_host_blocks=axes["num_host_blocks"],
+                duplicates=axes["duplicates"],
+                eviction=axes["eviction"],
+                publish=axes["publish"],
+                hash_seed=b"sanitize",
+            )
+        )
+        self.world, self.target = world, Batches(manager, world)
+        self.sequences: dict[str, Sequence] = {}
+
+    def arrive(self, arrival: Any) -> None:
+        made = Sequence(arrival.name, arrival.prompt, arrival.new, self.target.manager)
+        self.sequences[arrival.name] = made
+        self.target.waiting.append(made)
+        self.target.arrived(made)
+
+    def step(self) -> None:
+        self.target.step(self.world.token)
+
+    def abort(self, name: str) -> None:
+        self.target.leave(self.sequences.pop(name))
+
+    def reset(self) -> None:
+        self.target.manager.reset_prefix_cache()
+
+    def settle(self) -> None:
+        self.step()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def live(self) -> list[str]:
+        target = self.target
+        queues = (*target.running, *target.waiting, *target.swapped)
+        return [each.sequence_id for each in queues]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        return [(name, 0, each.all_tokens) for name, each in self.sequences.items()]
+
+    def progress(self) -> object:
+        lengths = [each.num_tokens for each in self.sequences.values()]
+        return (*lengths, self.free(), len(self.target.swapped), len(self.target.waiting))
+
+    def free(self) -> int:
+        return int(self.target.manager.num_free_blocks)
+
+    def total(self) -> int:
+        return int(self.num_blocks) - 1
+
+
+class Adapter:
+    NAME = "kvcore"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (4, 2, 8),
+        "num_host_blocks": (0, 6),
+        "duplicates": ("keep", "merge"),
+        "eviction": ("lru", "uncached_first"),
+        "publish": ("scheduled", "completed"),
+        "window": (None, 6),
+    }
+    MOVES = frozenset({"abort", "reset"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        return "this one"
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        return [
+            CacheGroup(block_size=each.block_size, window=each.window, num_null=1)
+            for each in engine.target.manager.config.groups
+        ]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow by the commands of each batch; a table that changes is told anew."""
+        tables: dict[str, list[list[int]]] = {}
+        rows: dict[int, str] = {}
+        numbers = itertools.count(1)
+        num_groups = len(target.manager.config.groups)
+
+        def arrived(sequence: Sequence) -> None:
+            rows[sequence.row] = sequence.sequence_id
+            tables[sequence.sequence_id] = [[] for _ in range(num_groups)]
+            sanitizer.begin(sequence.sequence_id, sequence.all_tokens)
+
+        def left(name: str) -> None:
+            del tables[name]
+            sanitizer.end(name)
+
+        def changed(name: str, group: int, table: list[int]) -> None:
+            before = tables[name]
+            if table[: len(before[group])] != before[group]:
+                sanitizer.drop(name)
+                for other, blocks in enumerate(before):
+                    if other != group and blocks:
+                        sanitizer.extend(name, other, blocks)
+                sanitizer.extend(name, group, table)
+            elif len(table) > len(before[group]):
+                sanitizer.extend(name, group, table[len(before[group]) :])
+            before[group] = table
+
+        def followed(batch: Any, chunks: Any) -> None:
+            for command in batch:
+                kind = type(command).__name__
+                if kind == "CopyOnWrite":
+                    sanitizer.copy([(command.source, command.target)])
+                elif kind == "SwapOut":
+                    sanitizer.copy([(command.block, command.host_block)], target="host")
+                elif kind == "SwapIn":
+                    sanitizer.copy([(command.host_block, command.block)], source="host")
+                elif kind in ("SetTable", "CutTable") and rows[command.row] in tables:
+                    name = rows[command.row]
+                    table = list(tables[name][command.group_id])
+                    if kind == "CutTable":
+                        del table[command.length :]
+                    else:
+                        table[command.position : command.position + 1] = [command.block]
+                    changed(name, command.group_id, table)
+            if chunks:
+                step = next(numbers)
+                made = [Row(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks]
+                sanitizer.issue(step, made)
+                sanitizer.complete(step)
+
+        target.follow, target.arrived, target.leaves = followed, arrived, left

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang 0.5.23: its compiled tree of prefixes, and the events that it publishes.
+
+SGLang's scheduler does not import on a CPU. So the loop around the tree is this file's: match and
+lock, insert after each chunk and at the end, evict, retract; a finding is the tree's.
+"""
+
+import array
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import itertools
+import sys
+from typing import Any, ClassVar
+
+from kvcore.sanitizer.errors import UnsupportedEngine
+from kvcore.sanitizer.rows import CacheGroup, Row
+
+torch: Any = importlib.import_module("torch")
+NAME, TESTED, FULL = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23", 0
+
+
+def source() -> Any:
+    """The extension module, without the package around it."""
+    if NAME not in sys.modules:
+        files = importlib.metadata.distribution("sglang").files or []
+        path = next(str(f.locate()) for f in files if "/rust_tree_core/mem_cache." in f.as_posix())
+        loader = importlib.machinery.ExtensionFileLoader(NAME, path)
+        spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+        assert spec is not None
+        sys.modules[NAME] = importlib.util.module_from_spec(spec)
+        loader.exec_module(sys.modules[NAME])
+    return sys.modules[NAME]
+
+
+class Request:
+    """A request: its tokens, its slots, how far they are computed, and what it locks."""
+
+    def __init__(self, arrival: Any) -> None:
+        self.name, self.tokens = arrival.name, array.array("q", arrival.prompt)
+        self.ends, self.tenant = len(arrival.prompt) + arrival.new, arrival.tenant
+        self.slots: list[int] = []
+        self.computed = self.protected = 0
+        self.lock: Any = None
+
+
+class Engine:
+    """A loop around the tree, with letters for the model's answer."""
+
+    def __init__(self, world: Any) -> None:
+        its, axes = source(), world.axes
+        self.world, self.its, self.target = world, its, self
+        self.num_blocks, self.size = world.num_blocks, world.block_size
+        self.tree = its.RustUnifiedTreeCoreBinding(
+            its.TreeCoreInitParamsBinding(
+                eviction_policy=axes["eviction_policy"], page_size=self.size, device="cpu",
+                enable_kv_cache_events=True,
+            ),
+            [FULL],
+        )  # fmt: skip
+        self.pages = list(range(world.num_blocks))
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.known: list[Request] = []
+        self.ends: dict[int, tuple[int, ...]] = {}
+        self.told: list[tuple[str, int, Any]] = []
+        self.follow: Any = lambda _: None
+        self.gives: Any = lambda _: None
+        self.leaves: Any = lambda _: None
+
+    def named(self, tenant: int) -> dict[str, Any]:
+        """How a tenant's prefixes are kept apart."""
+        return {self.world.axes["namespace"]: f"tenant {tenant}" if tenant else None}
+
+    def arrive(self, arrival: Any) -> None:
+        self.waiting.append(Request(arrival))
+        self.known.append(self.waiting[-1])
+
+    def step(self) -> None:
+        budget = self.world.token_budget
+        batch: list[tuple[Request, int, int]] = []
+        for request in [*self.running, *self.waiting]:
+            if not budget or len(batch) == self.world.max_rows:
+                break
+            if request in self.waiting and not request.slots:
+                self.match(request)
+            count = min(budget, len(request.tokens) - request.computed)
+            if (request in self.running or request in self.waiting) and self.grow(
+                request, request.computed + count, batch
+            ):
+                batch.append((request, request.computed, count))
+                budget -= count
+        self.follow(batch)
+        for request, start, count in batch:
+            if request in self.waiting:
+                self.waiting.remove(request)
+                self.running.append(request)
+            request.computed = start + count
+            if request.computed == len(request.tokens):
+                request.tokens.append(self.world.token(request.computed))
+            if len(request.tokens) == request.ends:
+                self.leave(request)
+            elif request.computed < request.ends:
+                self.insert(request)
+
+    def match(self, request: Request) -> None:
+        key = request.tokens[: len(request.tokens) - 1]
+        found = self.tree.match_prefix(
+            self.its.MatchParamsBinding(key=key, **self.named(request.tenant))
+        )
+        self.collect(found.cache_actions)
+        request.computed = found.device_prefix_len
+        self.adopt(request, found.last_device_node_id, request.computed)
+
+    def grow(self, request: Request, length: int, batch: Any) -> bool:
+        """Slots up to a length; evicts, then retracts the newest that is not in the batch."""
+        while len(request.slots) < length:
+            if not self.pages and not self.evict():
+                busy = [each for each, _, _ in batch]
+                others = [r for r in self.running if r not in busy and r is not request]
+                self.retract(others[-1] if others else request)
+                if not others:
+                    return False
+            elif self.pages:
+                first = self.pages.pop() * self.size
+                request.slots.extend(range(first, first + self.size))
+        return True
+
+    def evict(self) -> bool:
+        """Give back the least recently used leaves, a page at least."""
+        tree, tracker, before = self.tree, {FULL: 0}, len(self.pages)
+        tree.evict_device_start(FULL, self.size)
+        while len(self.pages) == before:
+            step = tree.evict_device_next_node(FULL, tracker)
+            self.settled(step, tracker)
+            if step.node_id is None and not step.made_progress:
+                break
+            if step.node_id is not None:
+                self.settled(tree.evict_device_leaf(step.node_id), tracker)
+        tree.evict_device_end(FULL)
+        return len(self.pages) > before
+
+    def settled(self, step: Any, tracker: dict[int, int]) -> None:
+        for component, count in step.tracker.items():
+            tracker[component] += count
+        for slots in step.new_device_frees.get(FULL, ()):
+            self.give_back(slots.tolist())
+        self.collect(step.cache_actions)
+
+    def insert(self, request: Request) -> None:
+        """Publish the full pages, take back the doubles, and lock the path."""
+        self.take_events(None)
+        length = request.computed // self.size * self.size
+        if length <= request.protected:
+            return
+        step = self.tree.begin_insert(
+            self.its.InsertParamsBinding(
+                key=request.tokens[:length], value=torch.tensor(request.slots[:length]),
+                prev_prefix_len=request.protected, inserted_len=request.protected,
+                **self.named(request.tenant),
+            )
+        )  # fmt: skip
+        self.collect(step.actions)
+        while step.result is None:
+            step = self.tree.resume_insert()
+            self.collect(step.actions)
+        self.collect(self.tree.end_insert())
+        self.take_events(request.tenant)
+        self.adopt(request, step.result.last_device_node, length)
+
+    def adopt(self, request: Request, node: Any, length: int) -> None:
+        """Use the tree's own slots up to a length, and move the lock onto its node."""
+        if length > request.protected:
+            kept = self.tree.collect_full_device_indices(node, self.tree.root_node_handle())
+            request.slots[:length] = kept.tolist()
+            self.gives(request)
+        lock = self.tree.inc_lock_ref(node, [])
+        self.unlock(request)
+        request.lock, request.protected = lock, length
+
+    def unlock(self, request: Request) -> None:
+        lock, request.lock = request.lock, None
+        if lock is not None:
+            receipt = self.its.DecLockRefParamsBinding(
+                node_id=lock.node_id,
+                skipped_lock_components=lock.skipped_lock_components,
+                component_lock_uuids=lock.component_lock_uuids,
+                component_host_lock_uuids=lock.component_host_lock_uuids,
+            )
+            self.tree.dec_lock_ref(lock.node_id, receipt, False)
+
+    def collect(self, actions: Any) -> None:
+        for action in actions:
+            if action[0] in ("free_device_kv", "free_device_kv_full_only"):
+                for slots in action[1]:
+                    self.give_back(slots.tolist())
+
+    def give_back(self, slots: list[int]) -> None:
+        self.pages.extend(each // self.size for each in slots[:: self.size])
+
+    def retract(self, request: Request) -> None:
+        self.insert(request)
+        self.give_back(request.slots[request.protected :])
+        self.unlock(request)
+        request.slots, request.computed, request.protected = [], 0, 0
+        self.leaves(request)
+        if request in self.running:
+            self.running.remove(request)
+            self.waiting.insert(0, request)
+
+    def leave(self, request: Request) -> None:
+        self.retract(request)
+        self.waiting.remove(request)
+
+    def abort(self, name: str) -> None:
+        self.leave(next(each for each in self.known if each.name == name))
+
+    def events(self) -> list[tuple[str, int, Any]]:
+        self.take_events(None)
+        told, self.told = self.told, []
+        return told
+
+    def take_events(self, tenant: int | None) -> None:
+        """Each hash that was removed, or stored by a tenant, with all tokens up to its end."""
+        for kind, hashes, *rest in self.tree.take_events():
+            if kind == "block_stored":
+                for place, each in enumerate(hashes):
+                    first = self.ends.get(rest[0] if not place else hashes[place - 1], ())
+                    tokens = rest[1][place * self.size : (place + 1) * self.size]
+                    self.ends[each] = (*first, *tokens)
+                    self.told.append(("stored", each, (tenant, self.ends[each])))
+            elif kind == "block_removed":
+                self.told += [("removed", each, None) for each in hashes]
+
+    def hits(self, tenant: int, tokens: tuple[int, ...]) -> int:
+        key = array.array("q", tokens)
+        found = self.tree.match_full_device_prefix(
+            self.its.MatchParamsBinding(key=key, **self.named(tenant))
+        )
+        return int(found[0])
+
+    def settle(self) -> None:
+        """Nothing is in flight."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def live(self) -> list[str]:
+        return [each.name for each in (*self.running, *self.waiting)]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        return [(each.name, 0, each.tokens.tolist()) for each in self.known]
+
+    def progress(self) -> object:
+        return [(len(r.tokens), r.computed, len(r.slots)) for r in self.known]
+
+    def free(self) -> int:
+        kept = int(self.tree.full_evictable_size()) // int(self.size)
+        return len(self.pages) + kept
+
+    def total(self) -> int:
+        return int(self.num_blocks)
+
+
+class Adapter:
+    NAME = f"sglang {TESTED}"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (1, 4, 2),
+        "eviction_policy": ("lru", "lfu", "fifo", "mru", "filo"),
+        "namespace": ("extra_key", "cache_salt"),
+    }
+    MOVES = frozenset({"abort", "tenants"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        found = importlib.metadata.version("sglang")
+        if found != TESTED:
+            raise UnsupportedEngine(engine="sglang", found=found, tested=TESTED)
+        source()
+        return TESTED
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        return [CacheGroup(block_size=engine.size)]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow the loop around the tree: the slots of each request when a batch runs."""
+        told: dict[str, list[int]] = {}
+        numbers = itertools.count(1)
+
+        def left(request: Any) -> None:
+            if told.get(request.name):
+                told[request.name] = []
+                sanitizer.drop(request.name)
+
+        def given(request: Any) -> None:
+            if request.name not in told:
+                told[request.name] = []
+                sanitizer.begin(request.name, request.tokens, (None, request.tenant or None))
+            table = [slot // target.size for slot in request.slots[:: target.size]]
+            known = told[request.name]
+            if table[: len(known)] != known:
+                sanitizer.drop(request.name)
+                known = []
+            if len(table) > len(known):
+                sanitizer.extend(request.name, 0, table[len(known) :])
+            told[request.name] = table
+
+        def followed(batch: Any) -> None:
+            for request, _, _ in batch:
+                given(request)
+            if batch:
+                step = next(numbers)
+                sanitizer.issue(step, [Row(r.name, start, count) for r, start, count in batch])
+                sanitizer.complete(step)
+
+        target.follow, target.gives, target.leaves = followed, given, left

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers 5.23.0: continuous batching, its loop, scheduler, caches and swap pool as they are.
+
+Not followed: tensor parallelism, CUDA graphs, the block tables of the decode path (a GPU's).
+"""
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+from kvcore.sanitizer import CacheGroup, SlotRow, UnsupportedEngine
+
+torch: Any = importlib.import_module("torch")
+TESTED = "5.23.0"
+
+
+class Silent:
+    """A stream, an event, a wake-up: called for its effect on a GPU or a thread."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def source() -> Any:
+    """The module of its manager, with streams, events and pinned memory stood in for."""
+    package = "transformers.generation.continuous_batching."
+    api = importlib.import_module(package + "continuous_api")
+    if torch.Event is not Silent:
+        empty = torch.empty
+        torch.empty = lambda *a, pin_memory=False, **k: empty(*a, **k)  # noqa: ARG005 - as in torch
+        torch.Event = Silent
+        api.logger.disabled = True
+        for name in ("continuous_api", "input_outputs", "model_runner", "offloading_manager"):
+            module: Any = importlib.import_module(package + name)
+            module.stream_context = lambda _: contextlib.nullcontext()
+            module.create_device_stream = Silent
+        api.ContinuousBatchingAsyncIOs._supported_device_types = ("cpu",)
+        del api.ContinuousBatchProcessor.__del__
+    return api
+
+
+class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
+    """What a manager asks of a model, but for its answers."""
+
+    _supports_flash_attn = False
+    dtype, device = torch.float16, torch.device("cpu")
+
+    def __init__(self, window: Any) -> None:
+        super().__init__()
+        kinds = ["full_attention"] + (["sliding_attention"] if window else [])
+        self.config = importlib.import_module("transformers").LlamaConfig(
+            hidden_size=8, num_attention_heads=1, num_key_value_heads=1, vocab_size=16,
+            num_hidden_layers=len(kinds), intermediate_size=8, layer_types=kinds,
+            sliding_window=window,
+        )  # fmt: skip
+        self.config._attn_implementation = "flash_attention_2"  # which needs no masks
+
+    def _get_logits_processor(self, _: Any) -> list[Any]:
+        return []
+
+
+class Engine:
+    """ContinuousBatchingManager without its thread, with letters for the model's answer."""
+
+    def __init__(self, world: Any) -> None:
+        api, options = source(), dict(world.axes)
+        transformers = importlib.import_module("transformers")
+        config = transformers.generation.configuration_utils.ContinuousBatchingConfig(
+            page_size=options.pop("block_size"), num_blocks=world.num_blocks,
+            max_batch_tokens=world.token_budget, max_requests_per_batch=world.max_rows,
+            default_compile_level=0, use_cuda_graph=False,
+            **{name: value for name, value in options.items() if name != "window"},
+        )  # fmt: skip
+        answer = transformers.GenerationConfig(eos_token_id=-1, do_sample=False)
+        model = Model(options["window"])
+        self.world = world
+        self.manager = api.ContinuousBatchingManager(model, answer, config)
+        self.manager._wake_up_loop, self.manager.current_batch = Silent(), 0
+        self.target = self.manager.batch_processor = self.manager._create_batch_processor()
+        self.cache = self.target.cache
+        self.num_blocks = self.cache.num_sectors + 2  # and two of trash
+        self.target.model_runner._forward_process_and_sample = self.forward
+        self.starting = self.target.use_async_batching
+        self.waiting: dict[str, tuple[str, int]] = {}  # their name: ours and the sample
+        self.ended: list[tuple[str, int, list[int]]] = []
+
+    def forward(self, model: Any, data: Any, carried: Any, before: Any, answers: Any) -> None:
+        del model, data, carried, before
+        io = self.target.inputs_and_outputs
+        io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
+        new = [each.state for each in io.requests_in_batch if each.has_new_token]
+        for place, state in enumerate(new):
+            sample = self.waiting.get(state.request_id, ("", 0))[1]
+            answers[0, place] = self.world.token(state.position_offset, sample)
+
+    def names(self, name: str, samples: int = 8) -> list[str]:
+        return [name, *(f"{name}__child#{number}" for number in range(samples - 1))]
+
+    def arrive(self, arrival: Any) -> None:
+        self.manager.num_return_sequences = arrival.samples
+        for sample, name in enumerate(self.names(arrival.name, arrival.samples)):
+            self.waiting[name] = arrival.name, sample
+        self.manager.add_request(list(arrival.prompt), arrival.name, arrival.new)
+
+    def abort(self, name: str) -> None:
+        for each in self.names(name):
+            if self.waiting.pop(each, None) is not None:
+                self.manager.cancel_request(each)
+
+    def step(self) -> None:
+        self.starting = self.manager._generation_loop_body(self.target, self.starting) and (
+            self.starting
+        )
+        while not self.manager.output_router.output_queue.empty():
+            answer = self.manager.output_router.output_queue.get()
+            name = self.waiting.pop(answer.request_id, None)
+            if name is not None:
+                self.ended.append((*name, answer.prompt_ids + answer.generated_tokens))
+
+    def epoch(self) -> bool:
+        """generate_batch(persistent_manager=True) returned, and the next one starts."""
+        for _ in range(100):
+            if not self.waiting:
+                break
+            self.step()
+        else:
+            return False
+        self.settle()
+        if self.in_flight:  # as the loop does when it stops
+            io = self.target.inputs_and_outputs
+            io.current_pair = 1 - io.current_pair
+            self.target.update_batch()
+        self.manager._create_batch_processor()
+        self.starting = self.target.use_async_batching
+        return True
+
+    def settle(self) -> None:
+        for _ in range(3):
+            self.step()
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self.target.use_async_batching and not self.starting)
+
+    @property
+    def live(self) -> list[str]:
+        return sorted({name for name, _ in self.waiting.values()})
+
+    def states(self) -> Iterable[Any]:
+        scheduler = self.target.scheduler
+        return [*scheduler.active_requests.values(), *scheduler.waiting_requests.values()]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        known = [(self.waiting.get(each.request_id), each) for each in self.states()]
+        now = [(*n, each.initial_tokens + each.generated_tokens) for n, each in known if n]
+        ended, self.ended = self.ended, []
+        return now + ended
+
+    def progress(self) -> object:
+        states = [
+            (s.request_id, int(s.status), s.position_offset, s.generated_len())
+            for s in self.states()
+        ]
+        return (*states, self.free(), len(self.waiting))
+
+    def free(self) -> int:
+        allocators = self.cache.cache_allocators.values()
+        kept = sum(len(each.ledger.cached_blocks) * each.bytes_per_block for each in allocators)
+        return int(self.cache.compute_free_capacity(False) + kept) // int(
+            self.cache.bytes_per_sector
+        )
+
+    def total(self) -> int:
+        return int(self.cache.num_sectors)
+
+
+class Adapter:
+    NAME = f"transformers {TESTED}"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (4, 8),
+        "use_async_batching": (False, True),
+        "scheduler_type": ("fifo", "prefill_first"),
+        "cpu_offload_space": (0.0, 1e-6, 1e-4),
+        "safety_margin": (None, 0.0),
+        "allow_block_sharing": (True, False),
+        "window": (None, 6),
+    }
+    MOVES = frozenset({"abort", "epoch", "samples"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        found = importlib.import_module("transformers").__version__
+        if found != TESTED:
+            raise UnsupportedEngine(engine="transformers", found=found, tested=TESTED)
+        return TESTED
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        return [
+            CacheGroup(
+                block_size=each.tokens_per_page,
+                ring=hasattr(each, "sliding_window"),
+                window=getattr(each, "sliding_window", None),
+            )
+            for each in engine.cache.cache_allocators.values()
+        ]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow a ContinuousBatchProcessor: the very slots that its batches write and read."""
+        _Followed(target, sanitizer)
+
+
+class _Followed:
+    """The hooks, each around a method of the engine's."""
+
+    def __init__(self, target: Any, sanitizer: Any) -> None:
+        self.target, self.sanitizer = target, sanitizer
+        self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
+        self.rows: list[SlotRow] = []
+        self.issued: list[tuple[int, list[Any]]] = []
+        self.numbers = itertools.count(1)
+        self.lists: dict[str, list[int]] = {}
+        hooks: tuple[tuple[Any, str, Any], ...] = (
+            (target.scheduler, "add_waiting_request", self.arrives),
+            (target.scheduler, "finish_request", self.ends),
+            (target.scheduler, "clear_cancelled_requests", self.cancels),
+            (target.cache, "prepare_fork_request", self.forks),
+            (target.cache, "extend_read_and_write_indices", self.slots),
+            (target, "_generation_step", self.steps),
+            (target, "update_batch", self.updates),
+            (self.offloading, "_offload_to_cpu", self.offloads),
+            (self.offloading, "restore_scheduled_requests", self.restores),
+            *((its, "copy_blocks", partial(self.copies, i)) for i, its in self.allocators()),
+        )
+        for owner, name, hook in hooks:
+            setattr(owner, name, partial(hook, getattr(owner, name)))
+
+    def allocators(self) -> Iterable[tuple[int, Any]]:
+        return enumerate(self.kinds.values())
+
+    def begin(self, name: str, tokens: list[int], parent: str | None = None) -> None:
+        self.lists[name] = tokens
+        self.sanitizer.begin(name, tokens, parent=parent)
+
+    def arrives(self, inner: Any, state: Any) -> None:
+        inner(state)
+        self.begin(state.request_id, state.initial_tokens + state.generated_tokens)
+
+    def ends(self, inner: Any, name: str) -> None:
+        inner(name)
+        if self.lists.pop(name, None) is not None:
+            self.sanitizer.end(name)
+
+    def cancels(self, inner: Any) -> Any:
+        states = inner()
+        for state in states:
+            self.ends(lambda _: None, state.request_id)
+        return states
+
+    def forks(self, inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
+        forked = inner(state, names, pairs)
+        for name in forked:
+            self.begin(name, list(self.lists[state.request_id]), state.request_id)
+        return forked
+
+    def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
+        starts = [(len(reads[i]) if reads else 0, len(writes[i])) for i in range(len(writes))]
+        inner(name, past, count, reads, writes)
+        for group, its in self.allocators():
+            read, written = starts[group]
+            new = [_slot(its, place) for place in writes[group][written:]]
+            old = [_slot(its, place) for place in (reads[group][read:] if reads else ())]
+            old = [each for each in old if each >= 0]
+            self.rows.append(SlotRow(name, group, past, count, new, old))
+
+    def steps(self, inner: Any, model: Any) -> None:
+        io = self.target.inputs_and_outputs
+        io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
+        self.issued.append((next(self.numbers), list(io.requests_in_batch)))
+        self.sanitizer.issue(self.issued[-1][0], self.rows[:])
+        self.rows.clear()
+        inner(model)
+
+    def updates(self, inner: Any) -> None:
+        step, batch = self.issued.pop(0)
+        old = [(self.lists.get(each.state.request_id), each.state) for each in batch]
+        self.sanitizer.complete(step)
+        inner()
+        for tokens, state in old:
+            if tokens is not None:
+                tokens += (state.initial_tokens + state.generated_tokens)[len(tokens) :]
+
+    def copies(self, group: int, inner: Any, sources: Any, targets: Any) -> None:
+        inner(sources, targets)
+        self.sanitizer.copy(list(zip(sources, targets, strict=True)), group)
+
+    def offloads(self, inner: Any, victims: Any, tables: Any) -> Any:
+        names = inner(victims, tables)
+        for name in names:
+            swapped = self.offloading._request_id_to_cpu_blocks[name]
+            for group, kind in enumerate(self.kinds):
+                pairs = zip(tables[name].get(kind, []), swapped.get(kind, []), strict=True)
+                self.sanitizer.copy(list(pairs), group, target="cpu")
+        return names
+
+    def restores(self, inner: Any, batch: Any) -> None:
+        swapped = dict(self.offloading._request_id_to_cpu_blocks)
+        names = [each.state.request_id for each in batch if each.state.is_cpu_offloaded]
+        inner(batch)
+        for name in names:
+            for group, (kind, its) in enumerate(self.kinds.items()):
+                table = its.block_table.get(name, [])
+                pairs = list(zip(swapped[name].get(kind, []), table, strict=False))
+                self.sanitizer.copy(pairs, group, source="cpu")
+
+
+def _slot(its: Any, place: int) -> int:
+    """The slot of a place in its memory; none for padding."""
+    if place in (its.write_trash_index, its.sentinel_index):
+        return -1
+    block, offset = divmod(place, its.block_physical_stride)
+    return int(block * its.tokens_per_page + offset)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.33.0 for the hunter: its schedulers and their KVCacheManager, in EngineCore's loop.
+
+Without a worker: what a model would sample is worked out from the scheduler's outputs. Not driven:
+connectors, drafts, media, pipeline parallelism.
+"""
+
+import importlib
+import itertools
+import os
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from kvcore.sanitizer import CacheGroup, Row, UnsupportedEngine
+
+TESTED = "0.33.0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+
+
+def source() -> Any:
+    """Its modules by their last name."""
+    names = (
+        *("config", "sampling_params", "v1.request", "v1.kv_cache_interface", "v1.outputs"),
+        *("v1.core.kv_cache_utils", "v1.core.sched.scheduler", "v1.core.sched.async_scheduler"),
+        "utils.hashing",
+    )
+    return SimpleNamespace(
+        **{name.split(".")[-1]: importlib.import_module(f"vllm.{name}") for name in names}
+    )
+
+
+class Engine:
+    """EngineCore's step, or its step with a queue of batches, around a scheduler."""
+
+    def __init__(self, world: Any) -> None:
+        its, axes, size = source(), world.axes, world.block_size
+        self.world, self.its = world, its
+        self.num_blocks = world.num_blocks + 1  # and the null block
+        self.depth = 2 if axes["async_scheduling"] else 1
+        groups, float32 = [], importlib.import_module("torch").float32
+        spec: Any = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": float32}
+        if axes["layers"] != "window":
+            groups.append(its.kv_cache_interface.FullAttentionSpec(**spec))
+        if axes["layers"] != "full":
+            window = its.kv_cache_interface.SlidingWindowSpec(**spec, sliding_window=2 * size)
+            groups.append(window)
+        kind = its.kv_cache_interface.KVCacheGroupSpec
+        self.length = world.max_tokens
+        config = self.config()
+        while sum(-(-g.max_memory_usage_bytes(config) // g.page_size_bytes) for g in groups) > (
+            world.num_blocks
+        ):
+            self.length -= 1  # as the engine checks when it starts
+            config = self.config()
+        cache = its.kv_cache_interface.KVCacheConfig(
+            num_blocks=self.num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[kind([str(i)], each) for i, each in enumerate(groups)],
+        )
+        its.kv_cache_utils.init_none_hash(its.hashing.sha256)
+        self.hasher = its.kv_cache_utils.get_request_block_hasher(size, its.hashing.sha256)
+        scheduler = its.scheduler.Scheduler
+        if axes["async_scheduling"]:
+            scheduler = its.async_scheduler.AsyncScheduler
+        grammar = SimpleNamespace(accept_tokens=lambda *_: True)
+        self.target = scheduler(config, cache, grammar, size, size)
+        self.requests: dict[str, Any] = {}
+        self.known: dict[str, int] = {}  # request: tokens that its worker knows
+        self.queue: list[Any] = []
+        self.reached: set[str] = set()
+        self.planned: set[str] = set()
+        allocate, preempt = (
+            self.target.kv_cache_manager.allocate_slots,
+            self.target._preempt_request,
+        )
+
+        def allocated(request: Any, *args: Any, **named: Any) -> Any:
+            self.planned.add(request.request_id)
+            return allocate(request, *args, **named)
+
+        def preempted(request: Any, *args: Any, **named: Any) -> None:
+            if request.request_id in self.planned:
+                chunk = request.num_computed_tokens < request.num_prompt_tokens
+                self.reached.add(
+                    "chunk-preempted-in-its-step" if chunk else "preempted-in-its-step"
+                )
+            preempt(request, *args, **named)
+
+        self.target.kv_cache_manager.allocate_slots = allocated
+        self.target._preempt_request = preempted
+
+    def config(self) -> Any:
+        """A VllmConfig without a model's files."""
+        world, axes, config = self.world, self.world.axes, self.its.config
+        cache = config.CacheConfig(block_size=world.block_size, enable_prefix_caching=True)
+        cache.num_gpu_blocks = self.num_blocks
+        length = self.length
+        scheduling = config.SchedulerConfig(
+            max_num_batched_tokens=max(world.token_budget, world.max_rows),
+            max_num_seqs=world.max_rows,
+            max_model_len=length,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+            long_prefill_token_threshold=min(length, axes["chunk_pages"] * world.block_size),
+            policy=axes["policy"],
+            async_scheduling=axes["async_scheduling"],
+            watermark=axes["watermark"],
+            scheduler_reserve_full_isl=axes["scheduler_reserve_full_isl"],
+        )
+        model = SimpleNamespace(
+            uses_mrope=False, is_encoder_decoder=False, max_model_len=length, is_diffusion=False,
+            runner_type="generate", supports_multimodal_inputs=False, return_sampling_mask=False,
+        )  # fmt: skip
+        return SimpleNamespace(
+            scheduler_config=scheduling, cache_config=cache, model_config=model, lora_config=None,
+            parallel_config=config.ParallelConfig(), kv_events_config=None, num_lookahead_tokens=0,
+            observability_config=config.ObservabilityConfig(), kv_transfer_config=None,
+            ec_transfer_config=None, speculative_config=None, num_speculative_tokens=0,
+            num_prefill_lookahead_tokens=0, num_hash_lookahead_tokens=0, is_mm_encoder_only=False,
+            max_concurrent_batches=self.depth, use_v2_model_runner=axes["use_v2_model_runner"],
+            max_in_flight_tokens=self.depth * scheduling.max_num_batched_tokens,
+            ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
+            aux_output_config=SimpleNamespace(enabled=False),
+        )  # fmt: skip
+
+    def arrive(self, arrival: Any) -> None:
+        if len(arrival.prompt) + arrival.new > self.length:
+            raise ValueError("longer than max_model_len")
+        params = self.its.sampling_params.SamplingParams(max_tokens=arrival.new, ignore_eos=True)
+        params.update_from_generation_config({}, 99)
+        request = self.its.request.Request(
+            request_id=arrival.name, prompt_token_ids=list(arrival.prompt), pooling_params=None,
+            sampling_params=params, priority=arrival.priority, arrival_time=len(self.requests),
+            block_hasher=self.hasher, cache_salt=str(arrival.tenant) if arrival.tenant else None,
+        )  # fmt: skip
+        self.requests[arrival.name] = request
+        self.target.add_request(request)
+
+    def step(self) -> None:
+        planned = None
+        if self.target.has_requests():
+            self.planned.clear()
+            planned = self.target.schedule()
+            self.queue.append((planned, self.answers(planned)))
+            more = planned.total_num_scheduled_tokens > 0 or self.target.has_requests()
+            if len(self.queue) < self.depth and more:
+                return
+        if self.queue:
+            self.target.update_from_output(*self.queue.pop(0))
+
+    def answers(self, planned: Any) -> Any:
+        """What the workers send back: a token of each request whose last known token ran."""
+        cached = planned.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for new in planned.scheduled_new_reqs:
+            starts[new.req_id] = new.num_computed_tokens
+            self.known[new.req_id] = len(new.prefill_token_ids or new.prompt_token_ids)
+        for name in cached.resumed_req_ids:
+            self.known[name] = len(cached.all_token_ids[name])
+        names, sampled = list(planned.num_scheduled_tokens), []
+        for name in names:
+            end = starts[name] + planned.num_scheduled_tokens[name]
+            sampled.append([self.world.token(end)] if end >= self.known[name] else [])
+            self.known[name] = max(self.known[name], end + len(sampled[-1]))
+        return self.its.outputs.ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=sampled,
+        )
+
+    def abort(self, name: str) -> None:
+        status = self.its.request.RequestStatus.FINISHED_ABORTED
+        self.target.finish_requests(name, status)
+
+    def epoch(self) -> bool:
+        """The weights change, and the caches are reset with the running requests."""
+        return bool(self.target.reset_prefix_cache(reset_running_requests=True))
+
+    def reset(self) -> None:
+        self.target.reset_prefix_cache()
+
+    def settle(self) -> None:
+        while self.queue or self.target.has_requests():
+            self.step()
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self.queue)
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name, each in self.requests.items() if not each.is_finished()]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        return [(name, 0, each._all_token_ids) for name, each in self.requests.items()]
+
+    def progress(self) -> object:
+        return (
+            self.free(),
+            *((r.status, r.num_computed_tokens, r.num_tokens) for r in self.requests.values()),
+        )
+
+    def free(self) -> int:
+        return int(self.target.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def total(self) -> int:
+        return int(self.num_blocks) - 1
+
+
+class Adapter:
+    NAME = f"vllm {TESTED}"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (16, 4, 8),
+        "policy": ("fcfs", "priority"),
+        "async_scheduling": (True, False),
+        "layers": ("full", "both", "window"),
+        "chunk_pages": (0, 1, 2, 4),
+        "watermark": (0.0, 0.2),
+        "scheduler_reserve_full_isl": (True, False),
+        "use_v2_model_runner": (True, False),
+    }
+    MOVES = frozenset({"abort", "epoch", "reset", "priority", "tenants"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        found = importlib.import_module("vllm").__version__
+        if found != TESTED:
+            raise UnsupportedEngine(engine="vllm", found=found, tested=TESTED)
+        return TESTED
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        return str(error) == "longer than max_model_len"
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        specs = [each.kv_cache_spec for each in engine.target.kv_cache_config.kv_cache_groups]
+        return [
+            CacheGroup(
+                block_size=s.block_size, window=getattr(s, "sliding_window", None), num_null=1
+            )
+            for s in specs
+        ]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow a scheduler as the attached mode does, but from the time that it plans a step."""
+        follow = importlib.import_module("kvcore.sanitizer.vllm").follow
+        arrived: dict[str, Any] = {}
+        add, plan, update = target.add_request, target.schedule, target.update_from_output
+        issued: list[int] = []
+        numbers = itertools.count(1)
+
+        class Issued:
+            """The sanitizer; a step is issued only."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(sanitizer, name)
+
+            def __contains__(self, name: str) -> bool:
+                return name in sanitizer
+
+            def step(self, step: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
+                for at, lists in more[1].items():
+                    for group, blocks in enumerate(lists):
+                        if blocks:
+                            sanitizer.extend(names[at], group, list(blocks))
+                sanitizer.issue(step, list(map(Row, names, starts, counts)))
+                return []
+
+        def added(request: Any) -> None:
+            add(request)
+            arrived[request.request_id] = request
+
+        def planned(*args: Any) -> Any:
+            output = plan(*args)
+            issued.append(next(numbers))
+            follow(Issued(), issued[-1], arrived, output, None)
+            return output
+
+        def updated(output: Any, result: Any) -> Any:
+            sanitizer.complete(issued.pop(0))
+            return update(output, result)
+
+        target.add_request, target.schedule, target.update_from_output = added, planned, updated

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The template's engine with one bug each, and the template's adapter with one fault each.
+
+Each bug shows only in some runs, as those of engines do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any, ClassVar
+
+from kvcore.sanitizer import Row, UnsupportedEngine
+from kvcore.sanitizer.hunter.template import Adapter, Engine, Request, Scheduler
+
+
+def adapter_of(scheduler: type[Scheduler]) -> type[Adapter]:
+    """The template's adapter over another scheduler."""
+
+    class Driven(Engine):
+        def make(self) -> Scheduler:
+            world = self.world
+            sizes = world.num_blocks, world.block_size, world.token_budget, world.max_rows
+            return scheduler(*sizes)
+
+    return type(scheduler.__name__, (Adapter,), {"Engine": Driven, "NAME": scheduler.__name__})
+
+
+class HitsFreeBlocks(Scheduler):
+    """A hit leaves a free block among the free ones."""
+
+    def hit(self, request: Request) -> None:
+        before = list(self.free)
+        super().hit(request)
+        self.free = before
+
+
+class HitsTheLastToken(Scheduler):
+    """A prompt that is wholly cached has nothing left to compute."""
+
+    def hit(self, request: Request) -> None:
+        request.tokens.append(0)
+        super().hit(request)
+        request.tokens.pop()
+
+
+class PublishesTooEarly(Scheduler):
+    """All blocks of a prompt can be hit as soon as its first chunk is scheduled."""
+
+    def grow(self, request: Request, length: int, batch: list[Request]) -> bool:
+        del length
+        grown = super().grow(request, len(request.tokens), batch)
+        for end in range(self.block_size, len(request.tokens) + 1, self.block_size):
+            if grown:
+                block = request.blocks[end // self.block_size - 1]
+                self.cached.setdefault(tuple(request.tokens[:end]), block)
+        return grown
+
+
+class LosesBlocks(Scheduler):
+    """An abort of a request that has run gives back all blocks but one."""
+
+    def leave(self, request: Request) -> None:
+        if request.blocks and len(request.tokens) < request.ends:
+            request.blocks.pop()
+        super().leave(request)
+
+
+class WaitsForEver(Scheduler):
+    """After an abort nobody new is scheduled."""
+
+    blocked = False
+
+    def leave(self, request: Request) -> None:
+        self.blocked = self.blocked or len(request.tokens) < request.ends
+        super().leave(request)
+
+    def schedule(self) -> list[Request]:
+        if not self.blocked:
+            return super().schedule()
+        waiting, self.waiting = self.waiting, []
+        batch = super().schedule()
+        self.waiting = waiting + self.waiting
+        return batch
+
+
+class Crashes(Scheduler):
+    """The third request in a batch is one too many."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        if len(batch) == 3:
+            raise KeyError(batch[2].name)
+        super().update(batch, answers)
+
+
+class Spins(Scheduler):
+    """The same, but it does not return."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        while len(batch) == 3:
+            pass
+        super().update(batch, answers)
+
+
+class Sleeps(Scheduler):
+    """The same, without use of the processor."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        if len(batch) == 3:
+            time.sleep(10_000)
+        super().update(batch, answers)
+
+
+class Dies(Scheduler):
+    """The same, and the process is gone."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        if len(batch) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().update(batch, answers)
+
+
+class Floods(Scheduler):
+    """The same, and it never stops to print."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        while len(batch) == 3:
+            print("x" * 100_000)
+        super().update(batch, answers)
+
+
+Crashing = adapter_of(Crashes)
+Dying = adapter_of(Dies)
+Sleeping = adapter_of(Sleeps)
+Flooding = adapter_of(Floods)
+
+
+class TellsNoDecode(Adapter):
+    """An adapter that tells prefills alone."""
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        Adapter.attach(target, _Changed(sanitizer, lambda row: row if row.num_tokens > 1 else None))
+
+
+class TellsWrongStart(Adapter):
+    """An adapter that is one off."""
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        changed = _Changed(sanitizer, lambda row: Row(row.name, row.start + 1, row.num_tokens))
+        Adapter.attach(target, changed)
+
+
+class _Changed:
+    """A sanitizer that is told other rows."""
+
+    def __init__(self, sanitizer: Any, change: Any) -> None:
+        self.sanitizer, self.change = sanitizer, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sanitizer, name)
+
+    def issue(self, step: int, rows: list[Row]) -> None:
+        self.sanitizer.issue(step, [row for row in map(self.change, rows) if row is not None])
+
+
+class BeginsTwice(Adapter):
+    """An adapter that contradicts itself."""
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        Adapter.attach(target, sanitizer)
+        schedule = target.schedule
+
+        def scheduled() -> Any:
+            batch = schedule()
+            for each in batch[:1]:
+                sanitizer.begin(each.name, each.tokens)
+            return batch
+
+        target.schedule = scheduled
+
+
+class CountsWrong(Adapter):
+    """An adapter whose engine counts a block too many as free."""
+
+    class Engine(Engine):
+        def total(self) -> int:
+            return int(self.num_blocks) + 1
+
+
+class Samples(Adapter):
+    """An adapter whose fake model says something else than the hunter's."""
+
+    class Engine(Engine):
+        def __init__(self, world: Any) -> None:
+            super().__init__(world)
+            self.world = type("", (), {"token": lambda _: 1, "block_size": world.block_size})
+
+
+class IsMoody(Adapter):
+    """An adapter whose runs depend on more than the world."""
+
+    class Engine(Engine):
+        def step(self) -> None:
+            if random.SystemRandom().random() < 0.7:
+                super().step()
+
+
+class HasNoSize(Adapter):
+    """An adapter without block sizes."""
+
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"policy": ("fcfs",)}
+
+
+class KnowsTooMuch(Adapter):
+    """An adapter with a move that there is none of."""
+
+    MOVES = frozenset({"abort", "teleport"})
+
+
+class Forgets(Adapter):
+    """An adapter without a method."""
+
+    class Engine(Engine):
+        settle = property()
+
+
+class Newer(Adapter):
+    """An adapter that finds another version than the one it was tested with."""
+
+    @staticmethod
+    def version() -> str:
+        raise UnsupportedEngine(engine="newer", found="2.0", tested="1.0")
+
+
+class Refuses(Adapter):
+    """An adapter whose engine refuses half of its options."""
+
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (4, 2),
+        "mode": ("plain", "odd", "odd", "odd"),
+    }
+
+    class Engine(Engine):
+        def __init__(self, world: Any) -> None:
+            if world.axes["mode"] == "odd":
+                raise ValueError("no such mode")
+            super().__init__(world)
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        return str(error) == "no such mode"

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hunter finds each bug of small engines, cuts it down, and says nothing of a healthy one."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.isolated import outcome_of
+from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.systematic import small_worlds
+from kvcore.sanitizer.hunter.template import Adapter, Scheduler
+from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World, world_from_json
+from tests.sanitizer import broken
+
+BUGS = {
+    broken.HitsFreeBlocks: "wrong-kv",
+    broken.HitsTheLastToken: "empty-step",
+    broken.LosesBlocks: "leak",
+    broken.WaitsForEver: "stuck",
+    broken.Crashes: "crash",
+}
+
+
+def first(scheduler: type[Scheduler], name: str) -> dict[str, object]:
+    """The first finding of a name in ten CPU seconds."""
+    for event in Hunt(broken.adapter_of(scheduler), 1).events(10.0):
+        if event["event"] == "found" and event["name"] == name:
+            return event
+    raise AssertionError(f"{name} was not found")
+
+
+@pytest.mark.parametrize(("scheduler", "name"), BUGS.items())
+def test_each_bug_is_found_and_cut_down(scheduler: type[Scheduler], name: str) -> None:
+    found = first(scheduler, name)
+    world = world_from_json(found["world"])  # type: ignore[arg-type]
+    assert len(world.moves) <= 6
+    again = run(broken.adapter_of(scheduler), world).found
+    assert again is not None
+    assert again.name == name
+    assert run(Adapter, world).found is None
+
+
+def test_a_block_published_before_it_is_written_is_found() -> None:
+    found = first(broken.PublishesTooEarly, "unwritten-read")
+    assert "reads token" in str(found["text"])
+
+
+def test_a_healthy_engine_is_clean_and_its_goals_are_reached() -> None:
+    hunt = Hunt(Adapter, 3)
+    events = list(hunt.events(3.0))
+    assert [event for event in events if event["event"] == "found"] == []
+    assert hunt.tally.steps > 500
+    reached = {"hit", "partial-chunk", "resumed-by-a-hit", "evicted-keyed-block", "full-pool"}
+    assert reached <= set(hunt.tally.reached)
+    assert "offload" in hunt.tally.missing()
+
+
+def test_only_lets_a_hunt_look_behind_another_finding() -> None:
+    class Both(broken.LosesBlocks, broken.HitsFreeBlocks):
+        """Reads wrong KV most of the time, and loses blocks."""
+
+    events = Hunt(broken.adapter_of(Both), 1, only="leak").events(5.0)
+    assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
+
+
+def test_the_same_seed_draws_the_same_worlds() -> None:
+    one, other = (Generator(Adapter.AXES, 5) for _ in range(2))
+    worlds = [one.next() for _ in range(50)]
+    assert worlds == [other.next() for _ in range(50)]
+    assert len({world.num_blocks for world in worlds}) > 5
+    assert Generator(Adapter.AXES, 6).next() != worlds[0]
+
+
+def test_a_world_draws_requests_that_fit_and_lengths_at_the_edge_of_blocks() -> None:
+    generator = Generator(Adapter.AXES, 1)
+    edges = num_requests = repeated = 0
+    for _ in range(100):
+        world = generator.next()
+        arrivals = [move for move in world.moves if isinstance(move, Arrive)]
+        prompts = [each.prompt for each in arrivals]
+        num_requests += len(arrivals)
+        repeated += len(prompts) - len(set(prompts))
+        for each in arrivals:
+            assert len(each.prompt) >= 1
+            assert len(each.prompt) + each.new <= world.max_tokens
+            edges += (len(each.prompt) + 1) % world.block_size < 3
+    assert edges > 0.4 * num_requests
+    assert repeated > 0.1 * num_requests
+
+
+def test_a_rare_world_is_varied() -> None:
+    generator = Generator(Adapter.AXES, 1)
+    rare = generator.next()
+    generator.keep(rare)
+    near = [world for world in (generator.next() for _ in range(40)) if world.axes == rare.axes]
+    shared = max(len({*map(repr, rare.moves)} & {*map(repr, each.moves)}) for each in near)
+    assert shared > len({*map(repr, rare.moves)}) // 2
+
+
+def test_a_world_is_the_same_after_json() -> None:
+    for world in (Generator(Adapter.AXES, 2).next(), World({"block_size": 4}, 3, 8, 2)):
+        assert world_from_json(world.to_json()) == world
+
+
+def test_fixed_options_do_not_vary() -> None:
+    generator = Generator(Adapter.AXES, 2, {"block_size": 2})
+    assert {generator.next().block_size for _ in range(20)} == {2}
+
+
+def test_the_smallest_world_is_kept_and_what_it_needs_is_named() -> None:
+    axes = {"block_size": (4,), "mode": ("plain", "odd"), "other": (0, 1)}
+    noise = Arrive("r1", (1,) * 9, 3, priority=2, samples=2)
+    moves = (noise, "step", Arrive("r0", (5, 6, 7), 2), "epoch", Abort("r0"), "step")
+    world = World({"block_size": 4, "mode": "odd", "other": 1}, 20, 8, 8, moves)
+
+    def same(candidate: World) -> bool:
+        names = {move.name for move in candidate.moves if isinstance(move, Abort)}
+        prompts = [move.prompt for move in candidate.moves if isinstance(move, Arrive)]
+        return (
+            "r0" in names and candidate.axes["mode"] == "odd" and max(map(len, prompts or [()])) > 1
+        )
+
+    small = shrink(world, same, axes)
+    assert len(small.moves) == 2
+    assert small.axes == {"block_size": 4, "mode": "odd", "other": 0}
+    assert small.num_blocks < 20
+    assert signature(small, axes) == ("abort", "mode=odd")
+    assert same(small)
+
+
+def test_small_worlds_come_in_order_of_length_and_hold_what_they_may() -> None:
+    worlds = small_worlds(Adapter.AXES, {"abort"}, {})
+    first_ones = [next(worlds) for _ in range(2000)]
+    lengths = [len(world.moves) for world in first_ones]
+    assert lengths == sorted(lengths)
+    assert {world.block_size for world in first_ones} == {2}
+    assert all(run(Adapter, world).found is None for world in first_ones[:300])
+    without = small_worlds(Adapter.AXES, set(), {})
+    assert not any(isinstance(m, Abort) for _ in range(500) for m in next(without).moves)
+
+
+def test_a_move_that_names_nobody_is_skipped() -> None:
+    world = World({"block_size": 4}, 4, 8, 2, (Abort("r9"), "step", Arrive("r0", (1,), 1), "step"))
+    assert run(Adapter, world).found is None
+    too_long = attrs.evolve(world, moves=(Arrive("r0", (1,) * 99, 1), "step"))
+    assert run(Adapter, too_long).num_steps == 0
+
+
+def test_a_run_that_does_not_end_is_a_hang_with_its_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.run.HUNG_SECONDS", 0.2)
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    found = run(broken.adapter_of(broken.Spins), world).found
+    assert found is not None
+    assert (found.name, found.where) == ("hang", "update")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "name"),
+    [(broken.Dies, "died"), (broken.Floods, "flood"), (broken.Sleeps, "hang"), (Scheduler, None)],
+)
+def test_an_engine_that_takes_its_process_along(
+    scheduler: type[Scheduler], name: str | None
+) -> None:
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    assert outcome_of(broken.adapter_of(scheduler), world, seconds=3.0)[0] == name

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore sanitize`: its exit codes, what it writes, and engines that take their process along."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
+from kvcore.sanitizer.hunter.command import main
+from kvcore.sanitizer.hunter.hunt import Tally
+from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.template import Adapter
+from tests.sanitizer import broken
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def named(adapter: type[Adapter]) -> str:
+    """What the command line calls an adapter of broken.py."""
+    name = next(name for name, value in vars(broken).items() if value is adapter)
+    return f"{broken.__name__}:{name}"
+
+
+def passes(test: Path, folder: Path) -> bool:
+    """Whether pytest passes a written test."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    ended = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | paths
+    )
+    assert "1 failed" in ended.stdout or "1 passed" in ended.stdout, ended.stdout
+    return ended.returncode == 0
+
+
+def test_a_healthy_engine_ends_with_0_and_says_what_it_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["kvcore.sanitizer.hunter.template:Adapter", "--seconds", "1", "--seed", "3"]) == 0
+    out = capsys.readouterr()
+    assert "seed 3" in out.err
+    assert "reached: " in out.out
+    assert "not reached: " in out.out
+
+
+BUGS = {
+    "crash": (
+        "        for request, answer in zip(",
+        "        assert len(batch) < 3\n        for request, answer in zip(",
+    ),
+    "leak": (
+        "        self.release(request)\n        self.waiting",
+        "        request.blocks[:1] = []\n        self.release(request)\n        self.waiting",
+    ),
+    "wrong-kv": ("self.free.remove(block)", "pass"),
+}
+"""By the name of its finding, a line of the template and what stands there instead."""
+
+
+def mutant(name: str, folder: Path) -> str:
+    """The template's file with a bug, in a folder, by the name of its adapter."""
+    text = (ROOT / "kvcore" / "sanitizer" / "hunter" / "template.py").read_text()
+    line, other = BUGS[name]
+    assert text.count(line) == 1, line
+    module = f"mutant_{name.replace('-', '_')}"
+    (folder / f"{module}.py").write_text(text.replace(line, other))
+    return f"{module}:Adapter"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_finding_ends_with_1_and_its_written_test_fails(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = mutant(name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    written = tmp_path / "written"
+    options = ["--seconds", "2", "--seed", "1", "--only", name, "--write", str(written), "--json"]
+    assert main([engine, *options]) == 1
+    summary = json.loads(capsys.readouterr().out)
+    assert {each["name"] for each in summary["findings"]} == {name}
+    assert summary["runs"] > 10
+    test = min(written.glob("test_*.py"))
+    report = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
+    assert "## Steps" in report
+    assert "1. r" in report
+    assert ("kvcore" in test.read_text()) == (name == "wrong-kv")
+    assert not passes(test, tmp_path)
+    module = tmp_path / f"{engine.partition(':')[0]}.py"
+    line, other = BUGS[name]
+    for file in (module, test):
+        file.write_text(file.read_text().replace(other, line))
+    assert passes(test, tmp_path)
+
+
+def test_a_world_that_was_found_runs_again(tmp_path: Path) -> None:
+    options = ["--seconds", "2", "--seed", "1", "--write", str(tmp_path)]
+    assert main([named(broken.Crashing), *options]) == 1
+    world = next(tmp_path.glob("*.json"))
+    assert main([named(broken.Crashing), "--replay", str(world)]) == 1
+    assert main(["kvcore.sanitizer.hunter.template:Adapter", "--replay", str(world)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name"),
+    [(broken.Dying, "died"), (broken.Sleeping, "hang"), (broken.Flooding, "flood")],
+)
+def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
+    adapter: type[Adapter],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)
+    monkeypatch.setattr("kvcore.sanitizer.hunter.run.HUNG_SECONDS", 60.0)
+    assert main([named(adapter), "--seconds", "2", "--seed", "1", "--json"]) == 1
+    summary = json.loads(capsys.readouterr().out)
+    assert {each["name"] for each in summary["findings"]} == {name}
+    shortest = min(len(each["world"]["moves"]) for each in summary["findings"])
+    assert shortest <= 12
+
+
+def test_a_wrong_adapter_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([named(broken.BeginsTwice), "--seconds", "1", "--seed", "1", "--json"]) == 3
+    text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
+    assert "the adapter is wrong, not the engine" in text
+
+
+def test_an_engine_that_is_not_there_ends_with_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
+    monkeypatch.delenv("KVCORE_NANO_VLLM", raising=False)
+    for engine, told in {
+        "nano-vllm": "Set KVCORE_NANO_VLLM to the folder of its source",
+        "transformers": "Run: python -m benches.peers.install transformers",
+        "nobody": "no adapter for 'nobody'; known are nano-vllm, mini-sglang",
+        "nobody:Adapter": "No module named 'nobody'",
+    }.items():
+        assert main([engine, "--seconds", "1"]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([named(broken.Newer), "--seconds", "1"]) == 2
+    told = "newer 2.0 is not supported: the adapter was tested with 1.0"
+    assert told in capsys.readouterr().err
+
+
+def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([named(broken.Refuses), "--seconds", "1", "--seed", "1"]) == 3
+    assert "worlds refused" in capsys.readouterr().out
+
+
+def test_a_record_says_where_the_next_hunt_goes_on(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    for _ in range(2):
+        options = ["--seconds", "1", "--record", str(record)]
+        assert main(["kvcore.sanitizer.hunter.template:Adapter", *options]) == 0
+    sessions = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [each["seed"] for each in sessions] == [1, 2]
+    total = Tally()
+    names = ("runs", "steps", "skipped", "seconds", "reached", "values", "moves", "found")
+    for each in sessions:
+        total.merge({name: each[name] for name in names})
+    assert total.runs == sum(each["runs"] for each in sessions)
+
+
+@pytest.mark.parametrize("text", ["block_size", "=4", ""])
+def test_an_axis_without_a_value_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kvcore.sanitizer.hunter.template:Adapter", "--axis", text]) == 2
+    assert "--axis takes NAME=VALUE" in capsys.readouterr().err
+
+
+def test_the_engine_of_a_report_is_the_adapters_file_without_kvcore() -> None:
+    source = engine_source("kvcore.sanitizer.hunter.template")
+    assert "kvcore" not in source
+    assert "class Adapter" not in source
+    namespace: dict[str, object] = {}
+    exec(compile(source, "engine", "exec"), namespace)
+    assert "Engine" in namespace
+
+
+def test_each_known_engine_has_a_file_and_a_way_to_install_it() -> None:
+    for name, known in KNOWN.items():
+        assert (ROOT / "kvcore" / "sanitizer" / f"{known.module}.py").exists(), name
+
+
+def installed(name: str) -> str:
+    """Why an engine cannot be run here, or nothing."""
+    try:
+        if python_of(name) == sys.executable:
+            load(name)
+    except NotInstalled as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "name", ["nano-vllm", "mini-sglang", "transformers", "vllm", "sglang", "kvcore"]
+)
+def test_an_engine_that_is_installed_is_driven_without_a_harness_error(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if reason := installed(name):
+        pytest.skip(reason)
+    assert main([name, "--seconds", "2", "--seed", "1", "--json"]) in (0, 1)
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["steps"] > 50
