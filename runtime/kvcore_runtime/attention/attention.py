@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvcore_runtime.attention.ragged import RaggedStep
+from kvcore_runtime.attention.ragged import RaggedStep, flat_ranges, heads_first
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.errors import ShapeMismatch
 
@@ -74,23 +74,27 @@ class PagedAttention:
             raise ShapeMismatch(
                 name="slot_mapping", expected=(self.step.num_tokens,), actual=slots.shape
             )
-        block_ids = slots.div(self._block_size, rounding_mode="floor")
-        self._slots = (block_ids, slots - block_ids * self._block_size)
+        self._slots = (slots // self._block_size, slots % self._block_size)
         spans = [
             range(first // self._block_size, -(-seq_len // self._block_size))
             for first, seq_len in zip(self.step.first_keys, self.step.seq_lens, strict=True)
         ]
         block_ids = _listed_blocks(block_tables.to(keys.device), spans)
         block_bytes = keys[0].numel() * keys.element_size()
-        self._parts = _parts(spans, max(1, GATHER_BYTES_MAX // block_bytes))
-        sizes = [sum(len(span) for span in part) for part in self._parts]
-        self._part_ids = torch.split(block_ids, sizes)
-        self._scratch = keys.new_empty((2, max(sizes, default=0), *keys.shape[1:]))
+        parts = _parts(spans, max(1, GATHER_BYTES_MAX // block_bytes))
+        sizes = [sum(len(span) for span in part) for part in parts]
+        scratch = keys.new_empty((2, max(sizes, default=0), *keys.shape[1:]))
+        seen = list(zip(spans, self.step.first_keys, self.step.seq_lens, strict=True))
+        self._parts = []
+        for part, size, ids in zip(parts, sizes, block_ids.split(sizes), strict=True):
+            pairs = self._views(scratch[:, :size], seen[: len(part)])
+            self._parts.append((ids, scratch[0, :size], scratch[1, :size], pairs))
+            del seen[: len(part)]
 
     @property
     def num_blocks_read(self) -> int:
         """Blocks that each layer reads, those of several sequences counted for each."""
-        return sum(len(ids) for ids in self._part_ids)
+        return sum(len(ids) for ids, *_ in self._parts)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step to their slots of this layer, then attend. See `Attention`."""
@@ -100,21 +104,30 @@ class PagedAttention:
         return self.step.attend(q, self._gathered(keys, values))
 
     def _gathered(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each sequence's keys and values, [n, num_kv_heads, head_dim], of its last n positions.
+        """Each sequence's keys and values from its first key on, as `RaggedStep.attend` takes them.
 
         A pair holds until the next one is requested: then its memory may be another's.
         """
-        seq_lens = iter(self.step.seq_lens)
-        for part, ids in zip(self._parts, self._part_ids, strict=True):
-            target = self._scratch[:, : ids.shape[0]]
-            torch.index_select(keys, 0, ids, out=target[0])
-            torch.index_select(values, 0, ids, out=target[1])
-            part_keys, part_values = target.flatten(1, 2)
-            start = 0
-            for span in part:
-                end = start + next(seq_lens) - span.start * self._block_size
-                yield part_keys[start:end], part_values[start:end]
-                start += len(span) * self._block_size
+        for ids, part_keys, part_values, pairs in self._parts:
+            torch.index_select(keys, 0, ids, out=part_keys)
+            torch.index_select(values, 0, ids, out=part_values)
+            yield from pairs
+
+    def _views(
+        self, scratch: Tensor, seen: Sequence[tuple[range, int, int]]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Where the keys and values of the sequences of a part will be, the same for all layers.
+
+        seen: of each sequence its blocks, its first key, and its length.
+        """
+        sizes = []
+        for span, first, seq_len in seen:
+            start, stop = span.start * self._block_size, span.stop * self._block_size
+            sizes += [first - start, seq_len - first, stop - seq_len]
+        keys, values = (
+            heads_first(each).split_with_sizes(sizes, dim=2)[1::3] for each in scratch.flatten(1, 2)
+        )
+        return list(zip(keys, values, strict=True))
 
 
 class GroupedAttention:
@@ -133,16 +146,14 @@ class GroupedAttention:
 
 
 def _listed_blocks(block_tables: Tensor, spans: Sequence[range]) -> Tensor:
-    """Ids of the blocks at these positions of each row, one row after another, [sum] int64."""
+    """Ids of the blocks at these positions of each row, one row after another, [sum] ints."""
     num_seqs, width = len(spans), max((span.stop for span in spans), default=0)
     shape = tuple(block_tables.shape)
     if len(shape) != 2 or shape[0] != num_seqs or shape[1] < width:
         raise ShapeMismatch(name="block_tables", expected=(num_seqs, width), actual=shape)
-    bounds = torch.tensor([(span.start, span.stop) for span in spans], device=block_tables.device)
-    first, stop = bounds.view(-1, 2, 1).unbind(1)
-    position = torch.arange(width, device=block_tables.device)
-    listed = (position >= first) & (position < stop)
-    return block_tables[:, :width][listed].to(torch.int64)
+    starts = [row * shape[1] + span.start for row, span in enumerate(spans)]
+    places = torch.from_numpy(flat_ranges(starts, [len(span) for span in spans]))
+    return block_tables.reshape(-1).index_select(0, places.to(block_tables.device))
 
 
 def _parts(spans: Sequence[range], num_blocks_max: int) -> list[list[range]]:

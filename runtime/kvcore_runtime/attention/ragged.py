@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -85,8 +87,8 @@ class RaggedStep:
 
     def positions(self) -> Tensor:
         """Position of each row in its sequence, [T] int64."""
-        parts = [torch.arange(s - n, s, device=self.device) for n, s in self.pairs()]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=self.device)
+        starts = [s - n for n, s in self.pairs()]
+        return torch.from_numpy(flat_ranges(starts, self.query_lens)).to(self.device)
 
     def last_rows(self) -> Tensor:
         """Row of each sequence's last token, [num_seqs] int64: the rows one samples from."""
@@ -96,23 +98,26 @@ class RaggedStep:
     def attend(self, q: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Attend every sequence to its own keys.
 
-        q: [T, num_heads, head_dim]. keys_values: a sequence's ([n, num_kv_heads, head_dim], the
-        same), those of its last n positions, from its first key (`first_keys`) or an earlier one
-        on; any strides, taken one after another. Returns [T, num_heads, head_dim].
+        q: [T, num_heads, head_dim]. keys_values: a sequence's ([1, num_kv_heads, n, head_dim], the
+        same: see `heads_first`), those of its last n positions, from its first key (`first_keys`)
+        or an earlier one on; any strides, taken one after another. Returns like q.
         """
-        queries = torch.split(q, list(self.query_lens))
+        queries = torch.split(heads_first(q), self.query_lens, dim=2)
         outputs = []
         for index, (keys, values) in zip(range(len(queries)), keys_values, strict=True):
             if self._tiles is not None:
                 seq_len = self.seq_lens[index]
                 output = _attend_tiles(queries[index], keys, values, seq_len, self._tiles)
             else:
-                unseen = keys.shape[0] - self.seq_lens[index] + self.first_keys[index]
+                unseen = keys.shape[2] - self.seq_lens[index] + self.first_keys[index]
                 if unseen:
-                    keys, values = keys[unseen:], values[unseen:]
-                output = _attend_plain(queries[index], keys, values, self._masks[index])
+                    keys, values = keys[:, :, unseen:], values[:, :, unseen:]
+                mask = self._masks[index]
+                causal = mask is None and self.query_lens[index] > 1
+                output = _attention(queries[index], keys, values, mask, causal)
             outputs.append(output)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        return joined.squeeze(0).transpose(0, 1)
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
         """One mask a sequence, for all layers; None if causal or single-query needs none."""
@@ -146,40 +151,43 @@ class _TileMasks:
         return self._by_end[made_for][:, made_for - end :]
 
 
-def _attend_plain(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """[L, H, D] over [S, H_kv, D]; without a mask L is 1 or S."""
-    causal = mask is None and q.shape[0] > 1
-    return _attention(q, keys, values, mask=mask, causal=causal)
+def flat_ranges(starts: npt.ArrayLike, counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """For all i, one after the other, counts[i] numbers from starts[i] on."""
+    count = np.asarray(counts, dtype=np.int64)
+    shift = np.asarray(starts, dtype=np.int64) - (count.cumsum() - count)
+    return np.arange(count.sum()) + shift.repeat(count)
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """A view of [n, heads, head_dim] as attention takes it, [1, heads, n, head_dim]."""
+    return x.transpose(0, 1).unsqueeze(0)
 
 
 def _attend_tiles(
     q: Tensor, keys: Tensor, values: Tensor, seq_len: int, masks: _TileMasks
 ) -> Tensor:
-    """As `_attend_plain`, tile by tile."""
-    query_len, absent = q.shape[0], seq_len - keys.shape[0]
+    """One sequence, tile by tile; heads first."""
+    query_len, absent = q.shape[2], seq_len - keys.shape[2]
     start = seq_len - query_len
     first = start - start % QUERY_TILE
     end = _round_up(seq_len)
-    keys, values = (functional.pad(x, (0, 0, 0, 0, absent, end - seq_len)) for x in (keys, values))
-    tiled = functional.pad(q, (0, 0, 0, 0, start - first, end - seq_len))
+    keys, values = (functional.pad(x, (0, 0, absent, end - seq_len)) for x in (keys, values))
+    tiled = functional.pad(q, (0, 0, start - first, end - seq_len))
     outputs = []
-    for tile_start in range(first, end, QUERY_TILE):
-        tile_end = tile_start + QUERY_TILE
-        tile = tiled[tile_start - first : tile_end - first]
-        mask = masks.ending_at(tile_end)
-        outputs.append(_attention(tile, keys[:tile_end], values[:tile_end], mask=mask))
-    return torch.cat(outputs)[start - first : start - first + query_len]
+    for tile_end in range(first + QUERY_TILE, end + 1, QUERY_TILE):
+        tile = tiled[:, :, tile_end - QUERY_TILE - first : tile_end - first]
+        seen = keys[:, :, :tile_end], values[:, :, :tile_end]
+        outputs.append(_attention(tile, *seen, masks.ending_at(tile_end)))
+    return torch.cat(outputs, dim=2)[:, :, start - first : start - first + query_len]
 
 
 def _attention(
-    q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool = False
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
 ) -> Tensor:
-    """Scaled dot-product attention of one sequence; tokens first, grouped key-value heads."""
-    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q, keys, values))
-    seen = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
+    """Scaled dot-product attention of one sequence, heads first, with grouped key-value heads."""
+    return functional.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
     )
-    return seen.squeeze(0).transpose(0, 1)
 
 
 def _round_up(num_tokens: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvcore.types.commands import COLUMNS, SetTable
+from kvcore_runtime.attention.ragged import flat_ranges
 from kvcore_runtime.cache.errors import TableGap
 
 KIND = COLUMNS.index("kind")
@@ -79,7 +80,7 @@ def merge(group_id: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> T
         raise TableGap(row=row, group_id=group_id, length=length)
     return TableChange(
         group_id=group_id,
-        cleared=_flat_ranges(rows * max_blocks + intact, before - intact),
+        cleared=torch.from_numpy(flat_ranges(rows * max_blocks + intact, before - intact)),
         places=changes[ROW, kept] * max_blocks + places,
         blocks=changes[BLOCK, kept],
         rows=rows,
@@ -144,9 +145,3 @@ def _in_row(places: Tensor, rows: Tensor, cuts: _Cuts) -> tuple[Tensor, Tensor]:
     """Which places are a cut of that row; the places, made safe to index with."""
     safe = places.clamp(max=cuts.rows.numel() - 1)
     return (places < cuts.rows.numel()) & (cuts.rows[safe] == rows), safe
-
-
-def _flat_ranges(starts: Tensor, counts: Tensor) -> Tensor:
-    """For all i, one after the other, counts[i] numbers from starts[i] on."""
-    shifts = starts - (counts.cumsum(0) - counts)
-    return torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)

@@ -11,11 +11,15 @@ no request's: rows that pad a batch read it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvcore.types.commands import CutTable, SetTable
+from kvcore_runtime.attention.ragged import flat_ranges
 from kvcore_runtime.cache.cache import check_size
 from kvcore_runtime.cache.errors import (
     BeyondTable,
@@ -35,6 +39,7 @@ from kvcore_runtime.cache.table_merge import (
 )
 
 PADDING_BLOCK = 0
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class BlockTables:
@@ -142,20 +147,16 @@ class BlockTables:
         view, not a copy. Raises LengthMismatch, TableOutOfRange, SlotsOverflow or BeyondTable
         before changing it.
         """
-        asked = [torch.as_tensor(each).to(torch.int64) for each in (rows, starts, counts)]
-        row, start, count = asked
+        row, start, count = (np.asarray(each, dtype=np.int64) for each in (rows, starts, counts))
         num_tokens = self._check_slots(row, start, count, group_id, pad_to)
-        # The k-th token of the step has position k + (its row's start - the tokens of the rows
-        # before).
-        shift = start - (count.cumsum(0) - count)
-        position = torch.arange(num_tokens) + shift.repeat_interleave(count)
         size = self.block_sizes[group_id]
-        place = row.repeat_interleave(count) * self.max_blocks + position // size
-        offset = (position % size).to(torch.int32)
+        place, offset = np.divmod(flat_ranges(start, count), size)
+        place += (row * self.max_blocks).repeat(count)
         slots = self.slots[group_id]
         filled = slots[:num_tokens]
-        torch.index_select(self.blocks[group_id].view(-1), 0, self._send(place), out=filled)
-        filled.mul_(size).add_(self._send(offset))
+        blocks = self.blocks[group_id].view(-1)
+        torch.index_select(blocks, 0, self._send(torch.from_numpy(place)), out=filled)
+        filled.mul_(size).add_(self._send(torch.from_numpy(offset)))
         slots[num_tokens:pad_to] = PADDING_BLOCK * size
         return slots[: max(num_tokens, pad_to)]
 
@@ -168,13 +169,14 @@ class BlockTables:
         _check_range("block", changes[BLOCK, is_set], torch.iinfo(torch.int32).max)
 
     def _check_slots(
-        self, row: Tensor, start: Tensor, count: Tensor, group_id: int, pad_to: int
+        self, row: Numbers, start: Numbers, count: Numbers, group_id: int, pad_to: int
     ) -> int:
         for name, each in (("starts", start), ("counts", count)):
-            if each.shape != row.shape or row.dim() != 1:
-                raise lengths_differ("rows", row.numel(), name, each.numel())
+            if each.shape != row.shape or row.ndim != 1:
+                raise lengths_differ("rows", row.size, name, each.size)
         _check_range("row", row, self.max_rows)
-        _check_range("group", torch.tensor([group_id]), self.num_groups - 1)
+        if not 0 <= group_id < self.num_groups:
+            raise TableOutOfRange(name="group", value=group_id, last=self.num_groups - 1)
         size = self.block_sizes[group_id]
         most = self.max_blocks * size
         _check_range("position", start, most)
@@ -182,10 +184,10 @@ class BlockTables:
         num_tokens = int(count.sum())
         if max(num_tokens, pad_to) > self.max_tokens:
             raise SlotsOverflow(num_tokens=max(num_tokens, pad_to), max_tokens=self.max_tokens)
-        length = self.lengths[group_id, row].to(torch.int64)
+        length = self.lengths.numpy()[group_id, row].astype(np.int64)
         beyond = (start + count > length * size) & (count > 0)
-        if bool(beyond.any()):
-            at = int(beyond.nonzero()[0])
+        if beyond.any():
+            at = int(beyond.argmax())
             position = int(start[at] + count[at]) - 1
             raise BeyondTable(
                 row=int(row[at]),
@@ -203,7 +205,7 @@ class BlockTables:
         return values
 
 
-def _check_range(name: str, values: Tensor, last: int) -> None:
-    wrong = ((values < 0) | (values > last)).nonzero()
-    if wrong.numel():
-        raise TableOutOfRange(name=name, value=int(values[wrong[0, 0]]), last=last)
+def _check_range(name: str, values: Tensor | Numbers, last: int) -> None:
+    wrong = (values < 0) | (values > last)
+    if wrong.any():
+        raise TableOutOfRange(name=name, value=int(values[wrong][0]), last=last)

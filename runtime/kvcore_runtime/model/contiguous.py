@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from kvcore_runtime.attention.ragged import RaggedStep
+from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.visibility import FULL
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.model import Llama, LlamaConfig
@@ -85,7 +85,7 @@ class ContiguousAttention:
             keys, values = cache.tensor[layer]
             keys[seq_len - query_len : seq_len] = k[start : start + query_len]
             values[seq_len - query_len : seq_len] = v[start : start + query_len]
-            keys_values.append((keys[:seq_len], values[:seq_len]))
+            keys_values.append((heads_first(keys[:seq_len]), heads_first(values[:seq_len])))
             start += query_len
         return self._steps[self._visibilities[layer]].attend(q, keys_values)
 

@@ -117,11 +117,11 @@ class Llama:
     config: LlamaConfig
     weights: LlamaWeights
     invariant: bool = False
-    _rope: Tensor = attrs.field(init=False, repr=False)  # [2, max_model_len, head_dim]: cos, sin
+    rope: Tensor = attrs.field(init=False, repr=False)  # [2, max_model_len, head_dim]: cos, sin
 
     def __attrs_post_init__(self) -> None:
         _check_shapes(self.config, self.weights)
-        object.__setattr__(self, "_rope", _rope_table(self.config, self.weights.embedding))
+        object.__setattr__(self, "rope", _rope_table(self.config, self.weights.embedding))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,7 +156,7 @@ class Llama:
             raise ShapeMismatch(name="positions", expected=token_ids.shape, actual=positions.shape)
         num_tokens = token_ids.shape[0]
         x = self._pad_rows(functional.embedding(token_ids, self.weights.embedding))
-        cos, sin = self._rope.index_select(1, positions).unsqueeze(2)
+        cos, sin = self.rope.index_select(1, positions).unsqueeze(2)
         for index, layer in enumerate(self.weights.layers):
             x = x + self._attention(index, layer, x, cos, sin, attention)
             x = x + self._mlp(layer, x)
@@ -177,7 +177,7 @@ class Llama:
         qkv = functional.linear(self._norm(x, layer.attention_norm), layer.qkv)[:num_tokens]
         num_rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(num_tokens, -1, config.head_dim)
-        rotated = _rotate(heads[:, :num_rotated], cos, sin)
+        rotated = rotate(heads[:, :num_rotated], cos, sin)
         q, k = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
         seen = to.attend(index, q, k, heads[:, num_rotated:])
         return functional.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
@@ -257,19 +257,22 @@ def tiny_model(
     return Llama(config=shape, weights=weights, invariant=invariant)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (i, i + head_dim / 2) of x [T, H, D] by its position's angle."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + turned * sin
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 def _rope_table(config: LlamaConfig, like: Tensor) -> Tensor:
-    """Cosines and sines of all positions, [2, max_model_len, head_dim], computed in fp64."""
+    """Cosines and sines of all positions, [2, max_model_len, head_dim], computed in fp64.
+
+    The sines of the first half are negative: `rotate` multiplies the second half by them.
+    """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     positions = torch.arange(config.max_model_len, dtype=torch.float64)
     angles = torch.outer(positions, config.rope_theta**-exponents).repeat(1, 2)
-    return torch.stack((angles.cos(), angles.sin())).to(like.device, like.dtype)
+    sines = angles.sin()
+    sines[:, : config.head_dim // 2].neg_()
+    return torch.stack((angles.cos(), sines)).to(like.device, like.dtype)
 
 
 def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from kvcore_runtime.attention.attention import PagedAttention, _parts
-from kvcore_runtime.attention.ragged import RaggedStep
+from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
 from kvcore_runtime.model.model import Llama, tiny_model
@@ -212,7 +212,7 @@ def test_attention_is_softmax_of_scaled_products(invariant: bool) -> None:
         for s in (20, 4)
     ]
     step = RaggedStep(query_lens=(5, 4), seq_lens=(20, 4), invariant=invariant)
-    seen = step.attend(q, kv)
+    seen = step.attend(q, [(heads_first(keys), heads_first(values)) for keys, values in kv])
     assert step.positions().tolist() == [15, 16, 17, 18, 19, 0, 1, 2, 3]
     assert step.last_rows().tolist() == [4, 8]
     for row, position in enumerate(step.positions().tolist()):

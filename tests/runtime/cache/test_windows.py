@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 from kvcore_runtime.attention.attention import PagedAttention
-from kvcore_runtime.attention.ragged import RaggedStep
+from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.layer_groups import make_groups, place_layers
 from kvcore_runtime.errors import UnsupportedModel
@@ -174,10 +174,11 @@ def test_attention_is_the_softmax_over_what_each_query_sees(
         query_lens=(13, 1), seq_lens=(45, 30), invariant=invariant, visibility=visibility
     )
     firsts = step.first_keys
-    seen = step.attend(
-        torch.cat((q[32:45], q[29:30])),
-        [(k[firsts[0] : 45], v[firsts[0] : 45]), (k[firsts[1] : 30], v[firsts[1] : 30])],
-    )
+    keys_values = [
+        (heads_first(k[first:end]), heads_first(v[first:end]))
+        for first, end in zip(firsts, (45, 30), strict=True)
+    ]
+    seen = step.attend(torch.cat((q[32:45], q[29:30])), keys_values)
     for row, position in enumerate([*range(32, 45), 29]):
         keys = slice(visibility.first_seen(position), position + 1)
         scores = torch.einsum("hd,khd->hk", q[position], k[keys]) / 2.0  # sqrt of head_dim 4
