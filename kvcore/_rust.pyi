@@ -285,7 +285,7 @@ class SanitizerJudge:
         """
         Let a request that has no blocks expect KV of the current weights.
         """
-    def step(self, step: SupportsIndex, serials: Any, starts: Any, counts: Any, drafts: dict[Any, Any], slots: dict[Any, Any], tables: dict[Any, Any], /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
+    def step(self, step: SupportsIndex, serials: Any, starts: Any, counts: Any, drafts: Any, slots: Any, tables: Any, /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
         """
         Write and read as the rows of a step do; what is wrong, at most once a row.
         """

@@ -31,6 +31,7 @@ from kvcore.sanitizer.twin import TwinJudge
 from kvcore.types.base_error import BackendMissing
 
 Pairs = Iterable[tuple[int, int]]
+STEP_MAX = 2**32 - 1
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 NO_SLOTS: Mapping[int, SlotLists] = {}
 NO_TABLES: Mapping[int, BlockLists] = {}
@@ -124,7 +125,7 @@ class Sanitizer(Owners):
         named.events.append((now, "table {} gets {} blocks from {} on", group, len(blocks), first))
         if self._released:
             self._suspect_use(name, now, self.groups[group].pool, blocks)
-        self._do(self._judge.extend, named.serial, group, first, blocks, now)
+        self._do(self._judge.extend, named.serial, group, first, tuple(blocks), now)
 
     def cut(self, name: str, group: int, length: int) -> None:
         """Shorten a request's table of a group to this many blocks."""
@@ -165,7 +166,7 @@ class Sanitizer(Owners):
             at: row.drafts for at, row in enumerate(rows) if isinstance(row, Row) and row.drafts
         }
         slots = {
-            at: (row.group, row.writes, row.reads)
+            at: (row.group, tuple(row.writes), tuple(row.reads))
             for at, row in enumerate(rows)
             if isinstance(row, SlotRow)
         }
@@ -208,6 +209,10 @@ class Sanitizer(Owners):
         tables = tables or NO_TABLES
         if tables:
             self._append(f"step({step})", [(names[at], tables[at]) for at in tables])
+        if self._queue:  # it is read later, and the engine may go on with its lists
+            starts, counts = tuple(starts), tuple(counts)
+            drafts = {at: tuple(tokens) for at, tokens in (drafts or NO_DRAFTS).items()}
+            tables = {at: tuple(map(tuple, lists)) for at, lists in tables.items()}
         self._issue(Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS, tables))
         return self.complete(step)
 
@@ -349,6 +354,9 @@ class Sanitizer(Owners):
     def _check_step(self, step: int) -> None:
         if step <= self._last:
             reason = f"step {self._last} came before it, and steps rise"
+            raise AdapterError(observation=f"issue({step})", reason=reason)
+        if step > STEP_MAX:
+            reason = f"steps are numbered up to {STEP_MAX}"
             raise AdapterError(observation=f"issue({step})", reason=reason)
 
     def _check_row(self, what: str, row: Row | SlotRow) -> int:

@@ -54,6 +54,22 @@ def a_hit_on_live_content_is_clean(make: Make) -> None:
     assert engine.run(Row("r1", 4, 1)) == []
 
 
+def what_waits_keeps_the_lists_of_its_issue(make: Make) -> None:
+    engine = Engine(make)
+    table, starts = [5], [0]
+    engine.begin("r0", [7, 3, 0, 0])
+    engine.begin("r1", [7, 3, 0, 0, 9], [8, 9])
+    first = engine.issue(Row("r1", 0, 4))
+    engine.sanitizer.extend("r0", 0, table)
+    table[0] = 6
+    engine.number += 1
+    engine.sanitizer.step(engine.number, ["r0"], starts, [4])
+    starts[0] = 3
+    assert names(engine.sanitizer.complete(first)) == []
+    engine.begin("r2", [7, 3, 0, 0, 9], [5, 7])
+    assert engine.run(Row("r2", 4, 1)) == []
+
+
 def content_of_a_freed_block_is_right_until_it_is_written(make: Make) -> None:
     engine = Engine(make)
     engine.begin("r0", [7, 3, 0, 0], [5])
@@ -336,6 +352,7 @@ def explicit_slots_are_the_very_slots(make: Make) -> None:
 
 RULES: list[Callable[[Make], None]] = [
     a_hit_on_live_content_is_clean,
+    what_waits_keeps_the_lists_of_its_issue,
     content_of_a_freed_block_is_right_until_it_is_written,
     a_block_that_was_taken_holds_another_prefix,
     a_disturbed_block_is_read_again,

@@ -27,6 +27,7 @@ WRONG: dict[str, Wrong] = {
     "renew('r9')": lambda it: it.renew("r9"),
     "issue(1): no request 'r9' lives": lambda it: it.issue(1, [Row("r9", 0, 1)]),
     "issue(0): step 0 came before it": lambda it: it.issue(0, []),
+    "issue(4294967296): steps are numbered up to": lambda it: it.issue(2**32, []),
     "start -1 and 1 tokens": lambda it: it.issue(1, [Row("r0", -1, 1)]),
     "2 drafts in 1 tokens": lambda it: it.issue(1, [Row("r0", 0, 1, [1, 2])]),
     "complete(0)": lambda it: it.complete(0),

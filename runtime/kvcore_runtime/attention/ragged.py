@@ -102,7 +102,7 @@ class RaggedStep:
         same: see `heads_first`), those of its last n positions, from its first key (`first_keys`)
         or an earlier one on; any strides, taken one after another. Returns like q.
         """
-        queries = torch.split(heads_first(q), self.query_lens, dim=2)
+        queries = torch.split(heads_first(q), list(self.query_lens), dim=2)
         outputs = []
         for index, (keys, values) in zip(range(len(queries)), keys_values, strict=True):
             if self._tiles is not None:
@@ -155,7 +155,8 @@ def flat_ranges(starts: npt.ArrayLike, counts: npt.ArrayLike) -> npt.NDArray[np.
     """For all i, one after the other, counts[i] numbers from starts[i] on."""
     count = np.asarray(counts, dtype=np.int64)
     shift = np.asarray(starts, dtype=np.int64) - (count.cumsum() - count)
-    return np.arange(count.sum()) + shift.repeat(count)
+    ranges: npt.NDArray[np.int64] = (np.arange(count.sum()) + shift.repeat(count)).astype(np.int64)
+    return ranges
 
 
 def heads_first(x: Tensor) -> Tensor:

@@ -183,9 +183,9 @@ impl SanitizerJudge {
         serials: &Bound<'_, PyAny>,
         starts: &Bound<'_, PyAny>,
         counts: &Bound<'_, PyAny>,
-        drafts: &Bound<'_, PyDict>,
-        slots: &Bound<'_, PyDict>,
-        tables: &Bound<'_, PyDict>,
+        drafts: &Bound<'_, PyAny>,
+        slots: &Bound<'_, PyAny>,
+        tables: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<WrongFields>> {
         let columns = (numbers(serials)?, numbers(starts)?, numbers(counts)?);
         let mut rows: Vec<Row> = (columns.0.iter().zip(&columns.1).zip(&columns.2))
@@ -196,17 +196,17 @@ impl SanitizerJudge {
                 ..Row::default()
             })
             .collect();
-        for (at, tokens) in drafts {
+        for (at, tokens) in drafts.cast::<PyDict>()? {
             let row: &mut Row = row_of(&mut rows, &at)?;
             row.drafts = signed(&tokens)?;
         }
-        for (at, lists) in slots {
+        for (at, lists) in slots.cast::<PyDict>()? {
             let (group_id, writes, reads) =
                 lists.extract::<(usize, Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
             let lists = SlotRow { group_id, writes: signed(&writes)?, reads: signed(&reads)? };
             row_of(&mut rows, &at)?.slots = Some(lists);
         }
-        for (at, lists) in tables {
+        for (at, lists) in tables.cast::<PyDict>()? {
             let serial = row_of(&mut rows, &at)?.serial;
             for (group_id, blocks) in lists.try_iter()?.enumerate() {
                 self.0.append(serial, group_id, &numbers(&blocks?)?, step);
