@@ -125,14 +125,13 @@ class KVCacheManager:
         self.max_model_len = max_model_len
         if max_model_len is not None:
             read_count("max_model_len", max_model_len, 1)
-        shows_keys = hashing is not None or hash_seed is not None
+        self._shows_keys = hashing is not None or hash_seed is not None
         hashing = "sha256" if hashing is None else hashing
         if hashing not in HASHINGS:
             raise InvalidConfig(field="hashing", value=hashing, reason=f"one of {HASHINGS}")
         if not isinstance(hash_seed, bytes | None):
             raise InvalidConfig(field="hash_seed", value=hash_seed, reason="must be bytes")
         self._backend = backend
-        self._shows_keys = shows_keys
         self._hashing: Hashing = hashing
         self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
         self._backing = Backing(num_gpu_blocks, backend=backend)
@@ -200,9 +199,9 @@ class KVCacheManager:
         not fit. Raises InvalidCount, UnallocatedRequest, TooFewTokens, InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens)
-        blocks = self.req_to_blocks.get(request.request_id)
+        name = request.request_id
+        blocks = self.req_to_blocks.get(name)
         if blocks is None:
-            name = request.request_id
             raise UnallocatedRequest(request=name, num_requests=len(self.req_to_blocks))
         size = self.block_size
         start = read_count("num_computed_tokens", request.num_computed_tokens)
@@ -214,7 +213,6 @@ class KVCacheManager:
             tokens, content = request.all_token_ids, blocks[-1].content
             text = content and content[0]
             if end > len(tokens):
-                name = request.request_id
                 raise TooFewTokens(request=name, num_tokens=len(tokens), requested=end)
             if end // size > start // size and (text is None or text.reaches(start)):
                 first, keys = self._keys_of_filled(tokens, blocks, end // size)
@@ -295,8 +293,7 @@ class KVCacheManager:
             place: Any = error.fields.get("position")
             place = numbers.index(-1) if place is None else place
             number = getattr(hits[place], "block_id", hits[place])
-            name = request.request_id
-            raise StaleHits(request=name, block=number, position=place) from None
+            raise StaleHits(request=request.request_id, block=number, position=place) from None
         return None if type(taken) is Refused else taken
 
     def _keys_of_filled(
