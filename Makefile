@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-tests engines-nano engines-transformers demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-tests engines-nano engines-transformers engines-sanitizer demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -132,7 +132,10 @@ engines-nano: setup ## run nano-vllm's scheduler over kvcore and over its own ma
 engines-transformers: setup ## install transformers 5.23.0 outside the project and test kvcore under it
 	$(BIN)/python -m tests.engines.transformers_environment $(ARGS)
 
-engines: engines-nano engines-transformers engines-vllm-tests engines-vllm ## all adapters for engines, each under its engine (an hour)
+engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines that are installed
+	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_sanitize_command.py $(ARGS)
+
+engines: engines-nano engines-transformers engines-vllm-tests engines-vllm engines-sanitizer ## all adapters for engines, each under its engine (an hour)
 
 demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
 	$(BIN)/python -m tests.engines.transformers_environment demo

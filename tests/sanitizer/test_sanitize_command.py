@@ -209,6 +209,7 @@ def installed(name: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["nano-vllm", "mini-sglang", "transformers", "vllm", "sglang", "kvcore"]
 )
