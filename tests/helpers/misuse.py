@@ -42,9 +42,10 @@ def rows_by_call(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def check_error(raised: KvcoreError, expected: KvcoreError) -> None:
-    """Assert type, fields and message; the message mentions each field."""
+    """Assert type, fields and message; the message mentions each field, of a long one its start."""
     assert type(raised) is type(expected)
     assert raised.fields == expected.fields
     assert str(raised) == str(expected)
     for value in raised.fields.values():
-        assert str(value) in str(raised) or repr(value) in str(raised)
+        starts = (text[:100] for text in (str(value), repr(value)))
+        assert any(start in str(raised) for start in starts)

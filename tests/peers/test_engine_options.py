@@ -66,6 +66,7 @@ def test_an_engine_whose_bench_fails_is_named_and_the_others_run(
     assert "vllm: ended with status 3" in capsys.readouterr().out
     assert asked == [
         ["benches.engines.vllm_steps", "--running", "64"],
+        ["benches.engines.vllm_sanitizer", "--running", "64"],
         ["benches.nano_vllm"],
         ["benches.transformers_steps"],
     ]
