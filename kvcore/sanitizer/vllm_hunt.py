@@ -76,8 +76,10 @@ class Engine:
         )
 
         def allocated(request: Any, *args: Any, **named: Any) -> Any:
-            self.planned.add(request.request_id)
-            return allocate(request, *args, **named)
+            blocks = allocate(request, *args, **named)
+            if blocks is not None:  # else it will be preempted, but nothing of it was scheduled
+                self.planned.add(request.request_id)
+            return blocks
 
         def preempted(request: Any, *args: Any, **named: Any) -> None:
             if request.request_id in self.planned:
@@ -140,8 +142,8 @@ class Engine:
     def step(self) -> None:
         planned = None
         if self.target.has_requests():
-            self.planned.clear()
             planned = self.target.schedule()
+            self.planned.clear()  # a reset preempts too, but between two steps
             self.queue.append((planned, self.answers(planned)))
             more = planned.total_num_scheduled_tokens > 0 or self.target.has_requests()
             if len(self.queue) < self.depth and more:
