@@ -88,16 +88,22 @@ def test_a_shadow_that_is_dropped_says_what_it_saw(monkeypatch: pytest.MonkeyPat
     assert [f"manager: {num_calls} calls in " in text for text in reports] == [True]
 
 
-def test_an_error_of_kvcore_reaches_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", [["allocate_slots"], ["allocate_slots", "get_block_ids"]])
+def test_an_error_of_kvcore_reaches_no_request(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler, manager = make_shadow()
 
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(manager.kvcore, "allocate_slots", fails)
+    for name in names:
+        monkeypatch.setattr(manager.kvcore, name, fails)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    assert manager.tally.difference is not None
-    assert "RuntimeError('a defect') with kvcore" in manager.tally.difference
+    told = manager.tally.difference
+    assert told is not None
+    assert "RuntimeError('a defect') with kvcore" in told
+    assert ("it cannot tell what it holds" in told) == ("get_block_ids" in names)
 
 
 def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

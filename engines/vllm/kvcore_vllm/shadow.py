@@ -158,10 +158,13 @@ class Shadow:
         """Say what differs, and ask kvcore no more."""
         sides = []
         for manager in (self.own, self.kvcore):
-            held = [len(each) for each in manager.get_block_ids(request_id)] if request_id else []
-            pool = manager.block_pool
-            free = pool.get_num_free_blocks()
-            sides.append(f"{free} of {pool.num_gpu_blocks} blocks free, {held} held by the request")
+            try:
+                held = [*map(len, manager.get_block_ids(request_id))] if request_id else []
+                pool = manager.block_pool
+                free = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks} blocks free"
+                sides.append(f"{free}, {held} held by the request")
+            except Exception as error:  # no less an error of kvcore
+                sides.append(f"it cannot tell what it holds: {error!r}")
         whose = f"{name} of request {request_id!r}" if request_id else name
         seen, withdrawn = self.tally, self.kvcore.num_withdrawn
         seen.difference = (
