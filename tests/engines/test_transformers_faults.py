@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason=ABSENT)
 import kvcore_transformers
 import torch
 from kvcore_transformers.offloading import Offload
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from tests.engines.transformers_models import (
     PAGE,
@@ -178,6 +179,33 @@ def test_a_kept_manager_notices_other_weights_after_uninstall() -> None:
     model.destroy_cached_continuous_batching_manager()
     assert second == list(generated(model, prompts).values())
     assert second != first
+
+
+def test_a_manager_that_its_user_makes_notices_other_weights() -> None:
+    model, prompts = tiny(), draw_prompts(1)
+    generation, batching = settings()
+    with kvcore_transformers.installed():
+        manager = ContinuousBatchingManager(model, generation, batching)
+        answers = []
+        for change in (None, tiny(seed=1)):
+            if change is not None:
+                for ours, other in zip(model.parameters(), change.parameters(), strict=True):
+                    with torch.no_grad():
+                        ours.copy_(other)
+            manager.start()
+            done: dict[str, list[int]] = {}
+            for number, prompt in enumerate(prompts):
+                manager.add_request(prompt, request_id=f"r{number}", eos_token_id=-1)
+            while len(done) < len(prompts):
+                result = manager.get_result(timeout=60)
+                assert result is not None
+                if result.is_finished():
+                    done[result.request_id] = result.generated_tokens
+            manager.stop(block=True, keep_for_next_session=True)
+            answers.append(done)
+        manager.stop(block=True)
+    assert answers[1] == generated(model, prompts)
+    assert answers[1] != answers[0]
 
 
 def test_while_requests_hold_blocks_of_old_weights_nothing_is_found() -> None:

@@ -98,7 +98,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (scheduler.SCHEDULER_MAPPING, "fifo", Fifo),
         (scheduler.SCHEDULER_MAPPING, "prefill_first", PrefillFirst),
         (continuous_api, "FIFOScheduler", Fifo),
-        (continuous_api.ContinuousMixin, "init_continuous_batching", starting(KvcoreCache, watch)),
+        (continuous_api.ContinuousMixin, "init_continuous_batching", starting(KvcoreCache)),
+        (continuous_api.ContinuousBatchingManager, "__init__", making(watch)),
     ]
 
 
@@ -108,14 +109,29 @@ def shadowing() -> list[tuple[Any, str, Any]]:
 
     from kvcore_transformers.shadow import ShadowCache
 
-    start = starting(ShadowCache, lambda _: None)
     return [
         (continuous_api, "PagedAttentionCache", ShadowCache),
-        (continuous_api.ContinuousMixin, "init_continuous_batching", start),
+        (continuous_api.ContinuousMixin, "init_continuous_batching", starting(ShadowCache)),
+        (continuous_api.ContinuousBatchingManager, "__init__", making(lambda _: None)),
     ]
 
 
-def starting(ours: Any, then: Callable[[Any], None]) -> Callable[..., Any]:
+def making(then: Callable[[Any], None]) -> Callable[..., None]:
+    """A manager's `__init__`, for managers that models and users make alike."""
+    from transformers.generation.continuous_batching import continuous_api
+
+    native = continuous_api.ContinuousBatchingManager.__init__
+
+    def initialize(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        """Refuse a model whose layers are not served, before anything of it is changed."""
+        check_layers(model.config.get_text_config())
+        native(self, model, *args, **kwargs)
+        then(self)
+
+    return initialize
+
+
+def starting(ours: Any) -> Callable[..., Any]:
     """A model's method that makes or finds a manager over a cache of ours."""
     from transformers.generation.continuous_batching import continuous_api
 
@@ -131,7 +147,6 @@ def starting(ours: Any, then: Callable[[Any], None]) -> Callable[..., Any]:
                 self.set_attn_implementation(manager._original_attn_impl)
                 manager._original_attn_impl = None
             raise NotServed(reason)
-        then(manager)
         return manager
 
     return init_continuous_batching

@@ -143,6 +143,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         ),
     },
     "continuous_api.ContinuousBatchingManager": {
+        "__init__": "self model generation_config continuous_batching_config workload_hints",
         "_create_batch_processor": "self",
         "_handle_critical_error": "self error batch_processor",
     },
