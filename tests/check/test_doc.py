@@ -69,3 +69,4 @@ def test_the_pages_have_the_score_of_the_seeded_bugs() -> None:
         assert said in FLOWING, said
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"`--mutants` hunts {len(MUTANTS)} bugs" in readme
+    assert f"**The proof is tested.** {len(MUTANTS)} bugs" in readme

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benches.nano_vllm import checkout
-from benches.nano_vllm.__main__ import compare, making, measure, served_load
+from benches.nano_vllm.__main__ import compare, main, making, measure, served_load
 from benches.nano_vllm.drive import Load, drive, make_engine, random_load
 from engines.nano_vllm.kvcore_nano_vllm import BlockManager, Unsupported, installed
 
@@ -71,6 +71,16 @@ def test_both_managers_are_measured(scheduler: Any) -> None:
     theirs, mine = measure(scheduler, served_load(16, 16, 1500, 4), 1, lambda _: None)
     assert min(theirs.alone, mine.alone) > 0
     assert min(theirs.net, mine.net) > 0
+
+
+def test_without_a_checkout_it_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
+    monkeypatch.delenv("KVCORE_NANO_VLLM", raising=False)
+    monkeypatch.setattr(checkout, "SOURCE", str(tmp_path / "nobody"))
+    assert main() == 0
+    assert "nano-vllm: left out: nano-vllm is not in" in capfd.readouterr().out
 
 
 def test_the_pinned_commit_is_cloned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

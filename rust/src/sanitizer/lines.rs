@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A row of a step while it is judged, and the slots of its positions.
 //!
-//! Twin: kvcore/sanitizer/judge.py (`Line`, `Wrong`).
+//! Twin: kvcore/sanitizer/lines.py (`Line`, `Wrong`).
 
 use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A request as the judge follows it: its tokens, its tables, and what is known of them.
 //!
-//! Twin: kvcore/sanitizer/judge.py (`Followed`).
+//! Twin: kvcore/sanitizer/requests.py (`Followed`).
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
