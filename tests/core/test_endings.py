@@ -102,7 +102,11 @@ def test_an_interrupt_at_any_moment_is_one_line(words: tuple[str, ...]) -> None:
         import os, signal, sys, threading, time
         from kvcore_command import main
         delay = float(sys.argv.pop(1))
-        kill = lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGINT))
+        def kill():
+            while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                time.sleep(0.0001)  # until the command has begun
+            time.sleep(delay)
+            os.kill(os.getpid(), signal.SIGINT)
         threading.Thread(target=kill, daemon=True).start()
         sys.exit(main())"""
     codes = set()
