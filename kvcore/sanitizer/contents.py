@@ -43,7 +43,7 @@ class Held:
     """The content of a slot: the digest of a prefix and the oldest weights it was computed by."""
 
     digest: int
-    low: int
+    oldest_epoch: int
     event: Event | None = attrs.field(default=None, eq=False)
     delta: int = attrs.field(default=0, eq=False)
 

@@ -105,9 +105,9 @@ class Describer:
             return "a token that never became known"
         event = wrong.event
         if event is None or event.kind not in GIVES or wrong.slot is None:
-            return f"digest {held.digest:012x}, epoch {held.low}"
+            return f"digest {held.digest:012x}, epoch {held.oldest_epoch}"
         position = event.index * self._groups[wrong.group].block_size + wrong.slot
-        return self._token(position, self._name_of(event.serial), writer, f"{held.low}")
+        return self._token(position, self._name_of(event.serial), writer, f"{held.oldest_epoch}")
 
     def _wanted(self, wrong: Wrong, request: Named | None) -> str:
         return self._token(wrong.position, self._name_of(wrong.serial), request, "its own")

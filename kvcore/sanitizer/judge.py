@@ -2,7 +2,7 @@
 """Follows what every slot holds, and judges what the queries of a step read.
 
 A step's writes take effect before its reads; a ring group reads first. A request's verified length
-says up to where its tables hold its prefix: a row is read again only where that falls short of its
+says up to where its tables hold its prefix: a row is read again only if that falls short of its
 start, and a write that changes a block takes the length away (-1) from every other table with that
 block. `full` reads everything in every step, and finds the same. A request is judged up to its
 first finding; what it writes is followed on.
@@ -39,7 +39,7 @@ class Judge(Tables):
         """Write what comes from elsewhere, as a step does that reads nothing."""
         self._found, end = [], start + count
         line = Line(self._requests[serial], start, end, (), None, loads=True, group=group_id)
-        line.low = self._epoch
+        line.oldest_epoch = self._epoch
         line.request.forget_from(start, self._epoch)
         self._write(line, step)
         return self._found
@@ -81,10 +81,10 @@ class Judge(Tables):
         return self._found
 
     def _set_out(self, line: Line) -> None:
-        """Cut the verified length by a row that goes back, and say what low its writes have."""
+        """Cut the verified length if a row goes back, and say of which epoch its writes are."""
         request = line.request
         if line.slots is not None:
-            line.low = self._epoch
+            line.oldest_epoch = self._epoch
             return
         if line.start < request.verified and self._has_rings:
             request.verified = DISTURBED
@@ -93,10 +93,10 @@ class Judge(Tables):
             if not group.ring:
                 self._trim(request, group_id, group.first(line.start) // group.block_size)
         is_known = line.start > 0 and request.verified > 0
-        line.low = min(self._epoch, request.low) if is_known else self._epoch
+        line.oldest_epoch = min(self._epoch, request.oldest_epoch) if is_known else self._epoch
 
     def _write(self, line: Line, step: int) -> None:
-        totals, line.written = self._totals(line, line.start), line.low
+        totals, line.written = self._totals(line, line.start), line.oldest_epoch
         for group_id, slots in self._written(line):
             for position, slot in slots:
                 if line.loads and self._is_null(line, group_id, position):
@@ -110,7 +110,7 @@ class Judge(Tables):
                 block_place = (DEVICE, self.groups[group_id].pool, block_id)
                 block = self._blocks.at(block_place)
                 event = block.written_by(line.request.serial, index, step)
-                held = Held(digest, line.low, event, min(step - event.step, DELTA_MAX))
+                held = Held(digest, line.oldest_epoch, event, min(step - event.step, DELTA_MAX))
                 self._put(block_place, block, offset, held, line, group_id, position, step)
 
     def _put(
@@ -167,7 +167,7 @@ class Judge(Tables):
         total: int | None,
         step: int,
     ) -> bool:
-        """Whether a slot holds what a query must find; lowers the row's low to the slot's."""
+        """Whether a slot holds what a query must find; a row is as old as what it reads."""
         group, request = self.groups[group_id], line.request
         _, block_id, offset = place
         block = self._blocks.at((DEVICE, group.pool, block_id))
@@ -183,16 +183,16 @@ class Judge(Tables):
         elif held.digest != slot_digest(total, group_id):
             name = "wrong-kv"
         else:
-            name = "stale-weights" if held.low < request.epoch else None
-            line.low = min(line.low, held.low)
+            name = "stale-weights" if held.oldest_epoch < request.epoch else None
+            line.oldest_epoch = min(line.oldest_epoch, held.oldest_epoch)
         if name is not None:
             self._find(name, line, group_id, position, (block_id, offset), held, step)
         return name is None
 
     def _settle(self, line: Line) -> None:
-        """Carry a low that was read into what the row wrote, and say what is verified now."""
+        """Carry an older epoch that was read into what the row wrote; say what is verified."""
         request = line.request
-        for group_id, slots in self._written(line) if line.low < line.written else ():
+        for group_id, slots in self._written(line) if line.oldest_epoch < line.written else ():
             group = self.groups[group_id]
             for position, slot in slots:
                 found = self._slot_of(line, group_id, position, slot)
@@ -202,9 +202,13 @@ class Judge(Tables):
                 block = self._blocks.at(place)
                 held = block.slots[found[2]]
                 writer = _writer(block, held)
-                if held.low > line.low and writer and writer.serial == request.serial:
+                if (
+                    held.oldest_epoch > line.oldest_epoch
+                    and writer
+                    and writer.serial == request.serial
+                ):
                     block.slots[found[2]] = attrs.evolve(
-                        held, low=line.low, event=held.event, delta=held.delta
+                        held, oldest_epoch=line.oldest_epoch, event=held.event, delta=held.delta
                     )
                     self._disturb(place, request.serial)
         if line.slots is not None:
@@ -213,7 +217,7 @@ class Judge(Tables):
         disturbed = self._has_rings and request.verified == DISTURBED
         if disturbed or line.wrong or self._overtakes(line, known):
             known = DISTURBED
-        request.verified, request.low = known, line.low
+        request.verified, request.oldest_epoch = known, line.oldest_epoch
 
     def _overtakes(self, line: Line, known: int) -> bool:
         """Whether a row wrote in a ring over what the next row may see."""

@@ -23,8 +23,8 @@ BlockLists = Sequence[Sequence[int]]
 class Line:
     """One row of a step while it is judged.
 
-    low: of what it read and writes; written: what low was when it wrote. loads: what it writes
-    comes from elsewhere, null blocks left out, and in one group if that is given.
+    oldest_epoch: of what it read and writes; written: what that was when it wrote. loads: what it
+    writes comes from elsewhere, null blocks left out, and in one group if that is given.
     """
 
     request: Followed
@@ -32,7 +32,7 @@ class Line:
     end: int
     drafts: Sequence[int]
     slots: SlotLists | None
-    low: int = 0
+    oldest_epoch: int = 0
     written: int = 0
     loads: bool = False
     group: int | None = None
@@ -43,7 +43,7 @@ class Line:
 class Wrong:
     """What a row did or found that is no right read; `alias` is the one that proves nothing.
 
-    block, slot, held and event are None where the table has no block for the position.
+    block, slot, held and event are None if the table has no block for the position.
     """
 
     name: str

@@ -26,10 +26,10 @@ class Followed:
         """Begin without blocks. trimmed: the first block of each table that is still claimed."""
         self.tables = [[] for _ in range(num_groups)]
         self.trimmed = [0] * num_groups
-        self.verified, self.low, self.repeats = 0, 0, False
+        self.verified, self.oldest_epoch, self.repeats = 0, 0, False
         self.summed, self.total = 0, self.base
 
     def forget_from(self, position: int, epoch: int) -> None:
         """Take away what is verified from a position on; all of it if older weights are in it."""
         if position < self.verified:
-            self.verified = position if self.low == epoch else DISTURBED
+            self.verified = position if self.oldest_epoch == epoch else DISTURBED

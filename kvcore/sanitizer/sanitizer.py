@@ -107,7 +107,7 @@ class Sanitizer(Owners):
         self._do(self._judge.begin, named.serial, tokens, base, origin, judged)
 
     def renew(self, name: str) -> None:
-        """Let a request that gave up its blocks expect KV of the weights of now."""
+        """Let a request that gave up its blocks expect KV of the present weights."""
         self._do(self._judge.renew, self._live("renew", name).serial)
 
     def extend(
@@ -236,7 +236,7 @@ class Sanitizer(Owners):
             self._do(self._judge.lose, place, self._now)
 
     def zero(self, blocks: Sequence[int], group: int = 0) -> None:
-        """Zero blocks: unwritten, but readable where the group says so."""
+        """Zero blocks: unwritten, but readable if the group says so."""
         self._check_blocks("zero", group, blocks)
         for block in blocks:
             self._do(self._judge.zero, (DEVICE, self.groups[group].pool, block), self._now)
@@ -383,7 +383,7 @@ class Sanitizer(Owners):
 def make_judge(
     groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
 ) -> Judge | TwinJudge:
-    """The judge of a backend, "rust" or "python"; None: the twin where it is compiled.
+    """The judge of a backend, "rust" or "python"; None: the twin if it is compiled.
 
     Raises BackendMissing.
     """

@@ -98,7 +98,7 @@ def follow(
 
 
 def _drafts(given: list[int], sampled: list[int]) -> list[int]:
-    """The drafts that ran. An asynchronous scheduler knows them only where they were accepted."""
+    """The drafts that ran. An asynchronous scheduler knows them only if they were accepted."""
     if min(given) >= 0:
         return given
     accepted = sampled[:-1]

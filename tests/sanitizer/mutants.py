@@ -93,7 +93,7 @@ def keep_drafts(_: Any, line: Line) -> None:
 
 def forget_low(self: Any, line: Line) -> None:
     """Write with the weights of now."""
-    line.low = self._epoch
+    line.oldest_epoch = self._epoch
 
 
 def run_at_once(_: Any, change: Callable[..., object], *args: Any) -> None:
@@ -153,7 +153,7 @@ MUTANTS = [
         replaced(Tables, "begin", begin_now(Tables.begin)),
     ),
     Mutant(
-        "low not carried through the chain",
+        "oldest_epoch not carried through the chain",
         rules.old_weights_taint_what_is_computed_from_them,
         behind(Judge, "_set_out", forget_low),
     ),

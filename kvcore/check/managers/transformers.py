@@ -95,7 +95,7 @@ class Manager:
         return self.get_block_ids(names[0])
 
     def fits(self, state: Any, count: int) -> bool:
-        """Whether the cache stores so many tokens, without what it keeps for hits if need be."""
+        """Whether the cache stores this many tokens, without what it keeps for hits if need be."""
         self.cache.pool.try_to_free_sectors()
         if not self.cache.can_store_request_tokens(state, count):
             if not self.cache.evict_cached_blocks():

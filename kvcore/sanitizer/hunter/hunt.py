@@ -23,7 +23,7 @@ from kvcore.sanitizer.hunter.watch import GOALS, RARE
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World
 
 FULL_EVERY = 8
-"""One run in so many judges in full mode."""
+"""One run of this many judges in full mode."""
 SHRINK_SHARE = 0.4
 """Cutting down takes at most this share of the time, the first of each kind apart."""
 MUTED_AFTER = 4
@@ -97,7 +97,7 @@ class Hunt:
         self.shrinking = 0.0
 
     def events(self, seconds: float) -> Iterator[Event]:
-        """Hunt for so many CPU seconds. Each event is a finding or the tally of a second."""
+        """Hunt for this many CPU seconds. Each event is a finding or the tally of a second."""
         self._warm_up()
         started = time.process_time()
         told = 0.0

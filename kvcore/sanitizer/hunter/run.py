@@ -104,7 +104,7 @@ class _Run:
         return Outcome(found, frozenset(reached), self.watch.num_steps)
 
     def _close(self) -> None:
-        """Ends the engine; what it raises then is nobody's finding."""
+        """End the engine; what it raises then is no finding."""
         try:
             if self.engine is not None:
                 self.engine.close()
@@ -264,7 +264,7 @@ def _tail(error: BaseException) -> str:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raises Hung after so many CPU seconds."""
+    """Raises Hung after this many CPU seconds."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -52,7 +52,7 @@ class Scheduler:
         return batch
 
     def update(self, batch: list[Request], answers: list[int]) -> None:
-        """The batch ran: its full blocks can be hit, and who has all tokens leaves."""
+        """The batch ran: its full blocks can be hit, and requests with all their tokens leave."""
         for request, answer in zip(batch, answers, strict=True):
             request.computed += request.scheduled
             for end in range(self.block_size, request.computed + 1, self.block_size):
@@ -76,7 +76,7 @@ class Scheduler:
             request.computed = end
 
     def grow(self, request: Request, length: int, batch: list[Request]) -> bool:
-        """Blocks for so many tokens, of the newest request not scheduled if none is free."""
+        """Blocks for this many tokens, of the newest request not scheduled if none is free."""
         while len(request.blocks) * self.block_size < length:
             if not self.free:
                 others = [each for each in self.running if each not in batch and each != request]

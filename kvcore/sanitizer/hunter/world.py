@@ -161,7 +161,7 @@ def _changed(rng: random.Random, world: World, move: Move) -> Move:
 
 
 class _Moves:
-    """The moves of one world. Every world has its own taste for each kind of move: some have no
+    """The moves of one world. Every world draws how likely each kind of move is: some have no
     aborts at all, some hardly a step between two arrivals."""
 
     def __init__(self, rng: random.Random, world: World) -> None:

@@ -49,7 +49,7 @@ type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
 /// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.Wrong`, with held as digest,
-/// low and steps behind the event.
+/// oldest_epoch and steps behind the event.
 type WrongFields = (
     &'static str,
     u32,
@@ -251,7 +251,7 @@ fn wrong_fields(wrong: Wrong) -> WrongFields {
         wrong.position,
         wrong.block,
         wrong.slot,
-        wrong.held.map(|Held { digest, low }| (digest, low, delta)),
+        wrong.held.map(|Held { digest, oldest_epoch }| (digest, oldest_epoch, delta)),
         wrong.event.map(|(event, _)| event_fields(event)),
         wrong.step,
     )

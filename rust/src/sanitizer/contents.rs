@@ -80,7 +80,7 @@ pub const SERIAL_MASK: u32 = 0xFF_FFFF;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     pub digest: u64,
-    pub low: u16,
+    pub oldest_epoch: u16,
 }
 
 /// The blocks of a pool in a tier.
@@ -132,20 +132,20 @@ impl Plane {
     /// The content of a slot.
     pub fn held(&self, block: u32, offset: usize) -> Held {
         let word = self.cells[self.word(block, offset)];
-        Held { digest: word >> LOW_BITS, low: word as u16 }
+        Held { digest: word >> LOW_BITS, oldest_epoch: word as u16 }
     }
 
     /// Write a slot under an event of its block.
     pub fn put(&mut self, block: u32, offset: usize, held: Held, event: u8, delta: u32) {
         let at = self.word(block, offset);
-        self.cells[at] = held.digest << LOW_BITS | u64::from(held.low);
+        self.cells[at] = held.digest << LOW_BITS | u64::from(held.oldest_epoch);
         self.set_stamp(block, offset, stamp(event, delta));
     }
 
     /// Lower the weights of a slot.
-    pub fn set_low(&mut self, block: u32, offset: usize, low: u16) {
+    pub fn set_oldest_epoch(&mut self, block: u32, offset: usize, oldest_epoch: u16) {
         let at = self.word(block, offset);
-        self.cells[at] = self.cells[at] >> LOW_BITS << LOW_BITS | u64::from(low);
+        self.cells[at] = self.cells[at] >> LOW_BITS << LOW_BITS | u64::from(oldest_epoch);
     }
 
     /// The event under which a slot was written and the steps since, None if it is forgotten.

@@ -7,17 +7,17 @@ use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;
 use crate::sanitizer::rows::{CacheGroup, Row};
 
-/// One row. place: of its request. low: of what it read and writes; written: what low was when it
-/// wrote. loads: what it writes comes from elsewhere, null blocks left out, and in one group if
-/// that is given. begin, sums: the first position whose prefix was summed for it, and where its
-/// sums are.
+/// One row. place: of its request. oldest_epoch: of what it read and writes; written: what that
+/// was when it wrote. loads: what it writes comes from elsewhere, null blocks left out, and in
+/// one group if that is given. begin, sums: the first position whose prefix was summed for it,
+/// and where its sums are.
 pub struct Line<'a> {
     pub row: &'a Row,
     pub place: usize,
     pub end: usize,
     pub begin: usize,
     pub sums: (usize, usize),
-    pub low: u16,
+    pub oldest_epoch: u16,
     pub written: u16,
     pub loads: bool,
     pub group_id: Option<usize>,

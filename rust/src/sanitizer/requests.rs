@@ -38,7 +38,7 @@ pub struct Followed<T> {
     pub tokens: T,
     pub base: u64,
     pub epoch: u16,
-    pub low: u16,
+    pub oldest_epoch: u16,
     pub judged: bool,
     pub repeats: bool,
     pub verified: Option<usize>,
@@ -51,22 +51,34 @@ impl<T: Tokens> Followed<T> {
     /// A request without blocks.
     pub fn new(serial: u32, tokens: T, base: u64, epoch: u16, num_groups: usize) -> Self {
         let tables = smallvec![Table::default(); num_groups];
-        let (low, repeats, verified) = (0, false, Some(0));
+        let (oldest_epoch, repeats, verified) = (0, false, Some(0));
         let (judged, summed, total) = (true, 0, base);
-        Self { serial, tokens, base, epoch, low, judged, repeats, verified, tables, summed, total }
+        Self {
+            serial,
+            tokens,
+            base,
+            epoch,
+            oldest_epoch,
+            judged,
+            repeats,
+            verified,
+            tables,
+            summed,
+            total,
+        }
     }
 
     /// Give up all blocks.
     pub fn empty_tables(&mut self) {
         self.tables.iter_mut().for_each(|table| *table = Table::default());
-        (self.verified, self.low, self.repeats) = (Some(0), 0, false);
+        (self.verified, self.oldest_epoch, self.repeats) = (Some(0), 0, false);
         (self.summed, self.total) = (0, self.base);
     }
 
     /// Take away what is verified from a position on: all, unless its weights are those of now.
     pub fn forget_from(&mut self, position: usize, epoch: u16) {
         if self.verified.is_some_and(|verified| position < verified) {
-            self.verified = (self.low == epoch).then_some(position);
+            self.verified = (self.oldest_epoch == epoch).then_some(position);
         }
     }
 

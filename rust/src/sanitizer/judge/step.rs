@@ -51,14 +51,14 @@ impl<T: Tokens> Judge<T> {
 
     fn line<'a>(&self, row: &'a Row) -> Line<'a> {
         let (end, place) = (row.start + row.num_tokens, self.requests.place(row.serial));
-        let (low, begin, sums) = (self.epoch, row.start, (0, 0));
+        let (oldest_epoch, begin, sums) = (self.epoch, row.start, (0, 0));
         Line {
             row,
             place,
             end,
             begin,
             sums,
-            low,
+            oldest_epoch,
             written: 0,
             loads: false,
             group_id: None,
@@ -74,7 +74,7 @@ impl<T: Tokens> Judge<T> {
         found
     }
 
-    /// Cut the verified length by a row that goes back, and say what low its writes have.
+    /// Cut the verified length if a row goes back, and say of which epoch its writes are.
     fn set_out(&mut self, line: &mut Line) {
         let row = line.row;
         if row.slots.is_some() {
@@ -110,7 +110,7 @@ impl<T: Tokens> Judge<T> {
             }
         }
         if row.start > 0 && request.verified.is_some_and(|verified| verified > 0) {
-            line.low = self.epoch.min(request.low);
+            line.oldest_epoch = self.epoch.min(request.oldest_epoch);
         }
     }
 
@@ -125,7 +125,7 @@ impl<T: Tokens> Judge<T> {
 
     fn write(&mut self, line: &mut Line, step: u32) {
         let row = line.row;
-        line.written = line.low;
+        line.written = line.oldest_epoch;
         let request = self.requests.at_mut(line.place);
         let verified = request.verified.unwrap_or(0);
         let begin = if request.judged { row.start.min(verified) } else { row.start };
@@ -149,7 +149,14 @@ impl<T: Tokens> Judge<T> {
                 let total = line.total(&self.totals, position);
                 let word = self.words[run.group_id];
                 let digest = total.map_or(UNKNOWN, |total| slot_digest(total, word));
-                self.put(line, run, position, place, Held { digest, low: line.low }, step);
+                self.put(
+                    line,
+                    run,
+                    position,
+                    place,
+                    Held { digest, oldest_epoch: line.oldest_epoch },
+                    step,
+                );
             }
             if let Some((group_id, position, place)) = wrong.take() {
                 self.find_place(line, "null-write", group_id, position, place, step);
@@ -246,13 +253,13 @@ impl<T: Tokens> Judge<T> {
                 let plane = &self.device[group.pool];
                 let held = plane.held(place.block, place.offset);
                 let wanted = total.map(|total| slot_digest(total, self.words[group_id]));
-                if wanted == Some(held.digest) && held.low >= request.epoch {
-                    line.low = line.low.min(held.low);
+                if wanted == Some(held.digest) && held.oldest_epoch >= request.epoch {
+                    line.oldest_epoch = line.oldest_epoch.min(held.oldest_epoch);
                 } else if let Some(name) =
                     wrong_name(group, request, position >= row.start, plane, place, wanted)
                 {
                     if name == "stale-weights" {
-                        line.low = line.low.min(held.low);
+                        line.oldest_epoch = line.oldest_epoch.min(held.oldest_epoch);
                     }
                     let event = plane.writer(place.block, place.offset);
                     let held = Some((held, event));
@@ -263,10 +270,10 @@ impl<T: Tokens> Judge<T> {
         }
     }
 
-    /// Carry a low that was read into what the row wrote, and say what is verified now.
+    /// Carry an older epoch that was read into what the row wrote; say what is verified.
     fn settle(&mut self, line: &mut Line) {
         let row = line.row;
-        if line.low < line.written {
+        if line.oldest_epoch < line.written {
             for run in line.written(self.groups.len()) {
                 self.lower(line, run);
             }
@@ -284,7 +291,7 @@ impl<T: Tokens> Judge<T> {
         let overtakes = self.has_rings && self.groups.iter().zip(lengths).any(is_over);
         let disturbed = self.has_rings && request.verified.is_none();
         request.verified = (!disturbed && !line.wrong && !overtakes).then_some(known);
-        request.low = line.low;
+        request.oldest_epoch = line.oldest_epoch;
     }
 
     fn lower(&mut self, line: &Line, run: Run) {
@@ -297,8 +304,8 @@ impl<T: Tokens> Judge<T> {
             let writer = plane.writer(place.block, place.offset);
             let is_own =
                 writer.is_some_and(|(event, _)| event.serial == Some(serial & SERIAL_MASK));
-            if is_own && plane.held(place.block, place.offset).low > line.low {
-                plane.set_low(place.block, place.offset, line.low);
+            if is_own && plane.held(place.block, place.offset).oldest_epoch > line.oldest_epoch {
+                plane.set_oldest_epoch(place.block, place.offset, line.oldest_epoch);
                 self.disturbed.push((group.pool, place.block));
             }
         }
