@@ -8,25 +8,19 @@ loads are those of vllm_steps.py. A share is the sanitizer's time over the rest 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from benches.engines.options import Options, read_options
-from benches.engines.vllm_steps import MAX_MODEL_LEN, VOCABULARY, Case, Drive
-from benches.vllm.compare import MODEL
+from benches.engines.vllm_steps import Case, Drive, each_case
 
 # isort: split
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import init_none_hash
 
 from kvcore.sanitizer import vllm as watched
 
@@ -104,17 +98,10 @@ def show(case: Case, sides: list[Side], options: Options) -> None:
 def main() -> int:
     """Measure the cases that are asked for."""
     options = read_options()
-    init_none_hash(sha256)
     heads = "".join(f"  {'1 in ' + str(every) if every > 1 else 'all':34}" for every in EVERY)
     print(f"{'vLLM 0.33.0':28}{'us a step':>10}{heads}")
-    with tempfile.TemporaryDirectory() as model:
-        shape = MODEL | {"max_position_embeddings": MAX_MODEL_LEN, "vocab_size": VOCABULARY}
-        (Path(model) / "config.json").write_text(json.dumps(shape))
-        for load in options.loads:
-            for mode in options.modes:
-                for num_running in options.sizes:
-                    case = Case(load, mode == "async", num_running)
-                    show(case, measure(case, options, model), options)
+    for case, model in each_case(options):
+        show(case, measure(case, options, model), options)
     return 0
 
 

@@ -11,6 +11,7 @@ of the manager, of the same steps on both sides.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import random
 import statistics
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -301,20 +303,23 @@ def show(case: Case, measured: Measured, options: Options) -> None:
             )
 
 
-def main() -> int:
-    """Measure the cases that are asked for."""
-    options = read_options()
+def each_case(options: Options) -> Iterator[tuple[Case, str]]:
+    """The cases that are asked for, and the folder of a model for them."""
     init_none_hash(sha256)
-    print("vLLM 0.33.0, kvcore over its own manager; us are vLLM's own, of CPU a step")
-    print("load    mode   running     us a step   step      rounds    manager us  manager")
     with tempfile.TemporaryDirectory() as model:
         shape = MODEL | {"max_position_embeddings": MAX_MODEL_LEN, "vocab_size": VOCABULARY}
         (Path(model) / "config.json").write_text(json.dumps(shape))
-        for load in options.loads:
-            for mode in options.modes:
-                for num_running in options.sizes:
-                    case = Case(load, mode == "async", num_running)
-                    show(case, measure(case, options, model), options)
+        for load, mode, size in itertools.product(options.loads, options.modes, options.sizes):
+            yield Case(load, mode == "async", size), model
+
+
+def main() -> int:
+    """Measure the cases that are asked for."""
+    options = read_options()
+    print("vLLM 0.33.0, kvcore over its own manager; us are vLLM's own, of CPU a step")
+    print("load    mode   running     us a step   step      rounds    manager us  manager")
+    for case, model in each_case(options):
+        show(case, measure(case, options, model), options)
     return 0
 
 

@@ -39,7 +39,7 @@ PLANNED = ("--blocks", "4", "--block-size", "1", "--letters", "1", "--moves-per-
 
 
 def run(capsys: pytest.CaptureFixture[str], manager: str, *words: str) -> tuple[int, str, str]:
-    """The exit code, what was answered, and what was said besides."""
+    """The exit code, the output, and what standard error got."""
     code = command.main(["--manager", manager, *words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err

@@ -91,7 +91,7 @@ def keep_drafts(_: Any, line: Line) -> None:
     line.request.verified = line.end
 
 
-def forget_low(self: Any, line: Line) -> None:
+def forget_old_weights(self: Any, line: Line) -> None:
     """Write with the weights of now."""
     line.oldest_epoch = self._epoch
 
@@ -153,9 +153,9 @@ MUTANTS = [
         replaced(Tables, "begin", begin_now(Tables.begin)),
     ),
     Mutant(
-        "oldest_epoch not carried through the chain",
+        "old weights not carried through the chain",
         rules.old_weights_taint_what_is_computed_from_them,
-        behind(Judge, "_set_out", forget_low),
+        behind(Judge, "_set_out", forget_old_weights),
     ),
     Mutant(
         "copy before the writes of the step issued earlier",

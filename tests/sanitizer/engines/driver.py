@@ -9,12 +9,13 @@ they asked for, and no block is missing when all have left.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
-from kvcore.sanitizer import Finding
+from kvcore.sanitizer import Finding, Sanitizer
 
 STEPS_MAX = 400
 """Steps of a drain: far above what any run of this length needs."""
@@ -40,18 +41,45 @@ class Request:
         return len(self.tokens) - self.computed
 
 
-class Engine(Protocol):
-    """What is driven. OPTIONAL: moves besides arrivals, steps and aborts."""
+class Engine(ABC):
+    """What is driven: who waits, who runs, and the sanitizer that watches.
+
+    OPTIONAL: moves besides arrivals, steps and aborts.
+    """
 
     OPTIONAL: tuple[str, ...]
     num_blocks: int
-    found: list[Finding]
-    finished: dict[str, Request]
 
-    def arrive(self, request: Request) -> None: ...
-    def step(self) -> None: ...
-    def abort(self, name: str) -> None: ...
-    def live(self) -> list[str]: ...
+    def __init__(self, watch: Sanitizer) -> None:
+        self.watch = watch
+        self.found: list[Finding] = []
+        self.finished: dict[str, Request] = {}
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.number = 0
+
+    def live(self) -> list[str]:
+        """The names of those who run or wait."""
+        return [each.name for each in (*self.running, *self.waiting)]
+
+    def arrive(self, request: Request) -> None:
+        """Let a request wait."""
+        self.watch.begin(request.name, request.tokens, (request.adapter,))
+        self.waiting.append(request)
+
+    def abort(self, name: str) -> None:
+        """Let a request leave before its end."""
+        self.leave(next(each for each in (*self.running, *self.waiting) if each.name == name))
+
+    @abstractmethod
+    def leave(self, request: Request) -> None:
+        """Give back what a request holds."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """One turn of the engine's loop."""
+
+    @abstractmethod
     def num_unused(self) -> int:
         """Blocks that nobody holds."""
 

@@ -13,8 +13,8 @@ from collections import deque
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer
-from tests.sanitizer.engines.driver import Request, next_token
+from kvcore.sanitizer import CacheGroup, Row, Sanitizer
+from tests.sanitizer.engines.driver import Engine, Request, next_token
 
 SIZE, BUDGET, ROWS, HOST, DRAFTS = 2, 6, 3, 4, 2
 Key = tuple[object, ...]
@@ -30,7 +30,7 @@ class Planned:
     drafts: list[int]
 
 
-class Overlapped:
+class Overlapped(Engine):
     """The engine. It has a window, or keys and a host tier."""
 
     OPTIONAL = ("lose_step",)
@@ -39,11 +39,7 @@ class Overlapped:
         self.dice, self.num_blocks = dice, dice.choice((6, 7, 8))
         self.window = dice.choice((None, None, 3))
         group = CacheGroup(block_size=SIZE, window=self.window, num_null=1)
-        self.watch = Sanitizer([group], self.num_blocks + 1, backend=backend)
-        self.found: list[Finding] = []
-        self.finished: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+        super().__init__(Sanitizer([group], self.num_blocks + 1, backend=backend))
         self.flight: deque[tuple[int, list[Planned]]] = deque()
         self.free = deque(range(1, self.num_blocks + 1))
         self.owners = [0] * (self.num_blocks + 1)
@@ -52,20 +48,9 @@ class Overlapped:
         self.free_host = list(range(HOST))
         self.kept: dict[Request, list[int]] = {}
         self.ahead: dict[Request, int] = {}
-        self.number = 0
-
-    def live(self) -> list[str]:
-        return [each.name for each in (*self.running, *self.waiting)]
 
     def num_unused(self) -> int:
         return len({*self.free})
-
-    def arrive(self, request: Request) -> None:
-        self.watch.begin(request.name, request.tokens, (request.adapter,))
-        self.waiting.append(request)
-
-    def abort(self, name: str) -> None:
-        self.leave(next(each for each in (*self.running, *self.waiting) if each.name == name))
 
     def lose_step(self) -> None:
         """The step that was issued last never runs: all its requests do it again."""

@@ -12,45 +12,29 @@ import random
 from collections import deque
 from typing import Any
 
-from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer
-from tests.sanitizer.engines.driver import Request, next_token
+from kvcore.sanitizer import CacheGroup, Row, Sanitizer
+from tests.sanitizer.engines.driver import Engine, Request, next_token
 
 SIZE, BUDGET, ROWS = 2, 7, 4
 Key = tuple[Any, ...]
 
 
-class Paged:
+class Paged(Engine):
     """The engine."""
 
     OPTIONAL = ("fork", "change_weights")
 
     def __init__(self, dice: random.Random, *, backend: str | None = None) -> None:
         self.dice, self.num_blocks = dice, dice.choice((6, 7, 8))
-        self.watch = Sanitizer([CacheGroup(block_size=SIZE)], self.num_blocks, backend=backend)
-        self.found: list[Finding] = []
-        self.finished: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+        super().__init__(Sanitizer([CacheGroup(block_size=SIZE)], self.num_blocks, backend=backend))
         self.planned: dict[Request, int] = {}
         self.free = deque(range(self.num_blocks))
         self.owners = [0] * self.num_blocks
         self.index: dict[Key, int] = {}
         self.keys: dict[int, Key] = {}
-        self.number = 0
-
-    def live(self) -> list[str]:
-        return [each.name for each in (*self.running, *self.waiting)]
 
     def num_unused(self) -> int:
         return len({*self.free})
-
-    def arrive(self, request: Request) -> None:
-        self.watch.begin(request.name, request.tokens, (request.adapter,))
-        self.waiting.append(request)
-
-    def abort(self, name: str) -> None:
-        request = next(each for each in (*self.running, *self.waiting) if each.name == name)
-        self.leave(request)
 
     def fork(self) -> Request | None:
         """Let a request that waits for a token go on twice, over the same blocks."""

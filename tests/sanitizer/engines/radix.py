@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer
-from tests.sanitizer.engines.driver import Request, next_token
+from kvcore.sanitizer import CacheGroup, Row, Sanitizer
+from tests.sanitizer.engines.driver import Engine, Request, next_token
 
 BUDGET, ROWS, HOST = 5, 3, 8
 
@@ -45,26 +45,18 @@ class Node:
             yield from child.below()
 
 
-class Radix:
+class Radix(Engine):
     """The engine."""
 
     OPTIONAL = ("change_weights",)
 
     def __init__(self, dice: random.Random, *, backend: str | None = None) -> None:
         self.num_blocks = dice.choice((14, 16, 18))
-        self.watch = Sanitizer([CacheGroup(block_size=1)], self.num_blocks, backend=backend)
-        self.found: list[Finding] = []
-        self.finished: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+        super().__init__(Sanitizer([CacheGroup(block_size=1)], self.num_blocks, backend=backend))
         self.roots: dict[str, Node] = {}
         self.ends: dict[Request, Node] = {}
         self.free = list(range(self.num_blocks))
         self.free_host = list(range(HOST))
-        self.number = 0
-
-    def live(self) -> list[str]:
-        return [each.name for each in (*self.running, *self.waiting)]
 
     def num_unused(self) -> int:
         return len({*self.free}) + sum(len(node.slots or ()) for node in self.nodes())
@@ -74,14 +66,6 @@ class Radix:
 
     def root(self, request: Request) -> Node:
         return self.roots.setdefault(request.adapter, Node([], [], None))
-
-    def arrive(self, request: Request) -> None:
-        self.watch.begin(request.name, request.tokens, (request.adapter,))
-        self.waiting.append(request)
-
-    def abort(self, name: str) -> None:
-        request = next(each for each in (*self.running, *self.waiting) if each.name == name)
-        self.leave(request)
 
     def change_weights(self) -> None:
         """New weights: whoever runs is computed again, and the tree is empty."""
@@ -217,7 +201,7 @@ class Radix:
         return True
 
     def room(self, count: int) -> bool:
-        """Whether so many slots are free, leaves evicted where they have to be."""
+        """Whether this many slots are free, leaves evicted if they have to be."""
         while len(self.free) < count:
             leaf = self.victim()
             if leaf is None:
