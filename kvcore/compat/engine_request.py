@@ -63,7 +63,7 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
     """
     every = getattr(request, "all_token_ids", None)
     if every is not None:
-        tokens = every[first:end]
+        tokens, given = every[first:end], len(every)
     else:
         prompt = getattr(request, "prompt_token_ids", None)
         if prompt is None:
@@ -71,13 +71,13 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
             raise WrongArgument(name="request", expected=expected, value=request)
         output = getattr(request, "output_token_ids", None)
         split = len(prompt)
-        tokens = list(prompt[first:end])
+        tokens, given = list(prompt[first:end]), split + len(output or ())
         if end > split and output is not None:
             tokens += output[max(0, first - split) : end - split]
     if len(tokens) != end - first:
         raise CountMismatch(
             request=request.request_id,
-            given=first + len(tokens),
+            given=given,
             name="tokens",
             expected=end,
         )
@@ -114,11 +114,12 @@ def is_finished(request: EngineRequest) -> bool:
 
 
 def uncached_request(
-    request: EngineRequest, seen: Seen, *, own_hashes: bool
+    request: EngineRequest, seen: Seen, *, own_hashes: bool, keep_tokens: bool
 ) -> tuple[Request, int]:
     """The request as kvcore takes it if nothing is cached, and its tokens in it."""
-    tokens = read_tokens(request, 0, seen.num_tokens)
     brings = own_hashes and read_hashes(request) is not None
+    reads = keep_tokens or not brings
+    tokens = read_tokens(request, 0, seen.num_tokens) if reads else bytes(seen.num_tokens)
     return Request(seen.name, tokens, block_hashes=[] if brings else None), seen.num_tokens
 
 

@@ -121,6 +121,7 @@ class RequestRegistry:
 
     def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
         config = self._core.config
+        last_token = read_tokens(request, max(0, seen.num_tokens - 1), seen.num_tokens)
         if config.enable_caching:
             made, num_tokens = cached_request(
                 request,
@@ -131,8 +132,11 @@ class RequestRegistry:
                 has_events=config.enable_events,
             )
         else:
-            made, num_tokens = uncached_request(request, seen, own_hashes=self._own_hashes)
-        last_token = read_tokens(request, max(0, num_tokens - 1), num_tokens)
+            made, num_tokens = uncached_request(
+                request, seen, own_hashes=self._own_hashes, keep_tokens=self._keep_tokens
+            )
+        if num_tokens < seen.num_tokens:  # the prompt that is given as embeddings
+            last_token = read_tokens(request, max(0, num_tokens - 1), num_tokens)
         row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
         num_hashes = None if own is None else len(own)

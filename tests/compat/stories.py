@@ -55,6 +55,17 @@ def finish(manager: KVCacheManager, request: EngineRequest) -> None:
     manager.free(request)
 
 
+class CountingTokens(list[int]):
+    """A list that counts what is read of it."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        got = super().__getitem__(index)
+        self.num_read += len(got) if isinstance(index, slice) else 1
+        return got
+
+
 def plain(name: str, tokens: Any, **fields: Any) -> Any:
     """A request object with the fewest attributes, and these."""
     given = {"all_token_ids": tokens, "num_tokens": len(tokens), "num_computed_tokens": 0}

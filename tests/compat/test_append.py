@@ -18,24 +18,13 @@ import pytest
 from kvcore import Config, Group
 from kvcore.compat import KVCacheManager, NoSlotLeft
 from kvcore.manager import KVCacheManager as Core
-from tests.compat.stories import plain
+from tests.compat.stories import CountingTokens, plain
 from tests.compat.worker import EngineRequest
 from tests.conftest import Backend
 
 SIZE = 4
 MAX_CALLS_INSIDE = 11
 """Function calls of a token inside a block, of Python and of C together."""
-
-
-class CountingTokens(list[int]):
-    """A list that counts what is read of it."""
-
-    num_read = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        got = super().__getitem__(index)
-        self.num_read += len(got) if isinstance(index, slice) else 1
-        return got
 
 
 class HashedRequest(EngineRequest):

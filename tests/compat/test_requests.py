@@ -24,7 +24,7 @@ from kvcore.types.errors import (
     WrongArgument,
 )
 from kvcore.types.values import Appended
-from tests.compat.stories import admit, finish, make, plain
+from tests.compat.stories import CountingTokens, admit, finish, make, plain
 from tests.compat.worker import EngineRequest
 from tests.conftest import Backend
 
@@ -120,6 +120,25 @@ def test_tokens_of_a_prompt_with_hashes_are_kept_if_the_engine_wants_them(
     prompt = range(1, 10) if keep else [0] * 9
     assert list(manager.core.state().requests["r"].tokens) == [*prompt, 6]
     assert manager.get_blocks("r").get_unhashed_block_ids() == [3]
+
+
+def test_of_a_prompt_that_is_not_kept_only_the_last_token_is_read(backend: Backend) -> None:
+    for caching in (False, True):
+        config = Config(9, 4, enable_caching=caching)
+        manager = KVCacheManager(config, backend=backend, keep_tokens=False)
+        tokens = CountingTokens(range(1, 10))
+        assert manager.allocate_slots(plain("r", tokens, block_hashes=[]), 9) is not None
+        assert tokens.num_read == 1
+
+
+def test_a_prompt_that_is_not_kept_must_have_its_tokens(backend: Backend) -> None:
+    manager = KVCacheManager(Config(9, 4), backend=backend, keep_tokens=False)
+    request = plain("r", [1, 2, 3, 4, 5], block_hashes=[])
+    request.num_tokens = 10**13
+    with pytest.raises(CountMismatch) as caught:
+        manager.allocate_slots(request, 5)
+    assert caught.value.fields["given"] == 5
+    assert not manager.core.state().requests
 
 
 def test_a_decode_step_with_bad_input_is_refused(manager: KVCacheManager) -> None:
