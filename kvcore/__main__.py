@@ -3,6 +3,6 @@
 
 import sys
 
-from kvcore.cli.main import main
+from kvcore_command import main
 
 sys.exit(main())
