@@ -34,7 +34,8 @@ class Watch:
 
     has_key: of the manager's blocks. starts: where the last allocation of each request that holds
     blocks began to compute. lost: blocks without a key, and the rule; as of the first call behind
-    it, which is counted from the start of the step.
+    it, which is counted from the start of the step. taken: blocks that a request took in this step
+    and that lost no key since: they are of other content from the next one on.
     """
 
     manager: Any
@@ -43,6 +44,7 @@ class Watch:
     calls: list[Call] = attrs.field(factory=list)
     starts: dict[str, int] = attrs.field(factory=dict)
     lost: dict[int, str] = attrs.field(factory=dict)
+    taken: set[int] = attrs.field(factory=set)
     scheduled: set[str] = attrs.field(factory=set)
 
     def __attrs_post_init__(self) -> None:
@@ -54,10 +56,12 @@ class Watch:
         self._replace("take_new_block_ids", self._end_schedule)
 
     def begin(self) -> None:
-        """A step begins; blocks that have a key again are no longer without one."""
+        """A step begins; what has a key again, or other content, is no longer without one."""
         self.calls.clear()
         self.scheduled.clear()
-        self.lost = {block: rule for block, rule in self.lost.items() if not self.has_key(block)}
+        kept = self.lost.keys() - self.taken - self.keyed(self.lost)
+        self.lost = {block: self.lost[block] for block in kept}
+        self.taken.clear()
 
     def keyed(self, blocks: Iterable[int]) -> set[int]:
         """Those that have a key."""
@@ -74,12 +78,15 @@ class Watch:
 
     def _allocate(self, name: str, call: Any, request: Any, *args: Any, **options: Any) -> Any:
         who, counted = request.request_id, request.num_computed_tokens
+        before = flat(self.manager.get_blocks(who)) or []
         grown = call(request, *args, **options)
         table = flat(self.manager.get_blocks(who)) or []
         if counted < self.starts.get(who, 0):
             # What it computes again has no key until the step is over. Other tables are not looked
             # at: to ask for keys makes the core take in what waits to the end of the step.
             self.lost |= dict.fromkeys({*table} - self.keyed(table), "failed")
+        else:
+            self.taken |= {*table} - {*before}
         self.calls.append((name, who, None if grown is None else table))
         if grown is not None:
             self.scheduled.add(who)
@@ -99,6 +106,7 @@ class Watch:
         answer = call(request)
         for block in before - self.keyed(before):
             self.lost[block] = "failed" if block in again else rule
+            self.taken.discard(block)  # of what it held when it was taken
         self.calls.append((name, who, None))
         return answer
 

@@ -141,6 +141,8 @@ def test_a_key_that_went_by_a_rule_explains_what_is_found_or_used_again(
     own.begin()
     ours.begin()
     assert explain(own, ours) == ""
+    # A block that was used again has other content, whose key no rule withdrew.
+    assert unexplained_keys(own, ours, 5) == (set() if hit else {2})
 
 
 def test_what_no_rule_explains_has_none() -> None:
