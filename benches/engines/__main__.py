@@ -3,8 +3,9 @@
 what a sanitizer costs beside them.
 
 Run: python -m benches.engines [--engines vllm] [--running 256] [--loads decode] [--modes async]
-[--by-call]. CPU time, both sides in turn, in each engine's own environment. What is not installed
-is left out with the reason; `python -m benches.peers.install` installs vLLM and transformers.
+[--by-call]. CPU time of steps and elapsed time of a manager's calls, both sides in turn, in each
+engine's own environment. What is not installed is left out with the reason; `python -m
+benches.peers.install` installs vLLM and transformers.
 """
 
 from __future__ import annotations

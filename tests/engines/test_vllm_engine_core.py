@@ -96,9 +96,11 @@ def test_requests_may_be_aborted_after_any_step(is_async: bool) -> None:
         expected = add_all(core, moment)
         for _ in range(moment):
             core.step_fn()
-        core.abort_requests([f"r1-{moment}", f"r2-{moment}"])
+        gone = {f"r1-{moment}", f"r2-{moment}"}
+        core.abort_requests(sorted(gone))
         texts, _ = run(core)
-        assert all(expected[name].endswith(said) for name, said in texts.items())
+        assert all(said and expected[name].endswith(said) for name, said in texts.items())
+        assert moment > 5 or texts.keys() == expected.keys() - gone
         assert core.scheduler.kv_cache_manager.usage == 0.0
     expected = add_all(core, "end")
     assert run(core)[0] == expected
@@ -114,7 +116,8 @@ def test_two_engines_in_one_process_do_not_meet() -> None:
     texts = [run(core)[0] for core in cores]
     assert texts[1].pop("other") == answer("Only here.", COUNT)
     for said, whole in zip(texts, expected, strict=True):
-        assert all(whole[name].endswith(part) for name, part in said.items())
+        assert said.keys() == whole.keys()
+        assert all(part and whole[name].endswith(part) for name, part in said.items())
 
 
 def test_after_a_failed_step_and_a_reset_nothing_of_it_is_hit() -> None:
