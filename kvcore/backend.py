@@ -10,7 +10,8 @@ from __future__ import annotations
 import warnings
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from kvcore import _twin
 from kvcore.codec import decode as decoding
@@ -21,6 +22,9 @@ from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, InvariantViolation
 from kvcore.types.values import Outcome
+
+if TYPE_CHECKING:
+    from kvcore.record.tape import Files, Tape
 
 T = TypeVar("T")
 READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key"}
@@ -39,6 +43,7 @@ class PythonBackend:
         self._state = make_state(config)
         self._running = allocate_lock()
         self._thread = 0
+        self._tape: Tape | None = None
 
     def state(self) -> State:
         """The state as it is. Raises ConcurrentCall."""
@@ -65,6 +70,32 @@ class PythonBackend:
     def restore(self, data: bytes) -> None:
         state = decoding.decode(data)
         self._change(lambda _: Outcome(state, (), None))
+        if self._tape is not None:
+            self._tape.rotate(state, continues=False)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._tape is not None and self._tape.buffer is not None
+
+    def start_recording(self, files: Files) -> None:
+        from kvcore.record.tape import LOOK_UP, Tape, recorded  # few managers are recorded
+
+        self._tape = tape = Tape(files, self.state())
+        for name in TRANSITIONS:
+            self.__dict__[name] = partial(self._change, recorded(tape, name))
+        look_up = recorded(tape, LOOK_UP)
+        self.__dict__[LOOK_UP] = lambda request_id: look_up(self.state(), request_id).value
+
+    def stop_recording(self) -> None:
+        if self._tape is not None:
+            self._tape.close()
+            for name in (*TRANSITIONS, "get_computed_blocks"):
+                del self.__dict__[name]
+            self._tape = None
+
+    def rotate_recording(self) -> None:
+        if self._tape is not None:
+            self._tape.rotate(self.state())
 
     def _change(
         self, transition: Callable[..., Outcome[State, T]], *args: Any, **options: Any

@@ -14,6 +14,7 @@ from kvcore import _twin
 from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
+from kvcore.record.recordable import Recordable
 from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
@@ -36,7 +37,7 @@ OWN = {"config", "backend", "_core", *HANDED_ON}
 """Attributes of a manager; all others are a subclass's."""
 
 
-class KVCacheManager:
+class KVCacheManager(Recordable):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
