@@ -23,6 +23,19 @@ FUNCTION_LINES_MAX = 60
 MODULES_MAX = 184
 TABLE_ROOMS = re.compile(r"(kvcore|rust/src)/(pool|state|transitions)/")
 TABLE_COMMANDS = re.compile(r"\b(SetTable|CutTable)\b")
+STRUCT_ROOMS = re.compile(r"kvcore/(types|state|pool|transitions|compat)/")
+ROWS_OF_A_READER = {"kvcore/replay/request_trace.py", "tests/core/codec/test_event_msgpack.py"}
+"""The other files with structs: msgspec itself makes them, from JSON or msgpack."""
+NO_ATTRS = {
+    "kvcore/legacy/v1_0_8/block_hashes.py": "engines compare vLLM's record with plain tuples",
+    "kvcore/legacy/v1_0_8/kv_cache_interface.py": "engines copy the specs by dataclasses.replace",
+    "tests/conformance/legacy_utils/test_sizes.py": "specs as an engine declares them",
+    "benches/peers/replay.py": "runs in the environment of a peer, which may have no attrs",
+    "benches/peers/work.py": "the same",
+    "tools/bootstrap.py": "runs before anything is installed",
+    "kvcore/sanitizer/mini_sglang.py": "the engine unpacks it",
+}
+"""Files whose values are tuples with names, or dataclasses, and why."""
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 GENERATED = ("kvcore/_rust.pyi",)
 
@@ -151,6 +164,21 @@ def test_one_file_of_each_language_changes_block_tables() -> None:
         if TABLE_ROOMS.match(name_of(path)) and TABLE_COMMANDS.search(code):
             found.add(name_of(path))
     assert found == {"kvcore/state/table_edit.py", "rust/src/state/table_edit.rs"}
+
+
+def made_as(path: Path) -> set[str]:
+    """The last words of what the classes of a file derive from, and of their decorators."""
+    classes = [node for node in statements(path) if isinstance(node, ast.ClassDef)]
+    origins = [each for node in classes for each in (*node.bases, *node.decorator_list)]
+    return {ast.unparse(each).partition("(")[0].split(".")[-1] for each in origins}
+
+
+def test_values_are_attrs_classes_and_structs_only_where_calls_make_them() -> None:
+    made = {name_of(path): made_as(path) for path in sources(".py")}
+    structs = {name for name, words in made.items() if "Struct" in words}
+    assert {name for name in structs if not STRUCT_ROOMS.match(name)} == ROWS_OF_A_READER
+    others = {name for name, words in made.items() if words & {"NamedTuple", "dataclass"}}
+    assert others == NO_ATTRS.keys()
 
 
 def test_one_file_imports_the_compiled_twin() -> None:

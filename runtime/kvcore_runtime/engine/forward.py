@@ -181,7 +181,7 @@ class Forward:
     def _attention(self, reads: Reads) -> GroupedAttention:
         """The attention of a step."""
         cache, tables = self._runtime.cache, self._runtime.tables
-        rows, starts, ends, _ = reads
+        rows, starts, ends = reads.rows, reads.starts, reads.ends
         query_lens = [end - start for start, end in zip(starts, ends, strict=True)]
         on_device = torch.tensor(rows, device=self._model.device)
         slots = {

@@ -100,10 +100,10 @@ class DigestForward(Forward):
         tokens = list(inputs.tokens)
         for place, row in zip(*inputs.to_come, strict=True):
             tokens[place] = self._last[row]
-        rows, starts, ends, _ = inputs.reads
+        reads = inputs.reads
         at = [
             (row, position)
-            for row, start, end in zip(rows, starts, ends, strict=True)
+            for row, start, end in zip(reads.rows, reads.starts, reads.ends, strict=True)
             for position in range(start, end)
         ]
         for (row, position), token in zip(at, tokens, strict=True):
