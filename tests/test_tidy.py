@@ -196,6 +196,15 @@ def test_nothing_names_a_machine_or_a_registry() -> None:
             assert found is None, f"{name_of(path)}:{number} names {found}"
 
 
+def test_the_readme_of_the_tests_names_each_folder() -> None:
+    told = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    parts = [name_of(path).split("/") for path in tracked("tests/*")]
+    folders = {each[1] for each in parts if len(each) > 2}
+    assert {folder for folder in folders if f"`{folder}/" not in told} == set()
+    files = {each[1] for each in parts if len(each) == 2} - {"README.md", "conftest.py"}
+    assert {file for file in files if f"`{file}`" not in told} == set()
+
+
 def test_the_lock_pins_every_package_by_hash() -> None:
     for lock in tracked("locks/*.txt"):
         entries = re.split(r"\n(?=\S)", lock.read_text().strip())
