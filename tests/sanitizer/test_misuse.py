@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from kvcore.errors import BackendMissing
 from kvcore.sanitizer import AdapterError, CacheGroup, Row, Sanitizer, SlotRow
 from kvcore.sanitizer.media import Item, MediaTokens
 
-Wrong = Callable[[Sanitizer], object]
+Wrong = Callable[[Any], object]  # some arguments are of wrong types
 
 WRONG: dict[str, Wrong] = {
     "begin('r0')": lambda it: it.begin("r0", [1]),
@@ -37,6 +38,16 @@ WRONG: dict[str, Wrong] = {
     "columns of different lengths": lambda it: it.step(1, ["r0"], [0, 1], [1]),
     "step(1): a negative start or count": lambda it: it.step(1, ["r0"], [-1], [1]),
     "step(1): block 9 of 8": lambda it: it.step(1, ["r0"], [0], [1], tables={0: [[9]]}),
+    "step(1): 2 drafts in 1 tokens of r0": lambda it: it.step(1, ["r0"], [2], [1], {0: [1, 2]}),
+    "step(1): no row -1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {-1: [1]}),
+    "step(1): no row 1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {1: [1]}),
+    "step(1): no row 0.0 of 1": lambda it: it.step(1, ["r0"], [2], [1], {0.0: [1]}),
+    "step(1): no row 2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={2: [[1]]}),
+    "step(1): no row -2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={-2: [[1]]}),
+    "step(1): no row 'r0' of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={"r0": [[1]]}),
+    "step(1): r0 has start 4294967295 and 1": lambda it: it.step(1, ["r0"], [2**32 - 1], [1]),
+    "issue(1): r0 has start 1 and 4294967295": lambda it: it.issue(1, [Row("r0", 1, 2**32 - 1)]),
+    "load('r0'): r0 has start 4294967295 and 1": lambda it: it.load("r0", 2**32 - 1, 1),
     "copy: block 8 of 8": lambda it: it.copy([(1, 8)]),
     "fail: block -1": lambda it: it.fail([-1]),
     "zero: group -1 of 1": lambda it: it.zero([1], -1),
@@ -46,9 +57,13 @@ WRONG: dict[str, Wrong] = {
 }
 
 
+BACKENDS = ("python", "rust")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_observation_is_the_adapters(text: str) -> None:
-    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
+def test_wrong_observation_is_the_adapters(text: str, backend: str) -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend=backend)
     sanitizer.begin("r0", [1, 2, 3, 4])
     sanitizer.extend("r0", 0, [3])
     assert sanitizer.step(0, ["r0"], [0], [2]) == []
