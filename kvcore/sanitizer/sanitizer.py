@@ -295,15 +295,15 @@ class Sanitizer(Owners):
         before = len(self.findings)
         while self._queue:
             first = self._queue[0]
+            if isinstance(first, Issued) and not (first.is_complete or first.is_cancelled):
+                break
+            self._queue.popleft()  # before it runs: what raises is not done again
             if not isinstance(first, Issued):
                 first()
-            elif first.is_complete or first.is_cancelled:
-                del self._waiting[first.step]
-                if first.is_complete:
-                    self._run(first)
-            else:
-                break
-            self._queue.popleft()
+                continue
+            del self._waiting[first.step]
+            if first.is_complete:
+                self._run(first)
         return self.findings[before:]
 
     def _run(self, issued: Issued) -> None:

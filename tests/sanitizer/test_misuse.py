@@ -76,6 +76,34 @@ def test_wrong_observation_is_the_adapters(text: str, backend: str) -> None:
     assert sanitizer.findings == sanitizer.suspicions == []
 
 
+class Tokens(list[int]):
+    """An engine's list of tokens; once it is gone it cannot be read."""
+
+    is_gone = False
+
+    def __len__(self) -> int:
+        if self.is_gone:
+            raise IndexError("its engine let it go")
+        return super().__len__()
+
+
+def test_a_step_whose_judge_raises_is_not_judged_again() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend="python")
+    tokens = Tokens([1, 2, 3])
+    sanitizer.begin("r0", tokens)
+    sanitizer.extend("r0", 0, [3, 4])
+    sanitizer.begin("r1", [5, 6])
+    sanitizer.extend("r1", 0, [5])
+    sanitizer.issue(0, [Row("r0", 0, 2)])
+    sanitizer.issue(1, [Row("r1", 0, 2)])
+    tokens.is_gone = True
+    with pytest.raises(IndexError, match="let it go"):
+        sanitizer.complete(0)
+    assert sanitizer.complete(1) == []
+    with pytest.raises(AdapterError, match=r"complete\(0\)"):
+        sanitizer.complete(0)
+
+
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(BackendMissing, match="'go' is not available"):
         Sanitizer([CacheGroup(block_size=2)], 8, backend="go")
