@@ -62,6 +62,7 @@ class Sanitizer(Owners):
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
         super().__init__(engine)
         self.findings: list[Finding] = []
+        self._num_told = 0  # by a step; a load tells nobody
         self._names = Names()
         self._judge = make_judge(self.groups, num_blocks, full, backend)
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
@@ -161,7 +162,7 @@ class Sanitizer(Owners):
         self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
-        """Say that the tokens of a step's rows are known; what is certain in all judged by it."""
+        """Say that the tokens of a step's rows are known; what is certain in all judged since."""
         self._pending("complete", step).is_complete = True
         return self._drain()
 
@@ -292,7 +293,6 @@ class Sanitizer(Owners):
 
     def _drain(self) -> list[Finding]:
         """Let all take effect up to the first step whose tokens are not known."""
-        before = len(self.findings)
         while self._queue:
             first = self._queue[0]
             if isinstance(first, Issued) and not (first.is_complete or first.is_cancelled):
@@ -304,7 +304,8 @@ class Sanitizer(Owners):
             del self._waiting[first.step]
             if first.is_complete:
                 self._run(first)
-        return self.findings[before:]
+        told, self._num_told = self._num_told, len(self.findings)
+        return self.findings[told:]
 
     def _run(self, issued: Issued) -> None:
         """Judge a step."""

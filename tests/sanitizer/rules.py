@@ -315,6 +315,14 @@ def a_position_behind_the_table_has_no_slot(make: Make) -> None:
     assert engine.run(Row("r0", 0, 5)) == ["no-slot"]
 
 
+def a_load_behind_the_table_is_told_by_the_next_step(make: Make) -> None:
+    engine = Engine(make)
+    engine.begin("r0", [1, 2, 3, 4, 5], [5])
+    engine.sanitizer.load("r0", 0, 5)
+    assert engine.run() == ["no-slot"]
+    assert engine.run() == []
+
+
 def a_step_without_tokens_fails_a_model(make: Make) -> None:
     engine = Engine(make)
     engine.begin("r0", [1, 2, 3, 4], [5])
@@ -378,6 +386,7 @@ RULES: list[Callable[[Make], None]] = [
     a_cancelled_step_wrote_nothing,
     null_blocks_are_neither_read_nor_written,
     a_position_behind_the_table_has_no_slot,
+    a_load_behind_the_table_is_told_by_the_next_step,
     a_step_without_tokens_fails_a_model,
     zeros_are_read_where_the_group_says_so,
     blocks_go_to_another_tier_and_come_back,
