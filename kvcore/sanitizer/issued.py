@@ -12,6 +12,8 @@ from kvcore.sanitizer.lines import BlockLists, SlotLists
 
 STEP_MAX = END_MAX = 2**32 - 1
 """Steps, and the positions that rows end at, are numbered up to here."""
+EPOCH_MAX = 2**16 - 1
+"""How often weights may change: a slot keeps the number of its weights in 16 bits."""
 
 
 @attrs.define

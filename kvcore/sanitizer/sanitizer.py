@@ -20,6 +20,7 @@ from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.issued import (
     END_MAX,
+    EPOCH_MAX,
     Issued,
     check_drafts,
     check_end,
@@ -63,6 +64,7 @@ class Sanitizer(Owners):
         super().__init__(engine)
         self.findings: list[Finding] = []
         self._num_told = 0  # by a step; a load tells nobody
+        self._num_epochs = 0
         self._names = Names()
         self._judge = make_judge(self.groups, num_blocks, full, backend)
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
@@ -236,6 +238,10 @@ class Sanitizer(Owners):
 
     def epoch(self) -> None:
         """Say that the weights changed: requests that begin from here on expect KV of these."""
+        if self._num_epochs == EPOCH_MAX:
+            reason = f"weights change up to {EPOCH_MAX} times"
+            raise AdapterError(observation="epoch()", reason=reason)
+        self._num_epochs += 1
         self._do(self._judge.advance_epoch)
 
     def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:

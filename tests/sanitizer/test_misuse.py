@@ -104,6 +104,22 @@ def test_a_step_whose_judge_raises_is_not_judged_again() -> None:
         sanitizer.complete(0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_change_no_more_often_than_a_slot_can_say(backend: str) -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend=backend)
+    for _ in range(2**16 - 2):
+        sanitizer.epoch()
+    sanitizer.begin("r0", [1, 2])
+    sanitizer.extend("r0", 0, [3])
+    assert sanitizer.step(0, ["r0"], [0], [2]) == []
+    sanitizer.epoch()
+    with pytest.raises(AdapterError, match=r"epoch\(\): weights change up to 65535 times"):
+        sanitizer.epoch()
+    sanitizer.begin("r1", [1, 2, 3])
+    sanitizer.extend("r1", 0, [3, 4])
+    assert [each.name for each in sanitizer.step(1, ["r1"], [2], [1])] == ["stale-weights"]
+
+
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(BackendMissing, match="'go' is not available"):
         Sanitizer([CacheGroup(block_size=2)], 8, backend="go")
