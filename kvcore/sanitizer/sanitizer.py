@@ -47,6 +47,7 @@ class Sanitizer(Owners):
     step, which finds the same and costs more. every: judge the requests whose name's hash is 0 mod
     this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
     and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
+    Raises AdapterError.
     """
 
     def __init__(
@@ -60,6 +61,11 @@ class Sanitizer(Owners):
         engine: str = "",
         backend: str | None = None,
     ) -> None:
+        if not (groups and num_blocks > 0 and every > 0):
+            reason = (
+                f"{len(groups)} groups of {num_blocks} blocks, every {every}: none may be below 1"
+            )
+            raise AdapterError(observation="Sanitizer", reason=reason)
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
         super().__init__(engine)
         self.findings: list[Finding] = []

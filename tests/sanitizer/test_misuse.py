@@ -104,6 +104,26 @@ def test_a_step_whose_judge_raises_is_not_judged_again() -> None:
         sanitizer.complete(0)
 
 
+PAGES = [CacheGroup(block_size=2)]
+UNMADE: dict[str, Callable[[str], object]] = {
+    "CacheGroup: block_size is 0: it is 1 or more": lambda _: CacheGroup(block_size=0),
+    "window is 0: it is 1 or more": lambda _: CacheGroup(block_size=2, window=0),
+    "num_null is -1: it is 0 or more": lambda _: CacheGroup(block_size=2, num_null=-1),
+    "pool is -1: it is 0 or more": lambda _: CacheGroup(block_size=2, pool=-1),
+    "Sanitizer: 0 groups of 8 blocks": lambda backend: Sanitizer([], 8, backend=backend),
+    "1 groups of 0 blocks": lambda backend: Sanitizer(PAGES, 0, backend=backend),
+    "8 blocks, every 0": lambda backend: Sanitizer(PAGES, 8, every=0, backend=backend),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("text", UNMADE)
+def test_what_no_cache_is_like_is_refused(text: str, backend: str) -> None:
+    with pytest.raises(AdapterError) as error:
+        UNMADE[text](backend)
+    assert text in str(error.value)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_change_no_more_often_than_a_slot_can_say(backend: str) -> None:
     sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend=backend)
