@@ -233,9 +233,10 @@ def a_copy_brings_what_was_there_when_it_was_issued(make: Make) -> None:
 def steps_take_effect_in_the_order_of_issue(make: Make) -> None:
     engine = Engine(make)
     engine.begin("r0", [1, 2, 3, 4], [5])
+    engine.begin("r1", [9, 9])
     first = engine.issue(Row("r0", 0, 4))
-    engine.sanitizer.end("r0")
-    engine.begin("r1", [9, 9], [5])
+    engine.sanitizer.drop("r0")
+    engine.sanitizer.extend("r1", 0, [5])
     second = engine.issue(Row("r1", 0, 2))
     assert engine.sanitizer.complete(second) == []
     assert engine.sanitizer.complete(first) == []
