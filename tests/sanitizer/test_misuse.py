@@ -161,15 +161,6 @@ def test_released_blocks_that_are_named_are_suspect_once() -> None:
     assert sanitizer.findings == []
 
 
-def test_a_published_key_finds_its_blocks() -> None:
-    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
-    sanitizer.publish("key", [3, 4])
-    assert sanitizer.find("key", [3, 4])
-    assert not sanitizer.find("key", None)
-    sanitizer.unpublish("key")
-    assert sanitizer.find("key", None)
-
-
 def test_tokens_are_shown_if_asked_for() -> None:
     for shown in (False, True):
         sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, show_tokens=shown)
