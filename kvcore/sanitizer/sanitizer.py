@@ -77,11 +77,15 @@ class Sanitizer(Owners):
         self._queue: deque[Issued | Callable[[], object]] = deque()
         self._waiting: dict[int, Issued] = {}
         self._last = -1
-        self._now = 0  # the step that was issued last, for texts
 
     def __contains__(self, name: str) -> bool:
         """Whether a request of this name lives."""
         return name in self._names.live
+
+    @property
+    def _now(self) -> int:
+        """The step that was issued last, for texts."""
+        return max(self._last, 0)
 
     def begin(
         self,
@@ -292,7 +296,7 @@ class Sanitizer(Owners):
             change(*args)
 
     def _issue(self, issued: Issued) -> None:
-        self._last = self._now = issued.step
+        self._last = issued.step
         self._waiting[issued.step] = issued
         self._queue.append(issued)
 
