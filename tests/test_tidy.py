@@ -33,7 +33,7 @@ NO_ATTRS = {
     "benches/peers/replay.py": "runs in the environment of a peer, which may have no attrs",
     "benches/peers/work.py": "the same",
     "tools/bootstrap.py": "runs before anything is installed",
-    "kvcore/sanitizer/mini_sglang.py": "the engine unpacks it",
+    "kvcore/sanitizer/engines/mini_sglang.py": "the engine unpacks it",
 }
 """Files whose values are tuples with names, or dataclasses, and why."""
 SPDX = "SPDX-License-Identifier: Apache-2.0"

@@ -141,11 +141,11 @@ def vllm(monkeypatch: Patch) -> Iterator[Any]:
         module.__path__ = []
         vars(module).update(names.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
-    before = sys.modules.pop("kvcore.sanitizer.vllm", None)
-    yield importlib.import_module("kvcore.sanitizer.vllm")
-    del sys.modules["kvcore.sanitizer.vllm"]
+    before = sys.modules.pop("kvcore.sanitizer.engines.vllm.scheduler", None)
+    yield importlib.import_module("kvcore.sanitizer.engines.vllm.scheduler")
+    del sys.modules["kvcore.sanitizer.engines.vllm.scheduler"]
     if before is not None:
-        sys.modules["kvcore.sanitizer.vllm"] = before
+        sys.modules["kvcore.sanitizer.engines.vllm.scheduler"] = before
 
 
 def asked(tokens: list[int]) -> Any:

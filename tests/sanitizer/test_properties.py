@@ -16,7 +16,7 @@ from kvcore.check.simulate.runs import simulate
 from kvcore.check.simulate.setting import Fixed
 from kvcore.oracle.device import DeviceSize
 from kvcore.sanitizer import CacheGroup
-from kvcore.sanitizer.kvcore import Observer
+from kvcore.sanitizer.engines.kvcore import Observer
 from kvcore.sanitizer.sanitizer import Sanitizer
 from tests.sanitizer.queues import Observation, Queue, play
 from tests.sanitizer.test_equal import GROUPS

@@ -196,7 +196,8 @@ def test_the_engine_of_a_report_is_the_adapters_file_without_kvcore() -> None:
 
 def test_each_known_engine_has_a_file_and_a_way_to_install_it() -> None:
     for name, known in KNOWN.items():
-        assert (ROOT / "kvcore" / "sanitizer" / f"{known.module}.py").exists(), name
+        module = known.module.replace(".", "/")
+        assert (ROOT / "kvcore" / "sanitizer" / "engines" / f"{module}.py").exists(), name
 
 
 def installed(name: str) -> str:

@@ -62,7 +62,7 @@ MODULES = {
 }
 AROUND_SANITIZER = (
     *("kvcore.sanitizer.attached.Guard", "kvcore.sanitizer.attached.WrongKv"),
-    *("kvcore.sanitizer.findings.CERTAIN", "kvcore.sanitizer.kvcore.Observer"),
+    *("kvcore.sanitizer.findings.CERTAIN", "kvcore.sanitizer.engines.kvcore.Observer"),
     *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
 )
 """What an adapter is made with, besides the names of `kvcore.sanitizer`."""

@@ -127,7 +127,7 @@ KNOWN = {
     "nano-vllm": Known("nano_vllm", checkout="KVCORE_NANO_VLLM"),
     "mini-sglang": Known("mini_sglang", checkout="KVCORE_MINI_SGLANG"),
     "transformers": Known("transformers", peer="transformers"),
-    "vllm": Known("vllm_hunt", peer="vllm033"),
+    "vllm": Known("vllm.hunt", peer="vllm033"),
     "sglang": Known("sglang", peer="sglang"),
     "kvcore": Known("reference"),
 }
@@ -147,7 +147,7 @@ def load(name: str) -> Adapter:
     module, _, attribute = name.partition(":")
     if name in KNOWN:
         _check_checkout(name)
-        module, attribute = f"kvcore.sanitizer.{KNOWN[name].module}", "Adapter"
+        module, attribute = f"kvcore.sanitizer.engines.{KNOWN[name].module}", "Adapter"
     try:
         found: Adapter = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -200,5 +200,5 @@ class _Session:
 
 def _module(engine: str) -> str:
     if engine in KNOWN:
-        return f"kvcore.sanitizer.{KNOWN[engine].module}"
+        return f"kvcore.sanitizer.engines.{KNOWN[engine].module}"
     return engine.partition(":")[0]

@@ -252,7 +252,8 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a scheduler as the attached mode does, but from the time that it plans a step."""
-        follow = importlib.import_module("kvcore.sanitizer.vllm").follow
+        attached = "kvcore.sanitizer.engines.vllm.scheduler"
+        follow = importlib.import_module(attached).follow
         arrived: dict[str, Any] = {}
         add, plan, update = target.add_request, target.schedule, target.update_from_output
         issued: list[int] = []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM 0.33.0: `--scheduler-cls kvcore.sanitizer.vllm.AsyncScheduler`, or `.Scheduler`.
+"""The schedulers of vLLM 0.33.0, followed: `AsyncScheduler`, and `Scheduler` for synchronous steps.
+
+`--scheduler-cls kvcore.sanitizer.engines.vllm.scheduler.AsyncScheduler` attaches the sanitizer.
 
 What is followed is what the workers are sent, in the order of the scheduler's outputs; each is
 judged before the scheduler takes its result, when its tokens are known. Not followed: KV that a
