@@ -46,7 +46,7 @@ class Describer:
             certain=name in CERTAIN,
             step=wrong.step,
             request=self._name_of(wrong.serial),
-            group=wrong.group,
+            group_id=wrong.group_id,
             start=wrong.start,
             position=wrong.position,
             block=wrong.block,
@@ -74,7 +74,7 @@ class Describer:
     def _events(self, wrong: Wrong) -> Sequence[Event]:
         if wrong.block is None:
             return ()
-        return self._judge.events((DEVICE, self._groups[wrong.group].pool, wrong.block))
+        return self._judge.events((DEVICE, self._groups[wrong.group_id].pool, wrong.block))
 
     def _said(self, event: Event) -> str:
         match event.kind:
@@ -106,7 +106,7 @@ class Describer:
         event = wrong.event
         if event is None or event.kind not in GIVES or wrong.slot is None:
             return f"digest {held.digest:012x}, epoch {held.oldest_epoch}"
-        position = event.index * self._groups[wrong.group].block_size + wrong.slot
+        position = event.index * self._groups[wrong.group_id].block_size + wrong.slot
         return self._token(position, self._name_of(event.serial), writer, f"{held.oldest_epoch}")
 
     def _wanted(self, wrong: Wrong, request: Named | None) -> str:

@@ -38,7 +38,7 @@ class Judge(Tables):
     ) -> list[Wrong]:
         """Write what comes from elsewhere, as a step does that reads nothing."""
         self._found, end = [], start + count
-        line = Line(self._requests[serial], start, end, (), None, loads=True, group=group_id)
+        line = Line(self._requests[serial], start, end, (), None, loads=True, group_id=group_id)
         line.oldest_epoch = self._epoch
         line.request.forget_from(start, self._epoch)
         self._write(line, step)
@@ -258,7 +258,7 @@ class Judge(Tables):
             pairs = zip(range(line.start, line.end), writes, strict=False)
             yield group_id, ((at, slot) for at, slot in pairs if slot >= 0)
             return
-        for group_id in range(len(self.groups)) if line.group is None else (line.group,):
+        for group_id in range(len(self.groups)) if line.group_id is None else (line.group_id,):
             yield group_id, ((at, None) for at in range(line.start, line.end))
 
     def _visible(

@@ -35,7 +35,7 @@ class Line:
     oldest_epoch: int = 0
     written: int = 0
     loads: bool = False
-    group: int | None = None
+    group_id: int | None = None
     wrong: bool = False
 
 
@@ -48,7 +48,7 @@ class Wrong:
 
     name: str
     serial: int
-    group: int
+    group_id: int
     start: int
     position: int
     block: int | None

@@ -68,7 +68,7 @@ class SlotRow:
     """
 
     name: str
-    group: int
+    group_id: int
     start: int
     num_tokens: int
     writes: Sequence[int]

@@ -111,29 +111,30 @@ class Sanitizer(Owners):
         self._do(self._judge.renew, self._live("renew", name).serial)
 
     def extend(
-        self, name: str, group: int, blocks: Sequence[int], position: int | None = None
+        self, name: str, group_id: int, blocks: Sequence[int], position: int | None = None
     ) -> None:
         """Put blocks into a request's table of a group, new ones or hits alike.
 
         position: the place of the first one, for what stands there; the table's end unless given.
         """
         named = self._live("extend", name)
-        self._check_blocks("extend", group, blocks)
-        length, now = named.num_blocks[group], self._now
+        self._check_blocks("extend", group_id, blocks)
+        length, now = named.num_blocks[group_id], self._now
         first = length if position is None else self._place("extend", name, position, length)
-        named.num_blocks[group] = max(length, first + len(blocks))
-        named.events.append((now, "table {} gets {} blocks from {} on", group, len(blocks), first))
+        named.num_blocks[group_id] = max(length, first + len(blocks))
+        text = "table {} gets {} blocks from {} on"
+        named.events.append((now, text, group_id, len(blocks), first))
         if self._released:
-            self._suspect_use(name, now, self.groups[group].pool, blocks)
-        self._do(self._judge.extend, named.serial, group, first, tuple(blocks), now)
+            self._suspect_use(name, now, self.groups[group_id].pool, blocks)
+        self._do(self._judge.extend, named.serial, group_id, first, tuple(blocks), now)
 
-    def cut(self, name: str, group: int, length: int) -> None:
+    def cut(self, name: str, group_id: int, length: int) -> None:
         """Shorten a request's table of a group to this many blocks."""
         named = self._live("cut", name)
-        self._check_blocks("cut", group, ())
-        named.num_blocks[group] = self._place("cut", name, length, named.num_blocks[group])
-        named.events.append((self._now, "table {} is cut to {} blocks", group, length))
-        self._do(self._judge.cut, named.serial, group, length, self._now)
+        self._check_blocks("cut", group_id, ())
+        named.num_blocks[group_id] = self._place("cut", name, length, named.num_blocks[group_id])
+        named.events.append((self._now, "table {} is cut to {} blocks", group_id, length))
+        self._do(self._judge.cut, named.serial, group_id, length, self._now)
 
     def drop(self, name: str) -> None:
         """Give up a request's tables: preempted, finished, or sent anew."""
@@ -149,14 +150,14 @@ class Sanitizer(Owners):
         self._names.end(name)
         self._do(self._judge.end, named.serial, self._now)
 
-    def load(self, name: str, start: int, num_tokens: int, group: int | None = None) -> None:
+    def load(self, name: str, start: int, num_tokens: int, group_id: int | None = None) -> None:
         """Say that the KV of these positions came from elsewhere, and is what it should be.
 
-        group: the only one that it came to; all of them unless given.
+        group_id: the only one that it came to; all of them unless given.
         """
         serial = self._check_row(f"load({name!r})", Row(name, start, num_tokens))
-        self._check_blocks("load", group or 0, ())
-        self._do(self._load, serial, group, start, num_tokens, self._now)
+        self._check_blocks("load", group_id or 0, ())
+        self._do(self._load, serial, group_id, start, num_tokens, self._now)
 
     def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
@@ -166,7 +167,7 @@ class Sanitizer(Owners):
             at: row.drafts for at, row in enumerate(rows) if isinstance(row, Row) and row.drafts
         }
         slots = {
-            at: (row.group, tuple(row.writes), tuple(row.reads))
+            at: (row.group_id, tuple(row.writes), tuple(row.reads))
             for at, row in enumerate(rows)
             if isinstance(row, SlotRow)
         }
@@ -222,29 +223,29 @@ class Sanitizer(Owners):
         return self.complete(step)
 
     def copy(
-        self, pairs: Pairs, group: int = 0, source: str = DEVICE, target: str = DEVICE
+        self, pairs: Pairs, group_id: int = 0, source: str = DEVICE, target: str = DEVICE
     ) -> None:
         """Copy blocks in order, (source, target), within a tier or between two."""
-        self._transfer("copy", pairs, group, source, target)
+        self._transfer("copy", pairs, group_id, source, target)
 
     def move(
-        self, pairs: Pairs, group: int = 0, source: str = DEVICE, target: str = DEVICE
+        self, pairs: Pairs, group_id: int = 0, source: str = DEVICE, target: str = DEVICE
     ) -> None:
         """Copy blocks and leave the sources unwritten."""
-        self._transfer("move", pairs, group, source, target)
+        self._transfer("move", pairs, group_id, source, target)
 
-    def fail(self, blocks: Sequence[int], group: int = 0, target: str = DEVICE) -> None:
+    def fail(self, blocks: Sequence[int], group_id: int = 0, target: str = DEVICE) -> None:
         """Say that copies to these blocks failed: they are unwritten."""
-        self._check_blocks("fail", group, blocks, target)
+        self._check_blocks("fail", group_id, blocks, target)
         for block in blocks:
-            place = (target, self.groups[group].pool, block)
+            place = (target, self.groups[group_id].pool, block)
             self._do(self._judge.lose, place, self._now)
 
-    def zero(self, blocks: Sequence[int], group: int = 0) -> None:
+    def zero(self, blocks: Sequence[int], group_id: int = 0) -> None:
         """Zero blocks: unwritten, but readable if the group says so."""
-        self._check_blocks("zero", group, blocks)
+        self._check_blocks("zero", group_id, blocks)
         for block in blocks:
-            self._do(self._judge.zero, (DEVICE, self.groups[group].pool, block), self._now)
+            self._do(self._judge.zero, (DEVICE, self.groups[group_id].pool, block), self._now)
 
     def epoch(self) -> None:
         """Say that the weights changed: requests that begin from here on expect KV of these."""
@@ -254,11 +255,11 @@ class Sanitizer(Owners):
         self._num_epochs += 1
         self._do(self._judge.advance_epoch)
 
-    def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:
+    def _transfer(self, what: str, pairs: Pairs, group_id: int, source: str, target: str) -> None:
         pairs = list(pairs)
-        self._check_blocks(what, group, [pair[0] for pair in pairs], source)
-        self._check_blocks(what, group, [pair[1] for pair in pairs], target)
-        pool = self.groups[group].pool
+        self._check_blocks(what, group_id, [pair[0] for pair in pairs], source)
+        self._check_blocks(what, group_id, [pair[1] for pair in pairs], target)
+        pool = self.groups[group_id].pool
         for read, written in pairs:
             places = (source, pool, read), (target, pool, written)
             self._do(self._judge.copy, *places, self._now, what == "move")
@@ -266,18 +267,18 @@ class Sanitizer(Owners):
     def _append(self, what: str, tables: Sequence[tuple[str, BlockLists]]) -> None:
         """Check blocks that rows append to tables, and count them."""
         for _, lists in tables:
-            for group, blocks in enumerate(lists):
-                self._check_blocks(what, group, blocks)
+            for group_id, blocks in enumerate(lists):
+                self._check_blocks(what, group_id, blocks)
         for name, lists in tables:
             named = self._names.live[name]
-            for group, blocks in enumerate(lists):
-                first, count = named.num_blocks[group], len(blocks)
-                named.num_blocks[group] = first + count
+            for group_id, blocks in enumerate(lists):
+                first, count = named.num_blocks[group_id], len(blocks)
+                named.num_blocks[group_id] = first + count
                 if count > 1:  # a decode step appends no event
                     text = "table {} gets {} blocks from {} on"
-                    named.events.append((self._now, text, group, count, first))
+                    named.events.append((self._now, text, group_id, count, first))
                 if self._released:
-                    self._suspect_use(name, self._now, self.groups[group].pool, blocks)
+                    self._suspect_use(name, self._now, self.groups[group_id].pool, blocks)
 
     def _load(self, *arguments: Any) -> None:
         self._sort(self._judge.load(*arguments))
@@ -348,10 +349,10 @@ class Sanitizer(Owners):
         raise AdapterError(observation=what, reason=f"no request {name!r} lives")
 
     def _check_blocks(
-        self, what: str, group: int, blocks: Sequence[int], tier: str = DEVICE
+        self, what: str, group_id: int, blocks: Sequence[int], tier: str = DEVICE
     ) -> None:
-        if not 0 <= group < len(self.groups):
-            reason = f"group {group} of {len(self.groups)}"
+        if not 0 <= group_id < len(self.groups):
+            reason = f"group {group_id} of {len(self.groups)}"
             raise AdapterError(observation=what, reason=reason)
         if not blocks:
             return
@@ -369,11 +370,11 @@ class Sanitizer(Owners):
         if isinstance(row, Row):
             check_drafts(what, row.name, row.num_tokens, row.drafts)
             return named.serial
-        self._check_blocks(what, row.group, ())
-        size = self.groups[row.group].block_size
-        self._check_blocks(what, row.group, [max(slot, 0) // size for slot in row.writes])
-        self._check_blocks(what, row.group, [slot // size for slot in row.reads])
-        ends = row.start if self.groups[row.group].ring else row.start + row.num_tokens
+        self._check_blocks(what, row.group_id, ())
+        size = self.groups[row.group_id].block_size
+        self._check_blocks(what, row.group_id, [max(slot, 0) // size for slot in row.writes])
+        self._check_blocks(what, row.group_id, [slot // size for slot in row.reads])
+        ends = row.start if self.groups[row.group_id].ring else row.start + row.num_tokens
         if len(row.writes) != row.num_tokens or len(row.reads) > ends:
             reason = f"{row.name}: {len(row.writes)} writes and {len(row.reads)} reads of a row"
             raise AdapterError(observation=what, reason=f"{reason} that ends at {ends}")

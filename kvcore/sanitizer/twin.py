@@ -80,7 +80,7 @@ class TwinJudge:
 def _wrong(
     name: str,
     serial: int,
-    group: int,
+    group_id: int,
     start: int,
     position: int,
     block: int | None,
@@ -92,7 +92,7 @@ def _wrong(
     """A value of the twin's as the judge's."""
     by = None if event is None else Event(*event)
     content = None if held is None else Held(held[0], held[1], by, held[2])
-    return Wrong(name, serial, group, start, position, block, slot, content, by, step)
+    return Wrong(name, serial, group_id, start, position, block, slot, content, by, step)
 
 
 def make_judge(

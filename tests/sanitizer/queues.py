@@ -116,16 +116,16 @@ class Queue:
         if not asked_of:
             return
         name, asked = dice.choice(list(asked_of.items()))
-        what, group = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
-        table, size = asked.tables[group], self.groups[group].block_size
+        what, group_id = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
+        table, size = asked.tables[group_id], self.groups[group_id].block_size
         at = dice.randrange(len(table) + (what == "cut")) if table else 0
         if what == "replace" and table:
-            table[at] = self.block(group)
-            self.say("extend", name, group, [table[at]], at)
+            table[at] = self.block(group_id)
+            self.say("extend", name, group_id, [table[at]], at)
             self.say("load", name, at * size, max(0, min(size, len(asked.tokens) - at * size)))
         elif what == "cut":
             del table[at:]
-            self.say("cut", name, group, at)
+            self.say("cut", name, group_id, at)
             asked.computed = min(asked.computed, at * size)
         else:
             self.extend(name, asked, len(asked.tokens))
@@ -276,13 +276,13 @@ class Queue:
         """Blocks are copied, moved, zeroed or lost; seldom, since they are anybody's."""
         if not self.wrong():
             return
-        dice, group = self.numbers, self.numbers.randrange(len(self.groups))
+        dice, group_id = self.numbers, self.numbers.randrange(len(self.groups))
         blocks = [dice.randrange(self.num_blocks) for _ in range(2)]
         what = dice.choice(["copy", "copy", "move", "zero", "fail"])
         if what in ("zero", "fail"):
-            self.say(what, blocks[:1], group)
+            self.say(what, blocks[:1], group_id)
         else:
-            self.say(what, [tuple(blocks)], group, dice.choice(TIERS), dice.choice(TIERS))
+            self.say(what, [tuple(blocks)], group_id, dice.choice(TIERS), dice.choice(TIERS))
 
     def epoch(self) -> None:
         """The weights change."""

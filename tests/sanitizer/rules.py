@@ -31,8 +31,8 @@ class Engine:
     def begin(self, name: str, tokens: list[int], *tables: list[int], **options: Any) -> list[int]:
         """A request with its blocks in each group; its tokens."""
         self.sanitizer.begin(name, tokens, **options)
-        for group, blocks in enumerate(tables):
-            self.sanitizer.extend(name, group, blocks)
+        for group_id, blocks in enumerate(tables):
+            self.sanitizer.extend(name, group_id, blocks)
         return tokens
 
     def issue(self, *rows: Row | SlotRow) -> int:

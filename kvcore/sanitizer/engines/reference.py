@@ -193,17 +193,17 @@ class Adapter:
             del tables[name]
             sanitizer.end(name)
 
-        def changed(name: str, group: int, table: list[int]) -> None:
+        def changed(name: str, group_id: int, table: list[int]) -> None:
             before = tables[name]
-            if table[: len(before[group])] != before[group]:
+            if table[: len(before[group_id])] != before[group_id]:
                 sanitizer.drop(name)
                 for other, blocks in enumerate(before):
-                    if other != group and blocks:
+                    if other != group_id and blocks:
                         sanitizer.extend(name, other, blocks)
-                sanitizer.extend(name, group, table)
-            elif len(table) > len(before[group]):
-                sanitizer.extend(name, group, table[len(before[group]) :])
-            before[group] = table
+                sanitizer.extend(name, group_id, table)
+            elif len(table) > len(before[group_id]):
+                sanitizer.extend(name, group_id, table[len(before[group_id]) :])
+            before[group_id] = table
 
         def followed(batch: Any, chunks: Any) -> None:
             for command in batch:

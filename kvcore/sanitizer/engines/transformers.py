@@ -282,12 +282,12 @@ class _Followed:
     def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
         starts = [(len(reads[i]) if reads else 0, len(writes[i])) for i in range(len(writes))]
         inner(name, past, count, reads, writes)
-        for group, its in self.allocators():
-            read, written = starts[group]
-            new = [_slot(its, place) for place in writes[group][written:]]
-            old = [_slot(its, place) for place in (reads[group][read:] if reads else ())]
+        for group_id, its in self.allocators():
+            read, written = starts[group_id]
+            new = [_slot(its, place) for place in writes[group_id][written:]]
+            old = [_slot(its, place) for place in (reads[group_id][read:] if reads else ())]
             old = [each for each in old if each >= 0]
-            self.rows.append(SlotRow(name, group, past, count, new, old))
+            self.rows.append(SlotRow(name, group_id, past, count, new, old))
 
     def steps(self, inner: Any, model: Any) -> None:
         io = self.target.inputs_and_outputs
@@ -306,17 +306,17 @@ class _Followed:
             if tokens is not None:
                 tokens += (state.initial_tokens + state.generated_tokens)[len(tokens) :]
 
-    def copies(self, group: int, inner: Any, sources: Any, targets: Any) -> None:
+    def copies(self, group_id: int, inner: Any, sources: Any, targets: Any) -> None:
         inner(sources, targets)
-        self.sanitizer.copy(list(zip(sources, targets, strict=True)), group)
+        self.sanitizer.copy(list(zip(sources, targets, strict=True)), group_id)
 
     def offloads(self, inner: Any, victims: Any, tables: Any) -> Any:
         names = inner(victims, tables)
         for name in names:
             swapped = self.offloading._request_id_to_cpu_blocks[name]
-            for group, kind in enumerate(self.kinds):
+            for group_id, kind in enumerate(self.kinds):
                 pairs = zip(tables[name].get(kind, []), swapped.get(kind, []), strict=True)
-                self.sanitizer.copy(list(pairs), group, target="cpu")
+                self.sanitizer.copy(list(pairs), group_id, target="cpu")
         return names
 
     def restores(self, inner: Any, batch: Any) -> None:
@@ -324,10 +324,10 @@ class _Followed:
         names = [each.state.request_id for each in batch if each.state.is_cpu_offloaded]
         inner(batch)
         for name in names:
-            for group, (kind, its) in enumerate(self.kinds.items()):
+            for group_id, (kind, its) in enumerate(self.kinds.items()):
                 table = its.block_table.get(name, [])
                 pairs = list(zip(swapped[name].get(kind, []), table, strict=False))
-                self.sanitizer.copy(pairs, group, source="cpu")
+                self.sanitizer.copy(pairs, group_id, source="cpu")
 
 
 def _slot(its: Any, place: int) -> int:

@@ -58,11 +58,11 @@ class Watch:
             self.fresh.add(name)
         self._guarded(self.sanitizer.begin)(name, tokens, *args, **named)
 
-    def extend(self, name: Any, group: int, blocks: Iterable[int]) -> None:
+    def extend(self, name: Any, group_id: int, blocks: Iterable[int]) -> None:
         blocks = list(blocks)
-        self._guarded(self.sanitizer.extend)(name, group, blocks)
+        self._guarded(self.sanitizer.extend)(name, group_id, blocks)
         held = {each for table in self.tables.values() for each in table}
-        named = [(group, block) for block in blocks]
+        named = [(group_id, block) for block in blocks]
         if held.intersection(named):
             self.reached.add("shared-block")
         self.tables[name] += named

@@ -270,9 +270,9 @@ class Adapter:
 
             def step(self, step: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
                 for at, lists in more[1].items():
-                    for group, blocks in enumerate(lists):
+                    for group_id, blocks in enumerate(lists):
                         if blocks:
-                            sanitizer.extend(names[at], group, list(blocks))
+                            sanitizer.extend(names[at], group_id, list(blocks))
                 sanitizer.issue(step, list(map(Row, names, starts, counts)))
                 return []
 
