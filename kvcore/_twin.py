@@ -48,7 +48,7 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
 
 
 def make_judge(groups: Sequence[tuple[Any, ...]], num_blocks: int, full: bool) -> SanitizerJudge:
-    """The judge of `kvcore/sanitizer/judge.py` over the twin. Raises BackendMissing."""
+    """The judge of `kvcore/sanitizer/slot_checker.py` over the twin. Raises BackendMissing."""
     _check_there()
     return _rust.SanitizerJudge(groups, num_blocks, full)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of judge.py, compiled: the same calls, and the same values; and which one is used.
+"""The judge of slot_checker.py, compiled: the same calls, and the same values; and which one is used.
 
 Twin: rust/src/bindings/sanitizer.rs.
 """
@@ -12,9 +12,9 @@ import attrs
 
 from kvcore import _twin
 from kvcore.sanitizer.contents import Event, Held, Place
-from kvcore.sanitizer.judge import Judge
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.slot_checker import Judge
 from kvcore.sanitizer.tables import DEVICE
 from kvcore.types.base_error import BackendMissing
 

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore.sanitizer import digests, judge, sanitizer
-from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer import digests, sanitizer, slot_checker
 from kvcore.sanitizer.lines import Line
 from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.sanitizer import Sanitizer
+from kvcore.sanitizer.slot_checker import Judge
 from kvcore.sanitizer.tables import Tables
 from tests.sanitizer import rules
 from tests.sanitizer.rules import Make
@@ -170,7 +170,7 @@ MUTANTS = [
     Mutant(
         "unknown token equal to unknown token",
         rules.an_unknown_token_is_like_no_other,
-        replaced(judge, "_writer", lambda *_: None),
+        replaced(slot_checker, "_writer", lambda *_: None),
     ),
     Mutant(
         "window too long by one",
@@ -185,7 +185,7 @@ MUTANTS = [
     Mutant(
         "digest without position",
         rules.equal_tokens_elsewhere_are_another_prefix,
-        replaced(judge, "mix", lambda token, _: PLAIN_MIX(token, 0)),
+        replaced(slot_checker, "mix", lambda token, _: PLAIN_MIX(token, 0)),
     ),
     Mutant(
         "namespace left out",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.SanitizerJudge`: the judge of `kvcore.sanitizer.judge`, over ints and lists.
+//! `kvcore._rust.SanitizerJudge`: the judge of `kvcore.sanitizer.slot_checker`, over ints and lists.
 //!
 //! `kvcore/sanitizer/twin.py` holds one and has checked its arguments.
 
@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::bindings::lists::exact_ids;
 use crate::sanitizer::contents::{Event, Held};
-use crate::sanitizer::judge::{Judge, TierPlace};
+use crate::sanitizer::slot_checker::{Judge, TierPlace};
 use crate::sanitizer::lines::Wrong;
 use crate::sanitizer::requests::Tokens;
 use crate::sanitizer::rows::{CacheGroup, Row, SlotRow};

@@ -3,7 +3,7 @@
 
 pub mod contents;
 pub mod digests;
-pub mod judge;
 pub mod lines;
 pub mod requests;
 pub mod rows;
+pub mod slot_checker;

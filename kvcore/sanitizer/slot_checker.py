@@ -7,7 +7,7 @@ start, and a write that changes a block takes the length away (-1) from every ot
 block. `full` reads everything in every step, and finds the same. A request is judged up to its
 first finding; what it writes is followed on.
 
-Twin: rust/src/sanitizer/judge.rs.
+Twin: rust/src/sanitizer/slot_checker.rs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 //!
 //! A write that changes a block with one claim, the writer's, disturbs nobody and looks at no other
 //! request; any other looks through the claimed blocks of all.
-//! Twin: kvcore/sanitizer/judge.py.
+//! Twin: kvcore/sanitizer/slot_checker.py.
 
 mod step;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One step: its rows write, and what their queries see is read.
 //!
-//! Twin: kvcore/sanitizer/judge.py.
+//! Twin: kvcore/sanitizer/slot_checker.py.
 
 use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
-use crate::sanitizer::judge::{Judge, claims};
+use crate::sanitizer::slot_checker::{Judge, claims};
 use crate::sanitizer::lines::{Line, Place, Run, Wrong};
 use crate::sanitizer::requests::{Followed, Tokens};
 use crate::sanitizer::rows::{CacheGroup, Row};
