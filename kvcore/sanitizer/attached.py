@@ -2,7 +2,7 @@
 """A sanitizer in a serving engine: what it does is set in the environment, and it never stops it.
 
 KVCORE_SANITIZER=off|log|raise, log unless set: `log` writes each finding once and lets the engine
-go on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n judges one request in n. An
+go on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n checks one request in n. An
 adapter that errs switches its sanitizer off with one line of log.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a finding of what a judge saw: names for serials, and the last events."""
+"""Makes a finding of what a slot checker saw: names for serials, and the last events."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvcore.sanitizer.findings import CERTAIN, Finding
 from kvcore.sanitizer.lines import Wrong
 from kvcore.sanitizer.names import Named, Names, differing
 from kvcore.sanitizer.rows import CacheGroup
-from kvcore.sanitizer.slot_checker import Judge
+from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
-from kvcore.sanitizer.twin import TwinJudge
+from kvcore.sanitizer.twin import TwinSlotChecker
 
 
 class Describer:
@@ -21,17 +21,17 @@ class Describer:
 
     def __init__(
         self,
-        judge: Judge | TwinJudge,
+        checker: SlotChecker | TwinSlotChecker,
         names: Names,
         groups: Sequence[CacheGroup],
         show_tokens: bool,
         engine: str,
     ) -> None:
-        self._judge, self._names, self._groups = judge, names, groups
+        self._checker, self._names, self._groups = checker, names, groups
         self._show_tokens, self._engine = show_tokens, engine
 
     def describe(self, wrong: Wrong) -> Finding:
-        """The finding that a judge's verdict is."""
+        """The finding that a slot checker's verdict is."""
         request = self._names.of(wrong.serial)
         event = wrong.event
         writer = self._names.of(event.serial) if event is not None else None
@@ -74,7 +74,7 @@ class Describer:
     def _events(self, wrong: Wrong) -> Sequence[Event]:
         if wrong.block is None:
             return ()
-        return self._judge.events((DEVICE, self._groups[wrong.group_id].pool, wrong.block))
+        return self._checker.events((DEVICE, self._groups[wrong.group_id].pool, wrong.block))
 
     def _said(self, event: Event) -> str:
         match event.kind:

@@ -2,7 +2,7 @@
 """What an adapter tells about an engine, in the order of issue, and what follows from it.
 
 An observation is checked when it comes and takes effect in its turn: what was issued before it and
-whose tokens are not known yet goes first. So a step is judged by the tables of its issue, however
+whose tokens are not known yet goes first. So a step is checked by the tables of its issue, however
 late its tokens are known. An observation that contradicts those before it raises AdapterError, and
 nothing has changed.
 """
@@ -32,7 +32,7 @@ from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.owners import Owners
 from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
 from kvcore.sanitizer.tables import DEVICE
-from kvcore.sanitizer.twin import make_judge
+from kvcore.sanitizer.twin import make_slot_checker
 
 Pairs = Iterable[tuple[int, int]]
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
@@ -41,10 +41,10 @@ NO_TABLES: Mapping[int, BlockLists] = {}
 
 
 class Sanitizer(Owners):
-    """Follows the slots of one engine's cache and judges what its steps read.
+    """Follows the slots of one engine's cache and checks what its steps read.
 
     num_blocks: device blocks of each pool, null blocks included. full: read everything in every
-    step, which finds the same and costs more. every: judge the requests whose name's hash is 0 mod
+    step, which finds the same and costs more. every: check the requests whose name's hash is 0 mod
     this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
     and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
     Raises AdapterError.
@@ -72,8 +72,8 @@ class Sanitizer(Owners):
         self._num_told = 0  # by a step; a load tells nobody
         self._num_epochs = 0
         self._names = Names()
-        self._judge = make_judge(self.groups, num_blocks, full, backend)
-        self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
+        self._checker = make_slot_checker(self.groups, num_blocks, full, backend)
+        self._describer = Describer(self._checker, self._names, self.groups, show_tokens, engine)
         self._queue: deque[Issued | Callable[[], object]] = deque()
         self._waiting: dict[int, Issued] = {}
         self._last = -1
@@ -103,12 +103,12 @@ class Sanitizer(Owners):
         origin = None if parent is None else self._live("begin", parent).serial
         named = self._names.begin(name, namespace, tokens, len(self.groups))
         named.events.append((self._now, "begins with {} tokens", len(tokens)))
-        base, judged = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
-        self._do(self._judge.begin, named.serial, tokens, base, origin, judged)
+        base, checked = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
+        self._do(self._checker.begin, named.serial, tokens, base, origin, checked)
 
     def renew(self, name: str) -> None:
         """Let a request that gave up its blocks expect KV of the present weights."""
-        self._do(self._judge.renew, self._live("renew", name).serial)
+        self._do(self._checker.renew, self._live("renew", name).serial)
 
     def extend(
         self, name: str, group_id: int, blocks: Sequence[int], position: int | None = None
@@ -126,7 +126,7 @@ class Sanitizer(Owners):
         named.events.append((now, text, group_id, len(blocks), first))
         if self._released:
             self._suspect_use(name, now, self.groups[group_id].pool, blocks)
-        self._do(self._judge.extend, named.serial, group_id, first, tuple(blocks), now)
+        self._do(self._checker.extend, named.serial, group_id, first, tuple(blocks), now)
 
     def cut(self, name: str, group_id: int, length: int) -> None:
         """Shorten a request's table of a group to this many blocks."""
@@ -134,21 +134,21 @@ class Sanitizer(Owners):
         self._check_blocks("cut", group_id, ())
         named.num_blocks[group_id] = self._place("cut", name, length, named.num_blocks[group_id])
         named.events.append((self._now, "table {} is cut to {} blocks", group_id, length))
-        self._do(self._judge.cut, named.serial, group_id, length, self._now)
+        self._do(self._checker.cut, named.serial, group_id, length, self._now)
 
     def drop(self, name: str) -> None:
         """Give up a request's tables: preempted, finished, or sent anew."""
         named = self._live("drop", name)
         named.num_blocks = [0] * len(self.groups)
         named.events.append((self._now, "gives up its tables"))
-        self._do(self._judge.drop, named.serial, self._now)
+        self._do(self._checker.drop, named.serial, self._now)
 
     def end(self, name: str) -> None:
         """Let a request leave, and its tables with it."""
         named = self._live("end", name)
         named.events.append((self._now, "ends"))
         self._names.end(name)
-        self._do(self._judge.end, named.serial, self._now)
+        self._do(self._checker.end, named.serial, self._now)
 
     def load(self, name: str, start: int, num_tokens: int, group_id: int | None = None) -> None:
         """Say that the KV of these positions came from elsewhere, and is what it should be.
@@ -175,7 +175,7 @@ class Sanitizer(Owners):
         self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
-        """Say that the tokens of a step's rows are known; what is certain in all judged since."""
+        """Say that the tokens of a step's rows are known; what is certain in all checked since."""
         self._pending("complete", step).is_complete = True
         return self._drain()
 
@@ -239,13 +239,13 @@ class Sanitizer(Owners):
         self._check_blocks("fail", group_id, blocks, target)
         for block in blocks:
             place = (target, self.groups[group_id].pool, block)
-            self._do(self._judge.lose, place, self._now)
+            self._do(self._checker.lose, place, self._now)
 
     def zero(self, blocks: Sequence[int], group_id: int = 0) -> None:
         """Zero blocks: unwritten, but readable if the group says so."""
         self._check_blocks("zero", group_id, blocks)
         for block in blocks:
-            self._do(self._judge.zero, (DEVICE, self.groups[group_id].pool, block), self._now)
+            self._do(self._checker.zero, (DEVICE, self.groups[group_id].pool, block), self._now)
 
     def epoch(self) -> None:
         """Say that the weights changed: requests that begin from here on expect KV of these."""
@@ -253,7 +253,7 @@ class Sanitizer(Owners):
             reason = f"weights change up to {EPOCH_MAX} times"
             raise AdapterError(observation="epoch()", reason=reason)
         self._num_epochs += 1
-        self._do(self._judge.advance_epoch)
+        self._do(self._checker.advance_epoch)
 
     def _transfer(self, what: str, pairs: Pairs, group_id: int, source: str, target: str) -> None:
         pairs = list(pairs)
@@ -262,7 +262,7 @@ class Sanitizer(Owners):
         pool = self.groups[group_id].pool
         for read, written in pairs:
             places = (source, pool, read), (target, pool, written)
-            self._do(self._judge.copy, *places, self._now, what == "move")
+            self._do(self._checker.copy, *places, self._now, what == "move")
 
     def _append(self, what: str, tables: Sequence[tuple[str, BlockLists]]) -> None:
         """Check blocks that rows append to tables, and count them."""
@@ -281,7 +281,7 @@ class Sanitizer(Owners):
                     self._suspect_use(name, self._now, self.groups[group_id].pool, blocks)
 
     def _load(self, *arguments: Any) -> None:
-        self._sort(self._judge.load(*arguments))
+        self._sort(self._checker.load(*arguments))
 
     def _place(self, what: str, name: str, position: int, length: int) -> int:
         if 0 <= position <= length:
@@ -325,10 +325,10 @@ class Sanitizer(Owners):
         return self.findings[told:]
 
     def _run(self, issued: Issued) -> None:
-        """Judge a step."""
+        """Check a step."""
         columns = issued.serials, issued.starts, issued.counts, issued.drafts, issued.slots
         tables = issued.tables
-        self._sort(self._judge.step(issued.step, *columns, tables))
+        self._sort(self._checker.step(issued.step, *columns, tables))
         if issued.serials and not any(issued.counts):
             empty = self._describer.empty_step(issued.step, len(issued.serials))
             self.findings.append(empty)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows what every slot holds, and judges what the queries of a step read.
+"""Follows what every slot holds, and checks what the queries of a step read.
 
 A step's writes take effect before its reads; a ring group reads first. A request's verified length
 says up to where its tables hold its prefix: a row is read again only if that falls short of its
 start, and a write that changes a block takes the length away (-1) from every other table with that
-block. `full` reads everything in every step, and finds the same. A request is judged up to its
+block. `full` reads everything in every step, and finds the same. A request is checked up to its
 first finding; what it writes is followed on.
 
 Twin: rust/src/sanitizer/slot_checker.rs.
@@ -24,8 +24,8 @@ from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.tables import DEVICE, Tables
 
 
-class Judge(Tables):
-    """Judges steps over the tables and blocks that it follows."""
+class SlotChecker(Tables):
+    """Checks steps over the tables and blocks that it follows."""
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: int, full: bool) -> None:
         super().__init__(groups, num_blocks)
@@ -140,7 +140,7 @@ class Judge(Tables):
     def _read(self, line: Line, step: int, rings: bool) -> None:
         """Find the first wrong slot that the queries of a row see."""
         request, known = line.request, line.request.verified
-        if not request.judged or line.wrong:
+        if not request.checked or line.wrong:
             return
         whole = self._full or request.repeats or known == DISTURBED or line.slots is not None
         if not whole and known >= line.start:
@@ -317,9 +317,9 @@ class Judge(Tables):
     ) -> None:
         request = line.request
         if name != "alias":
-            if not request.judged:
+            if not request.checked:
                 return
-            line.wrong, request.judged = True, False
+            line.wrong, request.checked = True, False
         event = None
         if held is not None and where[0] is not None:
             pool = self.groups[group_id].pool

@@ -87,7 +87,7 @@ class Tokens(list[int]):
         return super().__len__()
 
 
-def test_a_step_whose_judge_raises_is_not_judged_again() -> None:
+def test_a_step_whose_check_raises_is_not_checked_again() -> None:
     sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend="python")
     tokens = Tokens([1, 2, 3])
     sanitizer.begin("r0", tokens)
@@ -173,7 +173,7 @@ def test_tokens_are_shown_if_asked_for() -> None:
         assert ("(71)" in str(found), "(81)" in str(found)) == (shown, shown)
 
 
-def test_one_request_in_many_is_judged() -> None:
+def test_one_request_in_many_is_checked() -> None:
     sanitizer = Sanitizer([CacheGroup(block_size=1)], 200, every=4)
     for number in range(100):
         sanitizer.begin(f"r{number}", [1, 2])

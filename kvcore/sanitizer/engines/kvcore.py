@@ -66,7 +66,7 @@ class Observer:
             self._follow(command)
 
     def forward(self, passes: Sequence[Pass]) -> None:
-        """Judge the forward pass of the batch that was applied last.
+        """Check the forward pass of the batch that was applied last.
 
         The identities of a request's prefixes stand for its tokens. A failed load is followed as if
         it had come: what reads it is given up by the engine. Raises InvariantViolation (KV-READ).

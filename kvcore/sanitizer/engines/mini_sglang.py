@@ -200,7 +200,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a Scheduler: the tables after `allocate_paged`, judged in `_process_last_data`."""
+        """Follow a Scheduler: tables after `allocate_paged`, checked in `_process_last_data`."""
         manager, size = target.cache_manager, target.cache_manager.page_size
         tokens: dict[int, list[int]] = {}
         tables: dict[int, list[int]] = {}

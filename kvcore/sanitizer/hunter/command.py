@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore sanitize",
-        description="Drive an engine's own scheduler with a fake model and judge what it reads.",
+        description="Drive an engine's own scheduler with a fake model and check what it reads.",
     )
     known = ", ".join(KNOWN)
     parser.add_argument("engine", help=f"{known}, or module:Adapter of your own")
@@ -185,7 +185,7 @@ class _Session:
 
     def _tell_coverage(self) -> None:
         tally = self.tally
-        print(f"{tally.runs} runs, {tally.steps} steps judged, {tally.skipped} worlds refused")
+        print(f"{tally.runs} runs, {tally.steps} steps checked, {tally.skipped} worlds refused")
         for title, counts in (
             ("reached", tally.reached), ("moves", tally.moves),
             ("options", tally.values), ("findings", tally.found),

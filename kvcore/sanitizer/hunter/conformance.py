@@ -144,7 +144,7 @@ def _stands_alone(adapter: Adapter) -> Iterator[str]:
 
 
 def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
-    """No harness error; the sanitizer judges steps, and a request that aborts itself is none."""
+    """No harness error; the sanitizer checks steps, and a request that aborts itself is none."""
     generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 1)
     num_steps = 0
     for _ in range(num_runs):
@@ -155,4 +155,4 @@ def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
             yield f"the harness is wrong: {outcome.found.text}"
             return
     if not num_steps:
-        yield f"no step was judged in {num_runs} runs"
+        yield f"no step was checked in {num_runs} runs"

@@ -23,7 +23,7 @@ from kvcore.sanitizer.hunter.watch import GOALS, RARE
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World
 
 FULL_EVERY = 8
-"""One run of this many judges in full mode."""
+"""One run of this many checks in full mode."""
 SHRINK_SHARE = 0.4
 """Cutting down takes at most this share of the time, the first of each kind apart."""
 MUTED_AFTER = 4
@@ -114,7 +114,7 @@ class Hunt:
         try:
             self.adapter.Engine(self.generator.next()).close()
         except Exception as error:
-            del error  # the first runs will meet it again, and judge it
+            del error  # the first runs will meet it again, and check it
 
     def _one(self) -> Iterator[Event]:
         world = next(self.systematic, None) if self.tally.runs % 4 == 3 else None

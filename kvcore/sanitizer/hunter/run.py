@@ -66,7 +66,7 @@ def run(
 ) -> Outcome:
     """Run a world to its end or its first finding.
 
-    full: judge in the sanitizer's full mode. muted: names of findings that do not end the run.
+    full: check in the sanitizer's full mode. muted: names of findings that do not end the run.
     """
     return _Run(adapter, world, full, muted).outcome()
 
@@ -125,7 +125,7 @@ class _Run:
         for move in self.world.moves:
             self.num_moves += 1
             self._move(move)
-            if (found := self._judged()) is not None:
+            if (found := self._checked()) is not None:
                 return found
         return self._drained() or self._leaked()
 
@@ -170,7 +170,7 @@ class _Run:
             return False
         return True
 
-    def _judged(self) -> Found | None:
+    def _checked(self) -> Found | None:
         """The first certain finding; then the answers that the engine keeps are the model's."""
         assert self.watch is not None
         if self.watch.broken is not None:
@@ -205,7 +205,7 @@ class _Run:
         still, before, tokens, since = 0, None, self.num_tokens, 0
         while set(self.engine.live):
             self.engine.step()
-            if (found := self._judged()) is not None:
+            if (found := self._checked()) is not None:
                 return found
             now = self.engine.progress()
             still = still + 1 if now == before else 0
@@ -225,7 +225,7 @@ class _Run:
     def _leaked(self) -> Found | None:
         """All have left: every block is free, before and after an idle step."""
         self.engine.settle()
-        if (found := self._judged()) is not None:
+        if (found := self._checked()) is not None:
             return found
         before = self.engine.free()
         self.engine.step()

@@ -29,7 +29,7 @@ RARE = frozenset({"chunk-preempted-in-its-step", "abort-in-flight", "restore", "
 
 
 class Watch:
-    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps judged."""
+    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps checked."""
 
     def __init__(self, sanitizer: Any) -> None:
         self.sanitizer = sanitizer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.SanitizerJudge`: the judge of `kvcore.sanitizer.slot_checker`, over ints and lists.
+//! `kvcore._rust.SlotChecker`: that of `kvcore.sanitizer.slot_checker`, over ints and lists.
 //!
 //! `kvcore/sanitizer/twin.py` holds one and has checked its arguments.
 
@@ -9,10 +9,10 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::bindings::lists::exact_ids;
 use crate::sanitizer::contents::{Event, Held};
-use crate::sanitizer::slot_checker::{Judge, TierPlace};
 use crate::sanitizer::lines::Wrong;
 use crate::sanitizer::requests::Tokens;
 use crate::sanitizer::rows::{CacheGroup, Row, SlotRow};
+use crate::sanitizer::slot_checker::{self, TierPlace};
 
 /// The list of tokens of an engine.
 struct Growing(Py<PyAny>);
@@ -65,10 +65,10 @@ type WrongFields = (
 
 /// Contents, tables and verified lengths. `kvcore.sanitizer.Sanitizer` is the way to use it.
 #[pyclass(module = "kvcore._rust")]
-pub(crate) struct SanitizerJudge(Judge<Growing>);
+pub(crate) struct SlotChecker(slot_checker::SlotChecker<Growing>);
 
 #[pymethods]
-impl SanitizerJudge {
+impl SlotChecker {
     /// Follow empty pools of this many blocks.
     #[new]
     #[pyo3(signature = (groups, num_blocks, full, /))]
@@ -77,20 +77,20 @@ impl SanitizerJudge {
             let (block_size, window, ring, num_null, zeros_readable, pool, chunked) = fields;
             CacheGroup { block_size, window, ring, num_null, zeros_readable, pool, chunked }
         });
-        Self(Judge::new(groups.collect(), num_blocks, full))
+        Self(slot_checker::SlotChecker::new(groups.collect(), num_blocks, full))
     }
 
     /// Follow a request from here on; a fork reads what its parent may read.
-    #[pyo3(signature = (serial, tokens, base, parent, judged, /))]
+    #[pyo3(signature = (serial, tokens, base, parent, checked, /))]
     fn begin(
         &mut self,
         serial: u32,
         tokens: Bound<'_, PyAny>,
         base: u64,
         parent: Option<u32>,
-        judged: bool,
+        checked: bool,
     ) {
-        self.0.begin(serial, Growing(tokens.unbind()), base, parent, judged);
+        self.0.begin(serial, Growing(tokens.unbind()), base, parent, checked);
     }
 
     /// Let a request that has no blocks expect KV of the current weights.

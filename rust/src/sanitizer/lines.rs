@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A row of a step while it is judged, and the slots of its positions.
+//! A row of a step while it is checked, and the slots of its positions.
 //!
 //! Twin: kvcore/sanitizer/lines.py (`Line`, `Wrong`).
 

@@ -4,7 +4,7 @@
 `--scheduler-cls kvcore.sanitizer.engines.vllm.scheduler.AsyncScheduler` attaches the sanitizer.
 
 What is followed is what the workers are sent, in the order of the scheduler's outputs; each is
-judged before the scheduler takes its result, when its tokens are known. Not followed: KV that a
+checked before the scheduler takes its result, when its tokens are known. Not followed: KV that a
 connector brings, and groups other than full and sliding window attention.
 """
 
@@ -60,7 +60,7 @@ def begin(sanitizer: Sanitizer, request: Any) -> None:
 def follow(
     sanitizer: Sanitizer, step: int, requests: dict[str, Any], planned: Any, result: Any
 ) -> list[Finding]:
-    """Judge what a scheduler's output makes the workers do. requests: those that came, by name."""
+    """Check what a scheduler's output makes the workers do. requests: those that came, by name."""
     for name in planned.finished_req_ids:
         if name in sanitizer:
             sanitizer.end(name)
@@ -127,7 +127,7 @@ class _Watched:
             self._arrived[request.request_id] = request
 
     def update_from_output(self, planned: Any, result: Any) -> Any:
-        """Judge what ran, then do vLLM's own. Raises WrongKv behind it."""
+        """Check what ran, then do vLLM's own. Raises WrongKv behind it."""
         step, self._num_followed = self._num_followed, self._num_followed + 1
         found = self._guard.tell(
             lambda sanitizer: follow(sanitizer, step, self._arrived, planned, result)

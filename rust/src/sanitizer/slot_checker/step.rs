@@ -5,12 +5,12 @@
 
 use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
-use crate::sanitizer::slot_checker::{Judge, claims};
 use crate::sanitizer::lines::{Line, Place, Run, Wrong};
 use crate::sanitizer::requests::{Followed, Tokens};
 use crate::sanitizer::rows::{CacheGroup, Row};
+use crate::sanitizer::slot_checker::{SlotChecker, claims};
 
-impl<T: Tokens> Judge<T> {
+impl<T: Tokens> SlotChecker<T> {
     /// Write and read as the rows of a step do; what is wrong, at most once a row.
     pub fn step(&mut self, step: u32, rows: &[Row]) -> Vec<Wrong> {
         self.totals.clear();
@@ -128,7 +128,7 @@ impl<T: Tokens> Judge<T> {
         line.written = line.oldest_epoch;
         let request = self.requests.at_mut(line.place);
         let verified = request.verified.unwrap_or(0);
-        let begin = if request.judged { row.start.min(verified) } else { row.start };
+        let begin = if request.checked { row.start.min(verified) } else { row.start };
         self.sum(line, begin);
         let mut wrong = None;
         for run in line.written(self.groups.len()) {
@@ -225,7 +225,7 @@ impl<T: Tokens> Judge<T> {
     fn read(&mut self, line: &mut Line, step: u32, rings: bool) {
         let row = line.row;
         let request = self.requests.at_mut(line.place);
-        if !request.judged || line.wrong {
+        if !request.checked || line.wrong {
             return;
         }
         let known = request.verified;
@@ -336,10 +336,10 @@ impl<T: Tokens> Judge<T> {
         step: u32,
     ) {
         let request = self.requests.at_mut(line.place);
-        if !request.judged {
+        if !request.checked {
             return;
         }
-        (line.wrong, request.judged) = (true, false);
+        (line.wrong, request.checked) = (true, false);
         self.found.push(Wrong {
             name,
             serial: line.row.serial,
