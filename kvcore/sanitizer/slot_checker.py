@@ -78,7 +78,7 @@ class SlotChecker(Tables):
             self._write(line, step)
         for line in lines:
             self._read(line, step, rings=False)
-            self._settle(line)
+            self._record_verified(line)
         return self._found
 
     def _set_out(self, line: Line) -> None:
@@ -190,7 +190,7 @@ class SlotChecker(Tables):
             self._find(name, line, group_id, position, (block_id, offset), held, step)
         return name is None
 
-    def _settle(self, line: Line) -> None:
+    def _record_verified(self, line: Line) -> None:
         """Carry an older epoch that was read into what the row wrote; say what is verified."""
         request = line.request
         for group_id, slots in self._written(line) if line.oldest_epoch < line.written else ():

@@ -226,7 +226,7 @@ class Forgets(Adapter):
     """An adapter without a method."""
 
     class Engine(Engine):
-        settle = property()
+        finish_batches = property()
 
 
 class Newer(Adapter):

@@ -71,7 +71,7 @@ def step_in_order(*phases: str) -> Callable[..., list[Any]]:
                 else:
                     self._read(line, number, rings=phase == "rings")
         for line in lines:
-            self._settle(line)
+            self._record_verified(line)
         return list(self._found)
 
     return step
@@ -145,7 +145,7 @@ MUTANTS = [
     Mutant(
         "verified not cut by a rejected draft",
         rules.a_rejected_draft_is_written_anew,
-        behind(SlotChecker, "_settle", keep_drafts),
+        behind(SlotChecker, "_record_verified", keep_drafts),
     ),
     Mutant(
         "fork of the current epoch",

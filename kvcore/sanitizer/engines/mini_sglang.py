@@ -146,7 +146,7 @@ class Engine:
         else:
             self.target.normal_loop()
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         while self.last is not None or self.messages:
             self.step()
 

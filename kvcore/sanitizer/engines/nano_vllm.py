@@ -64,7 +64,7 @@ class Engine:
         answers = [self.world.token(len(each)) for each in sequences]
         self.target.postprocess(sequences, answers, is_prefill)
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         pass
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ class Engine:
     def reset(self) -> None:
         self.target.manager.reset_prefix_cache()
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         self.step()
 
     def close(self) -> None:

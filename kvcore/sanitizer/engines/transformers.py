@@ -131,7 +131,7 @@ class Engine:
             self.step()
         else:
             return False
-        self.settle()
+        self.finish_batches()
         if self.in_flight:  # as the loop does when it stops
             io = self.target.inputs_and_outputs
             io.current_pair = 1 - io.current_pair
@@ -140,7 +140,7 @@ class Engine:
         self.starting = self.target.use_async_batching
         return True
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         for _ in range(3):
             self.step()
 

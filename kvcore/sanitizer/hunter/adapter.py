@@ -46,7 +46,7 @@ class Engine(Protocol):
     def reset(self) -> None:
         """The engine is asked to empty its prefix cache."""
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         """The engine's loop turns until no batch is in flight. Nobody is live any more."""
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from kvcore.sanitizer.sanitizer import Sanitizer
 
 MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
 METHODS = (
-    *("arrive", "step", "settle", "close", "live", "tokens", "progress", "free", "total"),
+    *("arrive", "step", "finish_batches", "close", "live", "tokens", "progress", "free", "total"),
     *("target", "num_blocks"),
 )
 STEPS_MAX = 500
@@ -79,7 +79,7 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
         told.engine.step()
     else:
         yield f"a request that fits is still live after {STEPS_MAX} steps"
-    told.engine.settle()
+    told.engine.finish_batches()
     wanted = set(range(length + new - 1))
     missing = sorted(wanted - told.positions)
     if missing:

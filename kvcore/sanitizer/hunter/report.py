@@ -70,7 +70,7 @@ def test_of(found: Mapping[str, Any], module: str) -> str:
         steps += _drain(found["name"])
     else:
         steps += ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()",
-                  "engine.settle()", "engine.step()"]  # fmt: skip
+                  "engine.finish_batches()", "engine.step()"]  # fmt: skip
     return "\n".join(
         [
             title,
@@ -200,7 +200,11 @@ def _drain(name: str) -> list[str]:
     lines = ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()"]
     lines.append("assert not list(engine.live), f'{list(engine.live)} wait for ever'")
     if name == "leak":
-        lines += ["engine.settle()", "engine.step()", "assert engine.free() == engine.total()"]
+        lines += [
+            "engine.finish_batches()",
+            "engine.step()",
+            "assert engine.free() == engine.total()",
+        ]
     return lines
 
 

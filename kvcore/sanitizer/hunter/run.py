@@ -224,7 +224,7 @@ class _Run:
 
     def _leaked(self) -> Found | None:
         """All have left: every block is free, before and after an idle step."""
-        self.engine.settle()
+        self.engine.finish_batches()
         if (found := self._checked()) is not None:
             return found
         before = self.engine.free()

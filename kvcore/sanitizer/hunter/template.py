@@ -134,7 +134,7 @@ class Engine:
     def abort(self, name: str) -> None:
         self.target.leave(self.requests.pop(name))
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         """No batch is in flight between two steps."""
 
     def close(self) -> None:

@@ -182,7 +182,7 @@ class Engine:
     def reset(self) -> None:
         self.target.reset_prefix_cache()
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         while self.queue or self.target.has_requests():
             self.step()
 

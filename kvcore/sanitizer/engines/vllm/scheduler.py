@@ -129,7 +129,7 @@ class _Watched:
     def update_from_output(self, planned: Any, result: Any) -> Any:
         """Check what ran, then do vLLM's own. Raises WrongKv behind it."""
         step, self._num_followed = self._num_followed, self._num_followed + 1
-        found = self._guard.tell(
+        found = self._guard.observe(
             lambda sanitizer: follow(sanitizer, step, self._arrived, planned, result)
         )
         if self._guard.sanitizer is None:

@@ -27,7 +27,7 @@ impl<T: Tokens> SlotChecker<T> {
         }
         for line in &mut lines {
             self.read(line, step, false);
-            self.settle(line);
+            self.record_verified(line);
         }
         self.take_found()
     }
@@ -271,7 +271,7 @@ impl<T: Tokens> SlotChecker<T> {
     }
 
     /// Carry an older epoch that was read into what the row wrote; say what is verified.
-    fn settle(&mut self, line: &mut Line) {
+    fn record_verified(&mut self, line: &mut Line) {
         let row = line.row;
         if line.oldest_epoch < line.written {
             for run in line.written(self.groups.len()) {
