@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import DELTA_MAX, GIVES, Event, Held
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, ZEROS
 from kvcore.sanitizer.findings import CERTAIN, Finding
 from kvcore.sanitizer.lines import Wrong
 from kvcore.sanitizer.names import Named, Names, differing
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
 from kvcore.sanitizer.twin import TwinSlotChecker

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
+from kvcore.sanitizer.chunks import CacheGroup, Row, SlotRow
 from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
@@ -30,7 +31,6 @@ from kvcore.sanitizer.issued import (
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.owners import Owners
-from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
 from kvcore.sanitizer.tables import DEVICE
 from kvcore.sanitizer.twin import make_slot_checker
 

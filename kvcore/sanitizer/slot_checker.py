@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import DELTA_MAX, Block, Event, Held, Place
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, WORD, ZEROS, mix, slot_digest
 from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, Wrong
 from kvcore.sanitizer.requests import DISTURBED
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.tables import DEVICE, Tables
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import Blocks, Event, Place
 from kvcore.sanitizer.requests import DISTURBED, Followed
-from kvcore.sanitizer.rows import CacheGroup
 
 DEVICE = "device"
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from kvcore import _twin
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import Event, Held, Place
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
 from kvcore.types.base_error import BackendMissing

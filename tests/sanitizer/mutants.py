@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from kvcore.sanitizer import digests, sanitizer, slot_checker
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.lines import Line
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.sanitizer import Sanitizer
 from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import Tables

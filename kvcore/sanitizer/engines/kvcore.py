@@ -13,8 +13,8 @@ from typing import Any
 
 from kvcore.oracle.content_oracle import Pass, Tables, set_entry
 from kvcore.oracle.contents import Place
+from kvcore.sanitizer.chunks import CacheGroup, Row
 from kvcore.sanitizer.errors import UnsupportedEngine
-from kvcore.sanitizer.rows import CacheGroup, Row
 from kvcore.sanitizer.sanitizer import Sanitizer
 from kvcore.types.commands import (
     Allocate,

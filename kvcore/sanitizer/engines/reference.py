@@ -6,7 +6,7 @@ from array import array
 from typing import Any, ClassVar
 
 from kvcore.manager import KVCacheManager
-from kvcore.sanitizer.rows import CacheGroup, Row
+from kvcore.sanitizer.chunks import CacheGroup, Row
 from kvcore.scheduler import Scheduler
 from kvcore.types.config import Config
 from kvcore.types.groups import Group

@@ -13,8 +13,8 @@ import itertools
 import sys
 from typing import Any, ClassVar
 
+from kvcore.sanitizer.chunks import CacheGroup, Row
 from kvcore.sanitizer.errors import UnsupportedEngine
-from kvcore.sanitizer.rows import CacheGroup, Row
 
 torch: Any = importlib.import_module("torch")
 NAME, TESTED, FULL = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23", 0

@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::bindings::lists::exact_ids;
+use crate::sanitizer::chunks::{CacheGroup, Row, SlotRow};
 use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::lines::Wrong;
 use crate::sanitizer::requests::Tokens;
-use crate::sanitizer::rows::{CacheGroup, Row, SlotRow};
 use crate::sanitizer::slot_checker::{self, TierPlace};
 
 /// The list of tokens of an engine.

@@ -3,9 +3,9 @@
 //!
 //! Twin: kvcore/sanitizer/lines.py (`Line`, `Wrong`).
 
+use crate::sanitizer::chunks::{CacheGroup, Row};
 use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;
-use crate::sanitizer::rows::{CacheGroup, Row};
 
 /// One row. place: of its request. oldest_epoch: of what it read and writes; written: what that
 /// was when it wrote. loads: what it writes comes from elsewhere, null blocks left out, and in

@@ -10,11 +10,11 @@ mod step;
 use hashbrown::HashMap;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
+use crate::sanitizer::chunks::CacheGroup;
 use crate::sanitizer::contents::{Event, Kind, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::group_word;
 use crate::sanitizer::lines::Wrong;
 use crate::sanitizer::requests::{Followed, Requests, Tokens};
-use crate::sanitizer::rows::CacheGroup;
 
 type FxHashMap<K, V> = HashMap<K, V, FxBuildHasher>;
 

@@ -18,10 +18,10 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from kvcore.sanitizer.attached import Guard, check_version, every
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.media import Item, MediaTokens
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.sanitizer import Sanitizer
 
 TESTED = ("0.33.0",)

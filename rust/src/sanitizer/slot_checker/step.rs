@@ -3,11 +3,11 @@
 //!
 //! Twin: kvcore/sanitizer/slot_checker.py.
 
+use crate::sanitizer::chunks::{CacheGroup, Row};
 use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
 use crate::sanitizer::lines::{Line, Place, Run, Wrong};
 use crate::sanitizer::requests::{Followed, Tokens};
-use crate::sanitizer::rows::{CacheGroup, Row};
 use crate::sanitizer::slot_checker::{SlotChecker, claims};
 
 impl<T: Tokens> SlotChecker<T> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The facts that an adapter states about a cache, and what one step does for one request.
 //!
-//! Twin: kvcore/sanitizer/rows.py.
+//! Twin: kvcore/sanitizer/chunks.py.
 
 /// The blocks of layers that share tables. window: None: all is seen. chunked: the chunk of
 /// `window` positions is seen that a query stands in.
