@@ -64,9 +64,9 @@ class Describer:
             engine=self._engine,
         )
 
-    def empty_step(self, step: int, num_rows: int) -> Finding:
-        """A step whose rows have no tokens."""
-        detail = f"step {step} has {num_rows} rows and no tokens"
+    def empty_step(self, step: int, num_chunks: int) -> Finding:
+        """A step whose chunks have no tokens."""
+        detail = f"step {step} has {num_chunks} chunks and no tokens"
         return Finding(
             name="empty-step", certain=True, step=step, detail=detail, engine=self._engine
         )

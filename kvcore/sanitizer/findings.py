@@ -25,7 +25,7 @@ class Finding:
     """One finding. str() is the whole text.
 
     name: one of CERTAIN, of the hunter's, or a suspicion: `alias`, `use-after-free`, `double-free`.
-    position: the token that was read or written. start: the first query of the row. held, wanted:
+    position: the token that was read or written. start: the first query of the chunk. held, wanted:
     what the slot holds and should. writer, written: who wrote it, in which step; None if nobody did
     or it is forgotten.
     block_events, request_events: the last of each, the oldest first. differs: of cross-tenant, the

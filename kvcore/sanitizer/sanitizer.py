@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from kvcore.sanitizer.chunks import CacheGroup, Row, SlotRow
+from kvcore.sanitizer.chunks import CacheGroup, Chunk, SlotChunk
 from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
@@ -155,27 +155,29 @@ class Sanitizer(Owners):
 
         group_id: the only one that it came to; all of them unless given.
         """
-        serial = self._check_row(f"load({name!r})", Row(name, start, num_tokens))
+        serial = self._check_chunk(f"load({name!r})", Chunk(name, start, num_tokens))
         self._check_blocks("load", group_id or 0, ())
         self._do(self._load, serial, group_id, start, num_tokens, self._now)
 
-    def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
+    def issue(self, step: int, chunks: Sequence[Chunk | SlotChunk]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
         check_step(step, self._last)
-        serials = [self._check_row(f"issue({step})", row) for row in rows]
+        serials = [self._check_chunk(f"issue({step})", chunk) for chunk in chunks]
         drafts = {
-            at: row.drafts for at, row in enumerate(rows) if isinstance(row, Row) and row.drafts
+            at: chunk.drafts
+            for at, chunk in enumerate(chunks)
+            if isinstance(chunk, Chunk) and chunk.drafts
         }
         slots = {
-            at: (row.group_id, tuple(row.writes), tuple(row.reads))
-            for at, row in enumerate(rows)
-            if isinstance(row, SlotRow)
+            at: (chunk.group_id, tuple(chunk.writes), tuple(chunk.reads))
+            for at, chunk in enumerate(chunks)
+            if isinstance(chunk, SlotChunk)
         }
-        starts, counts = [row.start for row in rows], [row.num_tokens for row in rows]
+        starts, counts = [chunk.start for chunk in chunks], [chunk.num_tokens for chunk in chunks]
         self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
-        """Say that the tokens of a step's rows are known; what is certain in all checked since."""
+        """Say that the tokens of a step are known; what is certain in all steps checked since."""
         self._pending("complete", step).is_complete = True
         return self._drain()
 
@@ -193,9 +195,9 @@ class Sanitizer(Owners):
         drafts: Mapping[int, Sequence[int]] | None = None,
         tables: Mapping[int, BlockLists] | None = None,
     ) -> list[Finding]:
-        """Issue a step and complete it at once, rows by column.
+        """Issue a step and complete it at once, chunks by column.
 
-        drafts, and blocks that are appended to the tables of all groups: by the number of the row.
+        drafts, and blocks that are appended to the tables of all groups: by the chunk's number.
         """
         check_step(step, self._last)
         try:
@@ -207,9 +209,9 @@ class Sanitizer(Owners):
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        if serials and max(starts) + max(counts) > END_MAX:  # seldom: then the very rows
-            for row in zip(names, starts, counts, strict=True):
-                check_end(f"step({step})", *row)
+        if serials and max(starts) + max(counts) > END_MAX:  # seldom: then each chunk
+            for chunk in zip(names, starts, counts, strict=True):
+                check_end(f"step({step})", *chunk)
         drafts, tables = drafts or NO_DRAFTS, tables or NO_TABLES
         if drafts or tables:
             check_numbered(f"step({step})", names, counts, drafts, tables)
@@ -265,7 +267,7 @@ class Sanitizer(Owners):
             self._do(self._checker.copy, *places, self._now, what == "move")
 
     def _append(self, what: str, tables: Sequence[tuple[str, BlockLists]]) -> None:
-        """Check blocks that rows append to tables, and count them."""
+        """Check blocks that chunks append to tables, and count them."""
         for _, lists in tables:
             for group_id, blocks in enumerate(lists):
                 self._check_blocks(what, group_id, blocks)
@@ -361,21 +363,23 @@ class Sanitizer(Owners):
             reason = f"block {low if low < 0 else high} of {self.num_blocks} ({tier})"
             raise AdapterError(observation=what, reason=reason)
 
-    def _check_row(self, what: str, row: Row | SlotRow) -> int:
-        named = self._live(what, row.name)
-        if row.start < 0 or row.num_tokens < 0:
-            reason = f"{row.name} has start {row.start} and {row.num_tokens} tokens"
+    def _check_chunk(self, what: str, chunk: Chunk | SlotChunk) -> int:
+        named = self._live(what, chunk.name)
+        if chunk.start < 0 or chunk.num_tokens < 0:
+            reason = f"{chunk.name} has start {chunk.start} and {chunk.num_tokens} tokens"
             raise AdapterError(observation=what, reason=reason)
-        check_end(what, row.name, row.start, row.num_tokens)
-        if isinstance(row, Row):
-            check_drafts(what, row.name, row.num_tokens, row.drafts)
+        check_end(what, chunk.name, chunk.start, chunk.num_tokens)
+        if isinstance(chunk, Chunk):
+            check_drafts(what, chunk.name, chunk.num_tokens, chunk.drafts)
             return named.serial
-        self._check_blocks(what, row.group_id, ())
-        size = self.groups[row.group_id].block_size
-        self._check_blocks(what, row.group_id, [max(slot, 0) // size for slot in row.writes])
-        self._check_blocks(what, row.group_id, [slot // size for slot in row.reads])
-        ends = row.start if self.groups[row.group_id].ring else row.start + row.num_tokens
-        if len(row.writes) != row.num_tokens or len(row.reads) > ends:
-            reason = f"{row.name}: {len(row.writes)} writes and {len(row.reads)} reads of a row"
+        self._check_blocks(what, chunk.group_id, ())
+        size = self.groups[chunk.group_id].block_size
+        self._check_blocks(what, chunk.group_id, [max(slot, 0) // size for slot in chunk.writes])
+        self._check_blocks(what, chunk.group_id, [slot // size for slot in chunk.reads])
+        ends = chunk.start if self.groups[chunk.group_id].ring else chunk.start + chunk.num_tokens
+        if len(chunk.writes) != chunk.num_tokens or len(chunk.reads) > ends:
+            reason = (
+                f"{chunk.name}: {len(chunk.writes)} writes and {len(chunk.reads)} reads of a chunk"
+            )
             raise AdapterError(observation=what, reason=f"{reason} that ends at {ends}")
         return named.serial

@@ -2,7 +2,7 @@
 """Follows what every slot holds, and checks what the queries of a step read.
 
 A step's writes take effect before its reads; a ring group reads first. A request's verified length
-says up to where its tables hold its prefix: a row is read again only if that falls short of its
+says up to where its tables hold its prefix: a chunk is read again only if that falls short of its
 start, and a write that changes a block takes the length away (-1) from every other table with that
 block. `full` reads everything in every step, and finds the same. A request is checked up to its
 first finding; what it writes is followed on.
@@ -54,9 +54,9 @@ class SlotChecker(Tables):
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
-        """Write and read as the rows of a step do; what is wrong, at most once a row.
+        """Write and read as the chunks of a step do; what is wrong, at most once a chunk.
 
-        drafts, slots, tables: of the rows of these numbers; tables are appended to first.
+        drafts, slots, tables: of the chunks of these numbers; tables are appended to first.
         """
         for at, lists in tables.items():
             request = self._requests[serials[at]]
@@ -82,7 +82,7 @@ class SlotChecker(Tables):
         return self._found
 
     def _set_out(self, line: Line) -> None:
-        """Cut the verified length if a row goes back, and say of which epoch its writes are."""
+        """Cut the verified length if a chunk goes back, and say of which epoch its writes are."""
         request = line.request
         if line.slots is not None:
             line.oldest_epoch = self._epoch
@@ -138,7 +138,7 @@ class SlotChecker(Tables):
         self._disturb(place, serial)
 
     def _read(self, line: Line, step: int, rings: bool) -> None:
-        """Find the first wrong slot that the queries of a row see."""
+        """Find the first wrong slot that the queries of a chunk see."""
         request, known = line.request, line.request.verified
         if not request.checked or line.wrong:
             return
@@ -168,7 +168,7 @@ class SlotChecker(Tables):
         total: int | None,
         step: int,
     ) -> bool:
-        """Whether a slot holds what a query must find; a row is as old as what it reads."""
+        """Whether a slot holds what a query must find; a chunk is as old as what it reads."""
         group, request = self.groups[group_id], line.request
         _, block_id, offset = place
         block = self._blocks.at((DEVICE, group.pool, block_id))
@@ -191,7 +191,7 @@ class SlotChecker(Tables):
         return name is None
 
     def _record_verified(self, line: Line) -> None:
-        """Carry an older epoch that was read into what the row wrote; say what is verified."""
+        """Carry an older epoch that was read into what the chunk wrote; say what is verified."""
         request = line.request
         for group_id, slots in self._written(line) if line.oldest_epoch < line.written else ():
             group = self.groups[group_id]
@@ -221,7 +221,7 @@ class SlotChecker(Tables):
         request.verified, request.oldest_epoch = known, line.oldest_epoch
 
     def _overtakes(self, line: Line, known: int) -> bool:
-        """Whether a row wrote in a ring over what the next row may see."""
+        """Whether a chunk wrote in a ring over what the next chunk may see."""
         for group_id, group in enumerate(self.groups):
             if group.ring:
                 length = len(line.request.tables[group_id]) * group.block_size
@@ -230,7 +230,7 @@ class SlotChecker(Tables):
         return False
 
     def _totals(self, line: Line, first: int) -> list[int | None]:
-        """The sums of the prefixes that end at [first, the row's end); None: not known."""
+        """The sums of the prefixes that end at [first, the chunk's end); None: not known."""
         request, known_end = line.request, line.end - len(line.drafts)
         tokens, begin, total = request.tokens, 0, request.base
         if not self._full and request.summed <= first:
@@ -252,7 +252,7 @@ class SlotChecker(Tables):
         return totals
 
     def _written(self, line: Line) -> Iterator[tuple[int, Iterator[tuple[int, int | None]]]]:
-        """The positions that a row writes, by group, each with its slot if the row says it."""
+        """The positions that a chunk writes, by group, each with its slot if the chunk says it."""
         if line.slots is not None:
             group_id, writes, _ = line.slots
             pairs = zip(range(line.start, line.end), writes, strict=False)

@@ -65,7 +65,7 @@ class TwinSlotChecker:
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
-        """Write and read as the rows of a step do; what is wrong, at most once a row."""
+        """Write and read as the chunks of a step do; what is wrong, at most once a chunk."""
         columns = serials, starts, counts, dict(drafts), dict(slots), dict(tables)
         found = self._twin.step(step, *columns)
         return [_wrong(*fields) for fields in found] if found else []

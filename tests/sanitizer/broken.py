@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import Row, UnsupportedEngine
+from kvcore.sanitizer import Chunk, UnsupportedEngine
 from kvcore.sanitizer.hunter.template import Adapter, Engine, Request, Scheduler
 
 
@@ -150,7 +150,7 @@ class TellsWrongStart(Adapter):
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        changed = _Changed(sanitizer, lambda row: Row(row.name, row.start + 1, row.num_tokens))
+        changed = _Changed(sanitizer, lambda row: Chunk(row.name, row.start + 1, row.num_tokens))
         Adapter.attach(target, changed)
 
 
@@ -163,7 +163,7 @@ class _Changed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sanitizer, name)
 
-    def issue(self, step: int, rows: list[Row]) -> None:
+    def issue(self, step: int, rows: list[Chunk]) -> None:
         self.sanitizer.issue(step, [row for row in map(self.change, rows) if row is not None])
 
 

@@ -2,9 +2,9 @@
 """Random queues of observations of a manager that is often wrong, to be played more than once.
 
 Blocks are given at random: free ones, ones that another request fills with the same prefix, any.
-Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
-or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork, tables
-are edited, and KV comes from elsewhere.
+Chunks begin where a request's tables end, or earlier, or too late. Steps complete late, out of
+order, or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork,
+tables are edited, and KV comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer, SlotRow
+from kvcore.sanitizer import CacheGroup, Chunk, Finding, Sanitizer, SlotChunk
 
 Observation = tuple[str, tuple[Any, ...]]
 LETTERS = 2
@@ -134,14 +134,14 @@ class Queue:
             asked.computed = max(0, asked.computed + count - self.wrong())
 
     def step(self) -> None:
-        """Some requests get blocks and a row."""
+        """Some requests get blocks and a chunk."""
         dice = self.numbers
-        rows: list[Row | SlotRow] = []
+        chunks: list[Chunk | SlotChunk] = []
         for name, asked in self.live.items():
-            if (row := self.row(name, asked)) is not None:
-                self.extend(name, asked, row.start + row.num_tokens)
-                rows += self.rows(asked, row)
-        self.say("issue", self.num_steps, rows)
+            if (chunk := self.chunk(name, asked)) is not None:
+                self.extend(name, asked, chunk.start + chunk.num_tokens)
+                chunks += self.chunks(asked, chunk)
+        self.say("issue", self.num_steps, chunks)
         self.pending.append(self.num_steps)
         self.num_steps += 1
         if dice.random() < 0.6:
@@ -150,22 +150,22 @@ class Queue:
 
     def columns(self) -> None:
         """The same by columns, with the blocks, and complete at once."""
-        rows: list[Row] = []
+        chunks: list[Chunk] = []
         tables: dict[int, list[list[int]]] = {}
         for name, asked in self.live.items():
-            if (row := self.row(name, asked)) is not None:
-                blocks = self.blocks(asked, row.start + row.num_tokens)
+            if (chunk := self.chunk(name, asked)) is not None:
+                blocks = self.blocks(asked, chunk.start + chunk.num_tokens)
                 if any(blocks):
-                    tables[len(rows)] = blocks
-                rows.append(row)
-        drafts = {at: row.drafts for at, row in enumerate(rows) if row.drafts}
-        names, starts = [row.name for row in rows], [row.start for row in rows]
-        counts = [row.num_tokens for row in rows]
+                    tables[len(chunks)] = blocks
+                chunks.append(chunk)
+        drafts = {at: chunk.drafts for at, chunk in enumerate(chunks) if chunk.drafts}
+        names, starts = [chunk.name for chunk in chunks], [chunk.start for chunk in chunks]
+        counts = [chunk.num_tokens for chunk in chunks]
         self.say("step", self.num_steps, names, starts, counts, drafts, tables)
         self.num_steps += 1
         self.sample()
 
-    def row(self, name: str, asked: Asked) -> Row | None:
+    def chunk(self, name: str, asked: Asked) -> Chunk | None:
         """What is computed of a request next, if anything."""
         dice = self.numbers
         if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
@@ -179,7 +179,7 @@ class Queue:
         drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
         drafts = drafts if start + count == len(asked.tokens) else []
         asked.computed = start + count
-        return Row(name, start, count + len(drafts), drafts)
+        return Chunk(name, start, count + len(drafts), drafts)
 
     def sample(self) -> None:
         """Most requests whose tokens are all computed get one more."""
@@ -188,12 +188,12 @@ class Queue:
                 self.say("grow", name, self.numbers.randrange(LETTERS))
                 asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
 
-    def rows(self, asked: Asked, row: Row) -> list[Row | SlotRow]:
-        """A row of all groups, or the slots of each."""
-        name, start, count = row.name, row.start, row.num_tokens
-        if row.drafts or self.numbers.random() < 0.8:
-            return [row]
-        rows: list[Row | SlotRow] = []
+    def chunks(self, asked: Asked, chunk: Chunk) -> list[Chunk | SlotChunk]:
+        """A chunk of all groups, or the slots of each."""
+        name, start, count = chunk.name, chunk.start, chunk.num_tokens
+        if chunk.drafts or self.numbers.random() < 0.8:
+            return [chunk]
+        chunks: list[Chunk | SlotChunk] = []
         for group_id, group in enumerate(self.groups):
             table, size = asked.tables[group_id], group.block_size
             end = start if group.ring else start + count
@@ -205,8 +205,8 @@ class Queue:
             writes, reads = slots[start : start + count], slots[first:end]
             if self.wrong():
                 reads = reads[1:]
-            rows.append(SlotRow(name, group_id, start, count, writes, reads))
-        return rows
+            chunks.append(SlotChunk(name, group_id, start, count, writes, reads))
+        return chunks
 
     def extend(self, name: str, asked: Asked, end: int) -> None:
         """Blocks for all positions before an end, each group's by itself."""

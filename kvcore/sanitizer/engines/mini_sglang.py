@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer import CacheGroup, Chunk
 
 torch: Any = importlib.import_module("torch")
 
@@ -223,7 +223,7 @@ class Adapter:
 
         def allocated(reqs: Any) -> None:
             allocate(reqs)
-            rows = []
+            chunks = []
             for req in reqs:
                 row = target.engine.page_table[req.table_idx, : req.device_len : size]
                 table, known = (row // size).tolist(), tables.get(req.uid, [])
@@ -234,9 +234,9 @@ class Adapter:
                     sanitizer.extend(f"r{req.uid}", 0, table[len(known) :])
                 tables[req.uid] = table
                 flying[req.uid] += 1
-                rows.append(Row(f"r{req.uid}", req.cached_len, req.extend_len))
+                chunks.append(Chunk(f"r{req.uid}", req.cached_len, req.extend_len))
             steps.append(next(numbers))
-            sanitizer.issue(steps[-1], rows)
+            sanitizer.issue(steps[-1], chunks)
 
         def completed(data: Any) -> None:
             reqs = data[0].batch.reqs if data is not None else []

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer import CacheGroup, Chunk
 
 
 def source() -> Any:
@@ -117,7 +117,7 @@ class Adapter:
 
         def scheduled() -> Any:
             sequences, is_prefill = schedule()
-            rows = []
+            chunks = []
             for each in sequences:
                 name = str(each.seq_id)
                 if name not in told:
@@ -127,9 +127,9 @@ class Adapter:
                     sanitizer.extend(name, 0, each.block_table[told[name] :])
                     told[name] = len(each.block_table)
                 start = each.num_cached_tokens if is_prefill else len(each) - 1
-                rows.append(Row(name, start, each.num_scheduled_tokens))
+                chunks.append(Chunk(name, start, each.num_scheduled_tokens))
             steps[0] += 1
-            sanitizer.issue(steps[0], rows)
+            sanitizer.issue(steps[0], chunks)
             sanitizer.complete(steps[0])
             return sequences, is_prefill
 

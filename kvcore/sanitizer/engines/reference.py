@@ -6,7 +6,7 @@ from array import array
 from typing import Any, ClassVar
 
 from kvcore.manager import KVCacheManager
-from kvcore.sanitizer.chunks import CacheGroup, Row
+from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.scheduler import Scheduler
 from kvcore.types.config import Config
 from kvcore.types.groups import Group
@@ -224,7 +224,7 @@ class Adapter:
                     changed(name, command.group_id, table)
             if chunks:
                 step = next(numbers)
-                made = [Row(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks]
+                made = [Chunk(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks]
                 sanitizer.issue(step, made)
                 sanitizer.complete(step)
 

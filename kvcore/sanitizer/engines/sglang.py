@@ -13,7 +13,7 @@ import itertools
 import sys
 from typing import Any, ClassVar
 
-from kvcore.sanitizer.chunks import CacheGroup, Row
+from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.sanitizer.errors import UnsupportedEngine
 
 torch: Any = importlib.import_module("torch")
@@ -319,7 +319,7 @@ class Adapter:
                 given(request)
             if batch:
                 step = next(numbers)
-                sanitizer.issue(step, [Row(r.name, start, count) for r, start, count in batch])
+                sanitizer.issue(step, [Chunk(r.name, start, count) for r, start, count in batch])
                 sanitizer.complete(step)
 
         target.follow, target.gives, target.leaves = followed, given, left

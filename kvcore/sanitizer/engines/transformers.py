@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, SlotRow, UnsupportedEngine
+from kvcore.sanitizer import CacheGroup, SlotChunk, UnsupportedEngine
 
 torch: Any = importlib.import_module("torch")
 TESTED = "5.23.0"
@@ -232,7 +232,7 @@ class _Followed:
     def __init__(self, target: Any, sanitizer: Any) -> None:
         self.target, self.sanitizer = target, sanitizer
         self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
-        self.rows: list[SlotRow] = []
+        self.chunks: list[SlotChunk] = []
         self.issued: list[tuple[int, list[Any]]] = []
         self.numbers = itertools.count(1)
         self.lists: dict[str, list[int]] = {}
@@ -287,14 +287,14 @@ class _Followed:
             new = [_slot(its, place) for place in writes[group_id][written:]]
             old = [_slot(its, place) for place in (reads[group_id][read:] if reads else ())]
             old = [each for each in old if each >= 0]
-            self.rows.append(SlotRow(name, group_id, past, count, new, old))
+            self.chunks.append(SlotChunk(name, group_id, past, count, new, old))
 
     def steps(self, inner: Any, model: Any) -> None:
         io = self.target.inputs_and_outputs
         io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
         self.issued.append((next(self.numbers), list(io.requests_in_batch)))
-        self.sanitizer.issue(self.issued[-1][0], self.rows[:])
-        self.rows.clear()
+        self.sanitizer.issue(self.issued[-1][0], self.chunks[:])
+        self.chunks.clear()
         inner(model)
 
     def updates(self, inner: Any) -> None:

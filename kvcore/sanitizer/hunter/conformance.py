@@ -91,7 +91,7 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
 
 
 class _Told:
-    """An engine with a sanitizer that notes the positions of all rows."""
+    """An engine with a sanitizer that notes the positions of all chunks."""
 
     def __init__(self, adapter: Adapter, world: World) -> None:
         self.engine = adapter.Engine(world)

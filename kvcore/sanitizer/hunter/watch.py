@@ -95,12 +95,12 @@ class Watch:
             self._see(name, start, count)
         return self._guarded(self.sanitizer.step)(step, names, starts, counts, *more)
 
-    def issue(self, step: Any, rows: Sequence[Any]) -> None:
+    def issue(self, step: Any, chunks: Sequence[Any]) -> None:
         self.num_steps += 1
-        self.steps[step] = {row.name for row in rows}
-        for row in rows:
-            self._see(row.name, row.start, row.num_tokens)
-        self._guarded(self.sanitizer.issue)(step, rows)
+        self.steps[step] = {chunk.name for chunk in chunks}
+        for chunk in chunks:
+            self._see(chunk.name, chunk.start, chunk.num_tokens)
+        self._guarded(self.sanitizer.issue)(step, chunks)
 
     def complete(self, step: Any) -> Any:
         self.steps.pop(step, None)

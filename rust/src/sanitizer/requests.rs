@@ -122,7 +122,7 @@ impl<T: Tokens> Followed<T> {
     }
 }
 
-/// All requests that live, in one column: a step finds those of its rows first, and asks for them.
+/// All requests that live, in one column: a step finds those of its chunks there.
 pub struct Requests<T> {
     places: HashMap<u32, u32, FxBuildHasher>,
     column: Vec<Followed<T>>,

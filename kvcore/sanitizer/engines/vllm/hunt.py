@@ -11,7 +11,7 @@ import os
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Row, UnsupportedEngine
+from kvcore.sanitizer import CacheGroup, Chunk, UnsupportedEngine
 
 TESTED = "0.33.0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
@@ -273,7 +273,7 @@ class Adapter:
                     for group_id, blocks in enumerate(lists):
                         if blocks:
                             sanitizer.extend(names[at], group_id, list(blocks))
-                sanitizer.issue(step, list(map(Row, names, starts, counts)))
+                sanitizer.issue(step, list(map(Chunk, names, starts, counts)))
                 return []
 
         def added(request: Any) -> None:
