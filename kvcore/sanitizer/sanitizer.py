@@ -47,7 +47,12 @@ class Sanitizer(Owners):
     step, which finds the same and costs more. every: check the requests whose name's hash is 0 mod
     this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
     and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
-    Raises AdapterError.
+
+    Blocks are ids of the group's pool; starts, counts and positions are in tokens of the request; a
+    place in a table is in blocks. Each method that takes one of these raises AdapterError unless
+    the request lives (for `begin`: unless it does not), group and block exist, the place is in the
+    table or at its end, no position is above 2**32 - 1, and steps rise, each completed or cancelled
+    once. Nothing has changed then. Raises AdapterError, BackendMissing.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class Sanitizer(Owners):
     ) -> None:
         """Follow a request. tokens: the engine's own growing list, read when a step completes.
 
-        namespace: adapter, salt, media and embeddings. parent: the request that it is a fork of.
+        namespace: LoRA adapter, salt, media, embeddings. parent: the request that it is a fork of.
         """
         if name in self._names.live:
             raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
@@ -250,7 +255,10 @@ class Sanitizer(Owners):
             self._do(self._checker.zero, (DEVICE, self.groups[group_id].pool, block), self._now)
 
     def epoch(self) -> None:
-        """Say that the weights changed: requests that begin from here on expect KV of these."""
+        """Say that the weights changed: requests that begin from here on expect KV of these.
+
+        Raises AdapterError at the 65,536th change.
+        """
         if self._num_epochs == EPOCH_MAX:
             reason = f"weights change up to {EPOCH_MAX} times"
             raise AdapterError(observation="epoch()", reason=reason)
