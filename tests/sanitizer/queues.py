@@ -23,7 +23,7 @@ TIERS = ("device", "device", "host")
 
 
 @attrs.define
-class Asked:
+class LiveRequest:
     """What the generator knows of a request."""
 
     tokens: list[int]
@@ -46,7 +46,7 @@ class Queue:
     late: bool = False
     most_live: int = 3
     moves: list[Observation] = attrs.field(factory=list)
-    live: dict[str, Asked] = attrs.field(factory=dict)
+    live: dict[str, LiveRequest] = attrs.field(factory=dict)
     pending: list[int] = attrs.field(factory=list)
     num_begun: int = 0
     num_steps: int = 0
@@ -90,7 +90,7 @@ class Queue:
             tokens = list(self.live[parent].tokens)
         salt = dice.choice([None, None, None, "other"])
         self.say("begin", name, tokens, (None, salt), parent)
-        self.live[name] = Asked(tokens, [[] for _ in self.groups])
+        self.live[name] = LiveRequest(tokens, [[] for _ in self.groups])
 
     def leave(self) -> None:
         """A request ends."""
@@ -165,7 +165,7 @@ class Queue:
         self.num_steps += 1
         self.sample()
 
-    def chunk(self, name: str, asked: Asked) -> Chunk | None:
+    def chunk(self, name: str, asked: LiveRequest) -> Chunk | None:
         """What is computed of a request next, if anything."""
         dice = self.numbers
         if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
@@ -188,7 +188,7 @@ class Queue:
                 self.say("grow", name, self.numbers.randrange(LETTERS))
                 asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
 
-    def chunks(self, asked: Asked, chunk: Chunk) -> list[Chunk | SlotChunk]:
+    def chunks(self, asked: LiveRequest, chunk: Chunk) -> list[Chunk | SlotChunk]:
         """A chunk of all groups, or the slots of each."""
         name, start, count = chunk.name, chunk.start, chunk.num_tokens
         if chunk.drafts or self.numbers.random() < 0.8:
@@ -208,13 +208,13 @@ class Queue:
             chunks.append(SlotChunk(name, group_id, start, count, writes, reads))
         return chunks
 
-    def extend(self, name: str, asked: Asked, end: int) -> None:
+    def extend(self, name: str, asked: LiveRequest, end: int) -> None:
         """Blocks for all positions before an end, each group's by itself."""
         for group_id, blocks in enumerate(self.blocks(asked, end)):
             if blocks:
                 self.say("extend", name, group_id, blocks)
 
-    def blocks(self, asked: Asked, end: int) -> list[list[int]]:
+    def blocks(self, asked: LiveRequest, end: int) -> list[list[int]]:
         """Put blocks for all positions before an end into each table; a ring gets all at once."""
         new = []
         for group_id, group in enumerate(self.groups):
@@ -242,7 +242,7 @@ class Queue:
             return self.numbers.choice(free)
         return self.numbers.randrange(first, self.num_blocks)
 
-    def hit(self, name: str, asked: Asked) -> int:
+    def hit(self, name: str, asked: LiveRequest) -> int:
         """Take over the full blocks of a request with the same prefix; how many tokens that is."""
         for other in self.live.values():
             common = 0
