@@ -137,7 +137,12 @@ def test_small_worlds_come_in_order_of_length_and_hold_what_they_may() -> None:
     lengths = [len(world.moves) for world in first_ones]
     assert lengths == sorted(lengths)
     assert {world.block_size for world in first_ones} == {2}
-    assert all(run(Adapter, world).found is None for world in first_ones[:300])
+    for world in first_ones[:300]:
+        arrivals = [move for move in world.moves if isinstance(move, Arrive)]
+        assert all(len(each.prompt) + each.new <= world.max_tokens for each in arrivals)
+        outcome = run(Adapter, world)
+        assert outcome.found is None
+        assert outcome.num_steps > 0 or any(isinstance(move, Abort) for move in world.moves)
     without = small_worlds(Adapter.AXES, set(), {})
     assert not any(isinstance(m, Abort) for _ in range(500) for m in next(without).moves)
 
