@@ -8,10 +8,11 @@ import pytest
 
 from kvcore.sanitizer.hunter.hunt import Hunt
 from kvcore.sanitizer.hunter.isolated import outcome_of
-from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.run import Outcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.template import Adapter, Scheduler
+from kvcore.sanitizer.hunter.watch import GOALS
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World, world_from_json
 from tests.sanitizer import broken
 
@@ -98,6 +99,19 @@ def test_a_rare_world_is_varied() -> None:
     near = [world for world in (generator.next() for _ in range(40)) if world.axes == rare.axes]
     shared = max(len({*map(repr, rare.moves)} & {*map(repr, each.moves)}) for each in near)
     assert shared > len({*map(repr, rare.moves)}) // 2
+
+
+def test_a_drawn_world_that_reaches_a_rare_goal_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    hunt, seen = Hunt(Adapter, 1), []
+    monkeypatch.setattr(hunt, "before", seen.append)
+    hunt.tally.reached.update(dict.fromkeys(GOALS, 1000))
+    goals = iter(("chunk-preempted-in-its-step", "hit"))
+    monkeypatch.setattr(
+        "kvcore.sanitizer.hunter.hunt.run", lambda *_, **__: Outcome(None, frozenset({next(goals)}))
+    )
+    for _ in range(2):
+        list(hunt._one())
+    assert hunt.generator.rare == seen[:1]
 
 
 def test_a_world_is_the_same_after_json() -> None:

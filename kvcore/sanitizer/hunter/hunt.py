@@ -124,7 +124,7 @@ class Hunt:
         self.tally.add(world, outcome)
         seldom = 1 + self.tally.runs // 50
         if any(self.tally.reached[goal] <= seldom for goal in outcome.reached) or any(
-            goal in RARE and self.tally.runs % 4 == 0 for goal in outcome.reached
+            goal in RARE for goal in outcome.reached
         ):
             self.generator.keep(world)
         if outcome.found is not None:

@@ -24,7 +24,7 @@ GOALS = (
 )
 """Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
 
-RARE = frozenset({"chunk-preempted-in-its-step", "abort-in-flight", "restore", "fork"})
+RARE = frozenset({"chunk-preempted-in-its-step", "restore", "fork"})
 """Worlds that reach one of these are varied first."""
 
 
