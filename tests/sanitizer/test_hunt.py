@@ -6,7 +6,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.hunt import FULL_EVERY, MUTED_AFTER, Hunt
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import Outcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
@@ -112,6 +112,22 @@ def test_a_drawn_world_that_reaches_a_rare_goal_is_kept(monkeypatch: pytest.Monk
     for _ in range(2):
         list(hunt._one())
     assert hunt.generator.rare == seen[:1]
+
+
+def test_full_mode_judges_runs_that_look_behind_findings_and_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hunt, ran = Hunt(Adapter, 1), set()
+
+    def noted(*_: object, full: bool, muted: frozenset[str]) -> Outcome:
+        ran.add((full, "wrong-kv" in muted))
+        return Outcome()
+
+    monkeypatch.setattr("kvcore.sanitizer.hunter.hunt.run", noted)
+    hunt.cut["wrong-kv", ""] = MUTED_AFTER
+    for _ in range(2 * FULL_EVERY):
+        list(hunt._one())
+    assert ran == {(full, muted) for full in (False, True) for muted in (False, True)}
 
 
 def test_a_world_is_the_same_after_json() -> None:
