@@ -16,6 +16,7 @@ from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
 from kvcore.sanitizer.hunter.report import engine_source
 from kvcore.sanitizer.hunter.template import Adapter
+from kvcore.sanitizer.hunter.world import Arrive, World
 from tests.sanitizer import broken
 
 ROOT = Path(__file__).parents[2]
@@ -114,10 +115,38 @@ def test_a_world_that_was_found_runs_again(tmp_path: Path) -> None:
     assert main(["kvcore.sanitizer.hunter.template:Adapter", "--replay", str(world)]) == 0
 
 
-@pytest.mark.parametrize(
-    ("adapter", "name"),
-    [(broken.Dying, "died"), (broken.Sleeping, "hang"), (broken.Flooding, "flood")],
-)
+ENDS_ITS_PROCESS = [(broken.Dying, "died"), (broken.Sleeping, "hang"), (broken.Flooding, "flood")]
+
+
+@pytest.mark.parametrize(("adapter", "name"), ENDS_ITS_PROCESS)
+def test_a_world_that_ends_its_process_is_found_again(
+    adapter: type[Adapter],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 2.0)
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(world.to_json()))
+    assert main([named(adapter), "--replay", str(path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["name"], found["world"]) == (name, json.loads(path.read_text()))
+
+
+def test_a_world_that_the_engine_refuses_is_not_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World({"block_size": 4, "mode": "odd"}, 8, 16, 4, ("step",))
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(world.to_json()))
+    assert main([named(broken.Refuses), "--replay", str(path)]) == 3
+    assert "refuses the options of this world" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("adapter", "name"), ENDS_ITS_PROCESS)
 def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
     adapter: type[Adapter],
     name: str,

@@ -123,6 +123,8 @@ class _Session:
             print(f"kvcore sanitize: {self.unsupported}", file=sys.stderr)
             return UNSUPPORTED
         self._end(job, interrupted)
+        if job["do"] == "again" and self.tally.skipped:
+            self._say(f"{job['engine']} refuses the options of this world")
         names = {event["name"] for event in self.found.values()}
         if "harness" in names or self._skips_too_much():
             return HARNESS

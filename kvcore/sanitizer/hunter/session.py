@@ -43,15 +43,19 @@ def events(job: Mapping[str, Any]) -> Iterator[Event]:
         job = {"unfinished": str(Path(folder) / "world"), **job}
         left = float(job.get("seconds", 0.0))
         while True:
-            ended, used = None, 0.0
+            ended, used, started = None, 0.0, False
             for event in _one_process(job):
+                started = started or event["event"] == "start"
                 if event["event"] == "ended":
                     ended = event
                 elif event["event"] == "tally":
                     used = max(used, event["seconds"])
                 yield event
             left -= max(used, 1.0)
-            if ended is None or job["do"] != "hunt":
+            if ended is None:
+                return
+            if job["do"] == "again":
+                yield _lost(job, ended, job["world"]) if started else _before_any_run(ended)
                 return
             lost = list(_death(job, ended))
             yield from lost
@@ -65,7 +69,7 @@ def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
     try:
         world = json.loads(Path(job["unfinished"]).read_text().partition("\n")[0])
     except (OSError, ValueError):
-        yield {"event": "unsupported", "text": f"{ended['name']} before any run: {ended['text']}"}
+        yield _before_any_run(ended)
         return
     again = {**job, "do": "cut", "world": world, "name": ended["name"], "text": ended["text"]}
     found = False
@@ -74,8 +78,17 @@ def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
         if event["event"] in ("found", "unsupported"):
             yield event
     if not found:
-        lost = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
-        yield {"event": "found", "name": ended["name"], "text": ended["text"], **lost}
+        yield _lost(job, ended, world)
+
+
+def _before_any_run(ended: Event) -> Event:
+    return {"event": "unsupported", "text": f"{ended['name']} before any run: {ended['text']}"}
+
+
+def _lost(job: Mapping[str, Any], ended: Event, world: Mapping[str, Any]) -> Event:
+    """The finding of a process that did not live to tell it."""
+    facts = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
+    return {"event": "found", "name": ended["name"], "text": ended["text"], **facts}
 
 
 def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:

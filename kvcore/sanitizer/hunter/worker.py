@@ -14,9 +14,11 @@ import sys
 import traceback
 from typing import Any
 
+import attrs
+
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.hunter.adapter import NotInstalled, load
-from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.hunt import Hunt, Tally
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
@@ -50,9 +52,12 @@ def main(job: dict[str, Any]) -> int:
         _hunt(adapter, job, tell)
     elif job["do"] == "again":
         world = world_from_json(job["world"])
-        found = run(adapter, world, full=True, muted=job["muted"]).found
-        if found is not None:
+        outcome = run(adapter, world, full=True, muted=job["muted"])
+        if (found := outcome.found) is not None:
             tell(_event(adapter, world, found.name, found.where, found.text))
+        tally = Tally()
+        tally.add(world, outcome)
+        tell({"event": "tally", **attrs.asdict(tally)})
     else:
         _cut_down(adapter, job, tell)
     return 0
