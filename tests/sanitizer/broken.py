@@ -222,6 +222,18 @@ class KnowsTooMuch(Adapter):
     MOVES = frozenset({"abort", "teleport"})
 
 
+class TellsRemoved(Adapter):
+    """An adapter whose engine says that a block is removed which it still hits; and loses some."""
+
+    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc, name-defined]
+        def events(self) -> list[tuple[str, int, Any]]:
+            return [("stored", 1, (0, (1,))), ("removed", 1, None)]
+
+        def hits(self, tenant: int, tokens: tuple[int, ...]) -> int:
+            del tenant
+            return len(tokens)
+
+
 class Forgets(Adapter):
     """An adapter without a method."""
 

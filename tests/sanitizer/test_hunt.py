@@ -67,6 +67,14 @@ def test_only_lets_a_hunt_look_behind_another_finding() -> None:
     assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
 
 
+def test_a_hunt_looks_behind_a_wrong_event() -> None:
+    plain = [event["name"] for event in Hunt(broken.TellsRemoved, 1).events(2.0) if "name" in event]
+    assert plain[0] == "wrong-event"
+    assert "leak" in plain
+    events = Hunt(broken.TellsRemoved, 1, only="leak").events(1.0)
+    assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
+
+
 def test_the_same_seed_draws_the_same_worlds() -> None:
     one, other = (Generator(Adapter.AXES, 5) for _ in range(2))
     worlds = [one.next() for _ in range(50)]

@@ -14,9 +14,8 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.findings import CERTAIN
 from kvcore.sanitizer.hunter.adapter import Adapter
-from kvcore.sanitizer.hunter.run import Found, Outcome, run
+from kvcore.sanitizer.hunter.run import MUTABLE, Found, Outcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.watch import GOALS, RARE
@@ -123,8 +122,8 @@ class Hunt:
         outcome = self._run(world, full, muted)
         self.tally.add(world, outcome)
         seldom = 1 + self.tally.runs // 50
-        if any(self.tally.reached[goal] <= seldom for goal in outcome.reached) or any(
-            goal in RARE for goal in outcome.reached
+        if RARE & outcome.reached or any(
+            self.tally.reached[goal] <= seldom for goal in outcome.reached
         ):
             self.generator.keep(world)
         if outcome.found is not None:
@@ -136,11 +135,11 @@ class Hunt:
 
     def _muted(self) -> frozenset[str]:
         if self.only is not None:
-            return frozenset({*CERTAIN} - {self.only})
+            return MUTABLE - {self.only}
         if self.tally.runs % 2:
             return frozenset()
         often = {name for (name, _), times in self.cut.items() if times >= MUTED_AFTER}
-        return frozenset(often & {*CERTAIN})
+        return MUTABLE & often
 
     def _found(
         self, world: World, found: Found, full: bool, muted: frozenset[str]

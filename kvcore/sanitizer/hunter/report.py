@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvcore.sanitizer.findings import CERTAIN
+from kvcore.sanitizer.hunter.run import MUTABLE
 from kvcore.sanitizer.hunter.world import Arrive, Move, World, world_from_json
 
 HEADERS = {
@@ -63,7 +63,7 @@ def test_of(found: Mapping[str, Any], module: str) -> str:
     """A test that fails as long as the engine has the bug."""
     world = world_from_json(found["world"])
     title = f'"""{invariant(found["name"])}.\n\n{found["engine"]}: {_first_line(found)}\n"""'
-    if found["name"] in CERTAIN or found["name"] == "wrong-event":
+    if found["name"] in MUTABLE:
         return _with_sanitizer(found, world, title, module)
     steps = _calls(world)
     if found["name"] in ("stuck", "leak"):

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from kvcore.sanitizer import Sanitizer
+from kvcore.sanitizer.findings import CERTAIN
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.router import Router
 from kvcore.sanitizer.hunter.watch import Watch
@@ -25,6 +26,8 @@ NO_TOKEN_STEPS = 400
 """Steps in which nobody gets a token."""
 HUNG_SECONDS = 5.0
 """CPU seconds of one run, which takes some milliseconds."""
+MUTABLE = frozenset({*CERTAIN, "wrong-event"})
+"""Findings behind which a run can go on; only a sanitizer or a router can see them."""
 OWN = Path(__file__).parents[1]
 
 
@@ -178,7 +181,8 @@ class _Run:
         self._check_tokens()
         if not self.engine.free():
             self.watch.reached.add("full-pool")
-        if hasattr(self.engine, "events") and (wrong := self.router.wrong(self.engine)):
+        wrong = self.router.wrong(self.engine) if hasattr(self.engine, "events") else ""
+        if wrong and "wrong-event" not in self.muted:
             return self._found("wrong-event", "", wrong)
         for found in self.watch.findings:
             if found.certain and found.name not in self.muted:
