@@ -67,6 +67,11 @@ def test_only_lets_a_hunt_look_behind_another_finding() -> None:
     assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
 
 
+def test_only_harness_passes_nothing_else() -> None:
+    events = Hunt(broken.Crashing, 1, only="harness").events(0.5)
+    assert [event for event in events if event["event"] == "found"] == []
+
+
 def test_a_hunt_looks_behind_a_wrong_event() -> None:
     plain = [event["name"] for event in Hunt(broken.TellsRemoved, 1).events(2.0) if "name" in event]
     assert plain[0] == "wrong-event"

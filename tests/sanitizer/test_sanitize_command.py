@@ -162,10 +162,14 @@ def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
     assert shortest <= 12
 
 
-def test_a_wrong_adapter_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([named(broken.BeginsTwice), "--seconds", "1", "--seed", "1", "--json"]) == 3
+def test_a_wrong_adapter_ends_with_3_and_is_no_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--seconds", "1", "--seed", "1", "--json", "--write", str(tmp_path)]
+    assert main([named(broken.BeginsTwice), *options]) == 3
     text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
     assert "the adapter is wrong, not the engine" in text
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_is_not_there_ends_with_2(

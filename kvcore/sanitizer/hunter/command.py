@@ -165,6 +165,8 @@ class _Session:
     def _end(self, job: Mapping[str, Any], interrupted: bool) -> None:
         if self.options.write is not None:
             for event in self.found.values():
+                if event["name"] == "harness":
+                    continue  # an error of the adapter is no report to the engine's project
                 for path in write(event, _module(self.options.engine), self.options.write):
                     self._say(f"wrote {path}")
         summary = {

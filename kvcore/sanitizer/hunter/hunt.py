@@ -144,7 +144,7 @@ class Hunt:
     def _found(
         self, world: World, found: Found, full: bool, muted: frozenset[str]
     ) -> Iterator[Event]:
-        if self.only not in (None, found.name, "harness") and found.name != "harness":
+        if found.name not in (self.only or found.name, "harness"):
             return
         share = self.shrinking / max(1.0, self.tally.seconds)
         if self.cut[found.key] and share > SHRINK_SHARE:
