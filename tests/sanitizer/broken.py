@@ -222,6 +222,14 @@ class KnowsTooMuch(Adapter):
     MOVES = frozenset({"abort", "teleport"})
 
 
+class Misspells(Adapter):
+    """An adapter that asks its own table for a request that is not in it."""
+
+    class Engine(Engine):
+        def step(self) -> None:
+            self.requests["nobody"].blocks.clear()
+
+
 class TellsRemoved(Adapter):
     """An adapter whose engine says that a block is removed which it still hits; and loses some."""
 

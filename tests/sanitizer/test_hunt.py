@@ -208,6 +208,13 @@ def test_a_run_that_does_not_end_is_a_hang_with_its_function(
     assert (found.name, found.where) == ("hang", "update")
 
 
+def test_what_an_adapter_raises_is_no_crash_of_its_engine() -> None:
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    names = [run(each, world).found for each in (broken.Misspells, broken.Crashing)]
+    assert [found.name for found in names if found] == ["harness", "crash"]
+
+
 @pytest.mark.parametrize(
     ("scheduler", "name"),
     [(broken.Dies, "died"), (broken.Floods, "flood"), (broken.Sleeps, "hang"), (Scheduler, None)],

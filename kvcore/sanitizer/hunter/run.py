@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -250,9 +251,18 @@ class _Run:
         if self.watch is not None and self.watch.broken is not None:
             return self._found("harness", "", f"{self.watch.broken!r}\n{_tail(error)}")
         deepest = traceback.extract_tb(error.__traceback__)[-1].filename
-        if OWN in Path(deepest).parents:
+        if OWN in Path(deepest).parents or self._is_of_the_adapter(deepest):
             return self._found("harness", _site(error), _tail(error))
         return self._found("crash", f"{type(error).__name__} in {_site(error)}", _tail(error))
+
+    def _is_of_the_adapter(self, file: str) -> bool:
+        """Whether a file drives the engine, and the engine's own class is in another one."""
+        engine = getattr(self.engine, "target", None)
+        return file == _file(self.adapter.Engine) != _file(type(engine))
+
+
+def _file(of: type) -> str | None:
+    return getattr(sys.modules[of.__module__], "__file__", None)
 
 
 def _site(error: BaseException) -> str:
