@@ -8,15 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
-from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.report import engine_source, test_of
 from kvcore.sanitizer.hunter.template import Adapter
-from kvcore.sanitizer.hunter.world import Arrive, World
+from kvcore.sanitizer.hunter.world import Abort, Arrive, World
 from tests.sanitizer import broken
 
 ROOT = Path(__file__).parents[2]
@@ -225,6 +226,45 @@ def test_the_engine_of_a_report_is_the_adapters_file_without_kvcore() -> None:
     namespace: dict[str, object] = {}
     exec(compile(source, "engine", "exec"), namespace)
     assert "Engine" in namespace
+
+
+MINE = """from __future__ import annotations
+import dataclasses
+from kvcore.sanitizer.hunter import template
+
+@dataclasses.dataclass
+class Size:
+    tokens: Unknown = 4
+
+class Engine:
+    def __init__(self, world: Unknown) -> None:
+        self.size, self.live = Size(tokens=world.block_size), []
+    def arrive(self, arrival) -> None:
+        assert (arrival.samples, arrival.tenant) == (1, 0)
+    def step(self) -> None: ...
+    def settle(self) -> None: ...
+
+class Mine(template.Adapter):
+    Engine = Engine
+"""
+
+
+def test_a_written_test_has_the_adapters_name_decorators_and_the_moves_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arrivals = (Arrive("r0", (1,), 1, samples=2, tenant=1), Arrive("r1", (1,) * 99, 1))
+    world = World({"block_size": 2}, 8, 16, 4, (*arrivals, "epoch", "reset", "step", Abort("r0")))
+    found = {"name": "crash", "where": "", "text": "it", "engine": "mine", "world": world.to_json()}
+    written = test_of(found, "mine:Mine")
+    assert "r1" not in written
+    namespace: dict[str, Any] = {}
+    exec(compile(written, "written", "exec"), namespace)
+    assert "Mine" not in namespace
+    namespace["test_crash"]()
+    exec(test_of({**found, "name": "wrong-kv", "muted": []}, "mine:Mine"), namespace)
+    assert namespace["Mine"].Engine.__module__ == "mine"
 
 
 def test_each_known_engine_has_a_file_and_a_way_to_install_it() -> None:

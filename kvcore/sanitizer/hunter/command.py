@@ -167,7 +167,7 @@ class _Session:
             for event in self.found.values():
                 if event["name"] == "harness":
                     continue  # an error of the adapter is no report to the engine's project
-                for path in write(event, _module(self.options.engine), self.options.write):
+                for path in write(event, _adapter(self.options.engine), self.options.write):
                     self._say(f"wrote {path}")
         summary = {
             "engine": self.engine.get("engine", job["engine"]),
@@ -202,7 +202,6 @@ class _Session:
         print(text, file=sys.stderr, flush=True)
 
 
-def _module(engine: str) -> str:
-    if engine in KNOWN:
-        return f"kvcore.sanitizer.{KNOWN[engine].module}"
-    return engine.partition(":")[0]
+def _adapter(engine: str) -> str:
+    known = KNOWN.get(engine)
+    return f"kvcore.sanitizer.{known.module}:Adapter" if known else engine

@@ -19,7 +19,7 @@ from kvcore.sanitizer.findings import CERTAIN
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.router import Router
 from kvcore.sanitizer.hunter.watch import Watch
-from kvcore.sanitizer.hunter.world import EPOCH, RESET, STEP, Abort, Arrive, Move, World
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Move, World, playable
 
 STUCK_STEPS = 12
 """Steps in which nothing at all changes."""
@@ -126,7 +126,7 @@ class _Run:
         )
         self.watch = Watch(sanitizer)
         self.adapter.attach(self.engine.target, self.watch)
-        for move in self.world.moves:
+        for move in playable(self.world, self.adapter.MOVES):
             self.num_moves += 1
             self._move(move)
             if (found := self._judged()) is not None:
@@ -136,30 +136,19 @@ class _Run:
     def _move(self, move: Move) -> None:
         match move:
             case Arrive():
-                if (
-                    len(move.prompt) + move.new > self.world.max_tokens
-                    or move.name in self.arrivals
-                ):
-                    return
-                knows = self.adapter.MOVES
-                if "samples" not in knows:
-                    move = attrs.evolve(move, samples=1)
-                if "tenants" not in knows:
-                    move = attrs.evolve(move, tenant=0)
                 if self._refusable(lambda: self.engine.arrive(move)):
                     self.arrivals[move.name] = move
             case Abort():
-                if "abort" in self.adapter.MOVES and move.name in set(self.engine.live):
+                if move.name in set(self.engine.live):
                     assert self.watch is not None
                     self.watch.aborts(flying=getattr(self.engine, "in_flight", False))
                     self._refusable(lambda: self.engine.abort(move.name))
             case "epoch":
-                if EPOCH in self.adapter.MOVES and self.engine.epoch():
+                if self.engine.epoch():
                     assert self.watch is not None
                     self.watch.epoch()
             case "reset":
-                if RESET in self.adapter.MOVES:
-                    self._refusable(self.engine.reset)
+                self._refusable(self.engine.reset)
             case _:
                 assert move == STEP
                 self.engine.step()

@@ -9,7 +9,7 @@ is not there is skipped.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -91,6 +91,28 @@ def _move(data: str | Mapping[str, Any]) -> Move:
     if "prompt" in data:
         return Arrive(**{**data, "prompt": tuple(data["prompt"])})
     return Abort(**data)
+
+
+def playable(world: World, known: Collection[str]) -> Iterator[Move]:
+    """The moves of a world that an engine which knows `known` is asked for, as it is asked.
+
+    known: as an adapter's MOVES. A request that cannot fit, or whose name is taken, is left out.
+    """
+    names: set[str] = set()
+    for move in world.moves:
+        match move:
+            case Arrive():
+                if move.name not in names and len(move.prompt) + move.new <= world.max_tokens:
+                    names.add(move.name)
+                    samples = move.samples if "samples" in known else 1
+                    tenant = move.tenant if "tenants" in known else 0
+                    yield attrs.evolve(move, samples=samples, tenant=tenant)
+            case Abort():
+                if "abort" in known:
+                    yield move
+            case _:
+                if move == STEP or move in known:
+                    yield move
 
 
 class Generator:
