@@ -6,13 +6,14 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from kvcore.sanitizer import CacheGroup, Row, Sanitizer
 from kvcore.sanitizer.hunter.hunt import FULL_EVERY, MUTED_AFTER, Hunt
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import Outcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.template import Adapter, Scheduler
-from kvcore.sanitizer.hunter.watch import GOALS
+from kvcore.sanitizer.hunter.watch import GOALS, Watch
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World, world_from_json
 from tests.sanitizer import broken
 
@@ -141,6 +142,20 @@ def test_full_mode_judges_runs_that_look_behind_findings_and_others(
     for _ in range(2 * FULL_EVERY):
         list(hunt._one())
     assert ran == {(full, muted) for full in (False, True) for muted in (False, True)}
+
+
+def test_a_request_that_ends_in_flight_was_not_preempted_there() -> None:
+    for comes_back in (False, True):
+        watch = Watch(Sanitizer([CacheGroup(block_size=4)], num_blocks=2))
+        watch.begin("r0", [1, 2])
+        watch.extend("r0", 0, [0])
+        watch.issue(1, [Row("r0", 0, 2)])
+        watch.drop("r0")
+        if comes_back:
+            watch.extend("r0", 0, [1])
+        watch.complete(1)
+        watch.end("r0")
+        assert ("preempted-in-flight" in watch.reached) == comes_back
 
 
 def test_a_world_is_the_same_after_json() -> None:
