@@ -115,6 +115,21 @@ def test_a_rare_world_is_varied() -> None:
     assert shared > len({*map(repr, rare.moves)}) // 2
 
 
+def test_options_and_sizes_of_a_rare_world_are_varied_too() -> None:
+    axes = {"block_size": (4, 2), "mode": ("plain", "odd"), "fixed": (0, 1)}
+    generator = Generator(axes, 1, {"fixed": 1})
+    moves = (Arrive("r0", (1,) * 20, 1), "step")
+    rare = World({"block_size": 4, "mode": "plain", "fixed": 1}, 9, 5, 3, moves)
+    near = [generator._near(rare) for _ in range(300)]
+    assert {world.axes["mode"] for world in near} == {"plain", "odd"}
+    assert {(world.axes["block_size"], world.axes["fixed"]) for world in near} == {(4, 1)}
+    assert {4, 5, 8, 13, 32} <= {world.token_budget for world in near}
+    assert {world.max_rows for world in near} == {2, 3, 4, 8}
+    firsts = [world.moves[0] for world in near if world.moves]
+    lengths = {len(each.prompt) for each in firsts if isinstance(each, Arrive)}
+    assert {16, 19, 20, 21, 24} <= lengths
+
+
 def test_a_drawn_world_that_reaches_a_rare_goal_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     hunt, seen = Hunt(Adapter, 1), []
     monkeypatch.setattr(hunt, "before", seen.append)

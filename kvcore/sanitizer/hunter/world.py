@@ -149,11 +149,11 @@ class Generator:
         return attrs.evolve(world, moves=tuple(_Moves(self.random, world).draw()))
 
     def _near(self, world: World) -> World:
-        """A world with some moves taken away, doubled or drawn anew, or another size."""
+        """A world with some moves taken away, doubled or drawn anew, another size or option."""
         moves = list(world.moves)
         for _ in range(self.random.randint(1, 4)):
             place = self.random.randrange(len(moves) + 1)
-            match self.random.randrange(5):
+            match self.random.randrange(6):
                 case 0:
                     del moves[place : place + self.random.randint(1, 3)]
                 case 1:
@@ -162,17 +162,34 @@ class Generator:
                     moves[place:place] = _Moves(self.random, world).few(moves)
                 case 3:
                     moves = [_changed(self.random, world, move) for move in moves]
-                case _:
+                case 4:
                     near = self.random.choice((-1, 1)) + world.num_blocks
                     world = attrs.evolve(world, num_blocks=max(3, near))
+                case _:
+                    world = self._with_another_option(world)
         return attrs.evolve(world, moves=tuple(moves))
+
+    def _with_another_option(self, world: World) -> World:
+        """One option of the engine, or the size of its steps, drawn anew; not the block size."""
+        other = self._draw()
+        match self.random.choice(("token_budget", "max_rows", *self.axes)):
+            case "block_size":
+                return world  # no request would fit as it did
+            case "token_budget":
+                budget = other.token_budget * world.block_size // other.block_size
+                return attrs.evolve(world, token_budget=budget)
+            case "max_rows":
+                return attrs.evolve(world, max_rows=other.max_rows)
+            case name:
+                return attrs.evolve(world, axes={**world.axes, name: other.axes[name]})
 
 
 def _changed(rng: random.Random, world: World, move: Move) -> Move:
     """A request now and then with another length or priority."""
     if not isinstance(move, Arrive) or rng.random() < 0.7:
         return move
-    length = max(1, len(move.prompt) + rng.randint(-2, 2))
+    longer = rng.choice((rng.randint(-2, 2), -world.block_size, world.block_size))
+    length = max(1, len(move.prompt) + longer)
     more = tuple(world.token(position, 5) for position in range(len(move.prompt), length))
     return attrs.evolve(
         move,
