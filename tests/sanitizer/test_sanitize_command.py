@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvcore.sanitizer.hunter import session
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
@@ -186,6 +189,54 @@ def test_an_engine_that_is_not_there_ends_with_2(
     }.items():
         assert main([engine, "--seconds", "1"]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_an_engine_that_is_not_there_leaves_no_pipe_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        assert main(["transformers"]) == 2
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_hunt_that_is_terminated_ends_its_engine_and_leaves_no_folder(tmp_path: Path) -> None:
+    text = "import sys; from kvcore.sanitizer.hunter.command import main; sys.exit(main())"
+    adapter = "kvcore.sanitizer.hunter.template:Adapter"
+    hunt = subprocess.Popen(
+        [sys.executable, "-c", text, adapter, "--seed", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )
+    assert hunt.stderr is not None
+    assert any("CPU s" in line for line in hunt.stderr)
+    assert list(tmp_path.iterdir())
+    hunt.terminate()
+    hunt.stderr.read()
+    hunt.stderr.close()
+    assert hunt.wait(20) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_dies_before_its_first_run_does_not_blame_the_last_ones_world(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unfinished = tmp_path / "world"
+    died = {"event": "ended", "name": "died", "text": "it"}
+    processes = iter([[{"event": "start"}, died], [{"event": "found", "name": "died"}], [died]])
+
+    def process(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        events = next(processes)
+        if events[0]["event"] == "start":
+            unfinished.write_text("{}")
+        yield from events
+
+    monkeypatch.setattr(session, "_one_process", process)
+    job = {"do": "hunt", "engine": "it", "seed": 1, "seconds": 9, "unfinished": str(unfinished)}
+    *_, last = session.events(job)
+    assert last == {"event": "unsupported", "text": "died before any run: it"}
 
 
 def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

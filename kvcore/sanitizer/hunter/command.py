@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -31,12 +34,21 @@ CLEAN, FOUND, UNSUPPORTED, HARNESS = range(4)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = parse(_parser(), arguments)
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         job = _job(options)
         return _Session(options).follow(job)
     except (NotInstalled, ValueError) as error:
         print(f"kvcore sanitize: {error}", file=sys.stderr)
         return UNSUPPORTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """End as at any exit: with the engine's process ended and its folder removed."""
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,8 +126,9 @@ class _Session:
             "found": self._on_found,
         }
         try:
-            for event in events(job):
-                handlers.get(event["event"], lambda _: None)(event)
+            with closing(events(job)) as told:
+                for event in told:
+                    handlers.get(event["event"], lambda _: None)(event)
         except KeyboardInterrupt:
             interrupted = True
         self.tally.merge(attrs.asdict(self.now))

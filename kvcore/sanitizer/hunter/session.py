@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ NEXT_SEED = 1_000_003
 Event = dict[str, Any]
 
 
-def events(job: Mapping[str, Any]) -> Iterator[Event]:
+def events(job: Mapping[str, Any]) -> Generator[Event]:
     """Do a job in the engine's environment, again after each death of the process.
 
     Raises NotInstalled.
@@ -58,6 +58,7 @@ def events(job: Mapping[str, Any]) -> Iterator[Event]:
                 yield _lost(job, ended, job["world"]) if started else _before_any_run(ended)
                 return
             lost = list(_death(job, ended))
+            Path(job["unfinished"]).unlink(missing_ok=True)  # it is not the next process's world
             yield from lost
             if left <= 0 or any(event["event"] == "unsupported" for event in lost):
                 return
@@ -93,9 +94,9 @@ def _lost(job: Mapping[str, Any], ended: Event, world: Mapping[str, Any]) -> Eve
 
 def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
     """The events of one process; the last is `ended`, unless it ended by itself and well."""
+    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     told, tells = os.pipe()
     prints, printed = os.pipe()
-    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     child = subprocess.Popen(
         [*command, json.dumps({**job, "events": tells})],
         stdin=subprocess.DEVNULL,
