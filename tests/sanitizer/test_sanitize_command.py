@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kvcore.sanitizer import UnsupportedEngine
 from kvcore.sanitizer.hunter import session
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
 from kvcore.sanitizer.hunter.command import main
@@ -243,6 +245,28 @@ def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None
     assert main([named(broken.Newer), "--seconds", "1"]) == 2
     told = "newer 2.0 is not supported: the adapter was tested with 1.0"
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["nano-vllm", "mini-sglang"])
+def test_a_checkout_at_another_commit_is_another_version(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "mini-sglang":
+        pytest.importorskip("torch", reason="its adapter makes tensors")
+    adapter = importlib.import_module(f"kvcore.sanitizer.{KNOWN[name].module}")
+    monkeypatch.setenv(KNOWN[name].checkout or "", str(tmp_path))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UnsupportedEngine, match="of an unknown commit is not supported"):
+        adapter.Adapter.version()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "another"]):
+        subprocess.run([*git, *command], check=True)
+    with pytest.raises(UnsupportedEngine, match=r"[0-9a-f]{40} is not supported") as caught:
+        adapter.Adapter.version()
+    assert f"tested with {adapter.TESTED}" in str(caught.value)
+    head = str(caught.value).split()[1]
+    monkeypatch.setattr(adapter, "TESTED", head[:7])
+    assert adapter.Adapter.version() == head[:7]
 
 
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup
+from kvcore.sanitizer import CacheGroup, UnsupportedEngine
 from kvcore.sanitizer.hunter.world import Arrive
 
 
@@ -154,6 +155,19 @@ def load(name: str) -> Adapter:
         raise NotInstalled(f"{name}: {error}. {how_to_install(name)}".strip()) from error
     found.version()
     return found
+
+
+def commit_of(name: str, tested: str) -> str:
+    """The tested commit of an engine that is a checkout.
+
+    Raises UnsupportedEngine if the checkout is at another one, or Git cannot tell.
+    """
+    folder = os.environ[KNOWN[name].checkout or ""]
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if not found.startswith(tested):
+        raise UnsupportedEngine(engine=name, found=found or "of an unknown commit", tested=tested)
+    return tested
 
 
 def python_of(name: str) -> str:
