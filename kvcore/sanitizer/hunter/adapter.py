@@ -175,7 +175,7 @@ def python_of(name: str) -> str:
     peer = KNOWN[name].peer if name in KNOWN else None
     if peer is None:
         return sys.executable
-    python = peers_home() / peer / "bin" / "python"
+    python = peer_python(peer)
     if not python.exists():
         raise NotInstalled(
             f"{name} is not installed in {python.parents[1]}. {how_to_install(name)}"
@@ -187,6 +187,11 @@ def peers_home() -> Path:
     """Where the engines are installed, outside the project."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("KVCORE_PEERS") or Path(cache) / "kvcore" / "peers")
+
+
+def peer_python(peer: str) -> Path:
+    """The interpreter of a peer's environment, there or not."""
+    return peers_home() / peer / "bin" / "python"
 
 
 def how_to_install(name: str) -> str:
