@@ -68,6 +68,15 @@ class LosesBlocks(Scheduler):
         super().leave(request)
 
 
+class LosesBlocksWhenIdle(Scheduler):
+    """A step without requests takes a block."""
+
+    def schedule(self) -> list[Request]:
+        batch = super().schedule()
+        del self.free[: not batch]
+        return batch
+
+
 class WaitsForEver(Scheduler):
     """After an abort nobody new is scheduled."""
 
@@ -228,6 +237,26 @@ class Misspells(Adapter):
     class Engine(Engine):
         def step(self) -> None:
             self.requests["nobody"].blocks.clear()
+
+
+class TakesTokensBack(Adapter):
+    """An adapter whose engine makes one token, takes it back, and goes on so for ever."""
+
+    class Engine(Engine):
+        num_steps = 0
+
+        def step(self) -> None:
+            self.num_steps += 1
+
+        def progress(self) -> object:
+            return self.num_steps
+
+        def tokens(self) -> list[tuple[str, int, list[int]]]:
+            made = self.num_steps % 2
+            return [
+                (name, 0, [*each.tokens, self.world.token(len(each.tokens))][: 1 + made])
+                for name, each in self.requests.items()
+            ]
 
 
 class TellsRemoved(Adapter):

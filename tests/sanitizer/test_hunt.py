@@ -238,6 +238,20 @@ def test_a_run_that_does_not_end_is_a_hang_with_its_function(
     assert (found.name, found.where) == ("hang", "update")
 
 
+def test_a_token_that_is_made_again_is_no_progress() -> None:
+    world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 3), "step"))
+    found = run(broken.TakesTokensBack, world).found
+    assert found is not None
+    assert found.name == "stuck"
+
+
+def test_what_an_idle_step_takes_is_a_leak() -> None:
+    world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 1), "step"))
+    found = run(broken.adapter_of(broken.LosesBlocksWhenIdle), world).found
+    assert found is not None
+    assert found.text == "leak: all have left, 7 of 8 blocks can be used (8 before)"
+
+
 def test_what_an_adapter_raises_is_no_crash_of_its_engine() -> None:
     moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
     world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))

@@ -191,7 +191,7 @@ class _Run:
                         f"the engine keeps token {tokens[place]} of {name} (sample {sample}) at "
                         f"position {place}, the fake model gave {wanted}"
                     )
-            self.checked[name, sample] = len(tokens)
+            self.checked[name, sample] = max(start, len(tokens))
             self.num_tokens += max(0, len(tokens) - start)
 
     def _drained(self) -> Found | None:
@@ -217,14 +217,14 @@ class _Run:
         return None
 
     def _leaked(self) -> Found | None:
-        """All have left: every block is free, before and after an idle step."""
+        """All have left: every block is free, and still is after an idle step."""
         self.engine.settle()
         if (found := self._judged()) is not None:
             return found
         before = self.engine.free()
         self.engine.step()
         after, total = self.engine.free(), self.engine.total()
-        if before == total or after == total:
+        if after == total:
             return None
         return self._found(
             "leak",
