@@ -106,6 +106,21 @@ def test_a_world_draws_requests_that_fit_and_lengths_at_the_edge_of_blocks() -> 
     assert repeated > 0.1 * num_requests
 
 
+def test_worlds_are_drawn_in_which_much_comes_together() -> None:
+    axes = {"block_size": (4, 2), **{name: (False, True) for name in "abcd"}}
+    generator = Generator(axes, 1)
+    worlds = [generator.next() for _ in range(400)]
+    assert sum(all(world.axes[name] for name in "abcd") for world in worlds) > 8
+    short = 0  # worlds with too few blocks for two requests, of which the later is more urgent
+    for world in worlds:
+        first, *rest = (move for move in world.moves if isinstance(move, Arrive))
+        for second in rest[:1]:
+            tokens = sum(len(each.prompt) + each.new for each in (first, second))
+            is_short = tokens > world.num_blocks * world.block_size
+            short += is_short and first.priority > second.priority
+    assert short > 45
+
+
 def test_a_rare_world_is_varied() -> None:
     generator = Generator(Adapter.AXES, 1)
     rare = generator.next()

@@ -137,8 +137,11 @@ class Generator:
 
     def _draw(self) -> World:
         choose = self.random.choice
+        drawn = choose((0.4, 1.0))  # of the options; the others are the defaults
         axes = {
-            name: self.fixed.get(name, choose(values) if self.random.random() < 0.6 else values[0])
+            name: self.fixed.get(
+                name, choose(values if self.random.random() < drawn else values[:1])
+            )
             for name, values in self.axes.items()
         }
         size = axes["block_size"]
@@ -220,12 +223,13 @@ class _Moves:
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.burst, self.most = rng.choice((1, 3)), rng.choice((2, 4, 100))
         self.samples = rng.choice(((1,), (1, 1, 2)))
-        self.urgent = rng.random() < 0.5
+        self.urgent = rng.random() < 0.8
+        self.only_long = rng.random() < 0.4
         self.tenants = rng.choice((1, 1, 3))
 
     def draw(self) -> list[Move]:
-        """12, 25 or 50 moves, an arrival first."""
-        length = self.random.choice((12, 25, 50))
+        """6, 12, 25 or 50 moves, an arrival first."""
+        length = self.random.choice((6, 12, 25, 50))
         moves: list[Move] = [self._arrival()]
         while len(moves) < length:
             moves += self._kind(self.random.choices(self.kinds, self.weights)[0])
@@ -276,13 +280,15 @@ class _Moves:
     def _prompt(self, longest: int) -> tuple[int, ...]:
         size = self.world.block_size
         most = max(1, longest // size)
-        pages = self.random.randint(
-            *self.random.choice(((1, min(2, most)), (1, most), (most, most)))
-        )
+        lengths = ((1, min(2, most)), (1, most), (most, most))
+        if self.only_long:
+            lengths = ((1 + most // 2, most),)
+        pages = self.random.randint(*self.random.choice(lengths))
         if self.random.random() < 0.5:
             length = pages * size + self.random.choice((-1, 0, 1))
         else:
-            length = self.random.randint(1, pages * size)
+            least = pages * size - size if self.only_long else 0
+            length = self.random.randint(least + 1, pages * size)
         length = max(1, min(length, longest))
         stem = self.random.choice(self.stems)
         shared = self.random.choice((0, length, self.random.randint(0, length)))
