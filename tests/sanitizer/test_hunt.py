@@ -107,7 +107,7 @@ def test_a_world_draws_requests_that_fit_and_lengths_at_the_edge_of_blocks() -> 
 
 
 def test_worlds_are_drawn_in_which_much_comes_together() -> None:
-    axes = {"block_size": (4, 2), **{name: (False, True) for name in "abcd"}}
+    axes = {"block_size": (4, 2), **dict.fromkeys("abcd", (False, True))}
     generator = Generator(axes, 1)
     worlds = [generator.next() for _ in range(400)]
     assert sum(all(world.axes[name] for name in "abcd") for world in worlds) > 8
