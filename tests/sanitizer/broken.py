@@ -262,7 +262,7 @@ class TakesTokensBack(Adapter):
 class TellsRemoved(Adapter):
     """An adapter whose engine says that a block is removed which it still hits; and loses some."""
 
-    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc, name-defined]
+    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc]
         def events(self) -> list[tuple[str, int, Any]]:
             return [("stored", 1, (0, (1,))), ("removed", 1, None)]
 

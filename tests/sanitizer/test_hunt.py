@@ -74,10 +74,11 @@ def test_only_harness_passes_nothing_else() -> None:
 
 
 def test_a_hunt_looks_behind_a_wrong_event() -> None:
-    plain = [event["name"] for event in Hunt(broken.TellsRemoved, 1).events(2.0) if "name" in event]
+    adapter: type[Adapter] = broken.TellsRemoved
+    plain = [event["name"] for event in Hunt(adapter, 1).events(2.0) if "name" in event]
     assert plain[0] == "wrong-event"
     assert "leak" in plain
-    events = Hunt(broken.TellsRemoved, 1, only="leak").events(1.0)
+    events = Hunt(adapter, 1, only="leak").events(1.0)
     assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
 
 
@@ -146,7 +147,8 @@ def test_options_and_sizes_of_a_rare_world_are_varied_too() -> None:
 
 
 def test_a_drawn_world_that_reaches_a_rare_goal_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    hunt, seen = Hunt(Adapter, 1), []
+    seen: list[World] = []
+    hunt = Hunt(Adapter, 1)
     monkeypatch.setattr(hunt, "before", seen.append)
     hunt.tally.reached.update(dict.fromkeys(GOALS, 1000))
     goals = iter(("chunk-preempted-in-its-step", "hit"))
@@ -255,7 +257,8 @@ def test_a_run_that_does_not_end_is_a_hang_with_its_function(
 
 def test_a_token_that_is_made_again_is_no_progress() -> None:
     world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 3), "step"))
-    found = run(broken.TakesTokensBack, world).found
+    adapter: type[Adapter] = broken.TakesTokensBack
+    found = run(adapter, world).found
     assert found is not None
     assert found.name == "stuck"
 

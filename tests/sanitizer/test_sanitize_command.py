@@ -17,7 +17,7 @@ import pytest
 
 from kvcore.sanitizer import UnsupportedEngine
 from kvcore.sanitizer.hunter import session
-from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
+from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, commit_of, load, python_of
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
 from kvcore.sanitizer.hunter.report import engine_source, test_of
@@ -265,8 +265,7 @@ def test_a_checkout_at_another_commit_is_another_version(
         adapter.Adapter.version()
     assert f"tested with {adapter.TESTED}" in str(caught.value)
     head = str(caught.value).split()[1]
-    monkeypatch.setattr(adapter, "TESTED", head[:7])
-    assert adapter.Adapter.version() == head[:7]
+    assert commit_of(name, head[:7]) == head[:7]
 
 
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,8 @@ def engine_source(module: str, adapter: str = "Adapter") -> str:
     """The adapter's file without kvcore: its engine and what that needs."""
     text = inspect.getsource(importlib.import_module(module))
     lines = text.splitlines()
-    first, kept = [], []
+    first: list[str] = []
+    kept: list[str] = []
     for node in ast.parse(text).body:
         source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
         foreign = source.startswith("kvcore.sanitizer")

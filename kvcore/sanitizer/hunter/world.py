@@ -280,9 +280,9 @@ class _Moves:
     def _prompt(self, longest: int) -> tuple[int, ...]:
         size = self.world.block_size
         most = max(1, longest // size)
-        lengths = ((1, min(2, most)), (1, most), (most, most))
+        lengths = [(1, min(2, most)), (1, most), (most, most)]
         if self.only_long:
-            lengths = ((1 + most // 2, most),)
+            lengths = [(1 + most // 2, most)]
         pages = self.random.randint(*self.random.choice(lengths))
         if self.random.random() < 0.5:
             length = pages * size + self.random.choice((-1, 0, 1))
