@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from kvcore.sanitizer import UnsupportedEngine
-from kvcore.sanitizer.hunter import session
+from kvcore.sanitizer.hunter import report, session
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, commit_of, load, python_of
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
-from kvcore.sanitizer.hunter.report import engine_source, test_of
+from kvcore.sanitizer.hunter.report import engine_source
 from kvcore.sanitizer.hunter.template import Adapter
 from kvcore.sanitizer.hunter.world import Abort, Arrive, World
 from tests.sanitizer import broken
@@ -101,9 +101,9 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
     assert {each["name"] for each in summary["findings"]} == {name}
     assert summary["runs"] > 10
     test = min(written.glob("test_*.py"))
-    report = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
-    assert "## Steps" in report
-    assert "1. r" in report
+    text = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
+    assert "## Steps" in text
+    assert "1. r" in text
     assert ("kvcore" in test.read_text()) == (name == "wrong-kv")
     assert not passes(test, tmp_path)
     module = tmp_path / f"{engine.partition(':')[0]}.py"
@@ -331,13 +331,13 @@ def test_a_written_test_has_the_adapters_name_decorators_and_the_moves_it_knows(
     arrivals = (Arrive("r0", (1,), 1, samples=2, tenant=1), Arrive("r1", (1,) * 99, 1))
     world = World({"block_size": 2}, 8, 16, 4, (*arrivals, "epoch", "reset", "step", Abort("r0")))
     found = {"name": "crash", "where": "", "text": "it", "engine": "mine", "world": world.to_json()}
-    written = test_of(found, "mine:Mine")
+    written = report.test_of(found, "mine:Mine")
     assert "r1" not in written
     namespace: dict[str, Any] = {}
     exec(compile(written, "written", "exec"), namespace)
     assert "Mine" not in namespace
     namespace["test_crash"]()
-    exec(test_of({**found, "name": "wrong-kv", "muted": []}, "mine:Mine"), namespace)
+    exec(report.test_of({**found, "name": "wrong-kv", "muted": []}, "mine:Mine"), namespace)
     assert namespace["Mine"].Engine.__module__ == "mine"
 
 
