@@ -231,6 +231,19 @@ class KnowsTooMuch(Adapter):
     MOVES = frozenset({"abort", "teleport"})
 
 
+class LoadsLong(Adapter):
+    """An adapter whose engine takes long to load what it needs, once in a process."""
+
+    class Engine(Engine):
+        loaded = False
+
+        def __init__(self, world: Any) -> None:
+            while not self.loaded and time.process_time() < 7:
+                sum(range(1_000_000))
+            type(self).loaded = True
+            super().__init__(world)
+
+
 class Misspells(Adapter):
     """An adapter that asks its own table for a request that is not in it."""
 

@@ -97,7 +97,7 @@ class Hunt:
 
     def events(self, seconds: float) -> Iterator[Event]:
         """Hunt for this many CPU seconds. Each event is a finding or the tally of a second."""
-        self._warm_up()
+        warm_up(self.adapter, self.generator.next())
         started = time.process_time()
         told = 0.0
         while self.tally.seconds < seconds:
@@ -107,13 +107,6 @@ class Hunt:
                 told = self.tally.seconds
                 yield {"event": "tally", **attrs.asdict(self.tally)}
         yield {"event": "tally", **attrs.asdict(self.tally)}
-
-    def _warm_up(self) -> None:
-        """Let the engine import what its first run imports, which takes longer than a run may."""
-        try:
-            self.adapter.Engine(self.generator.next()).close()
-        except Exception as error:
-            del error  # the first runs will meet it again, and judge it
 
     def _one(self) -> Iterator[Event]:
         world = next(self.systematic, None) if self.tally.runs % 4 == 3 else None
@@ -182,6 +175,14 @@ class Hunt:
             "seconds": self.tally.seconds,
             "engine": self.adapter.NAME,
         }
+
+
+def warm_up(adapter: Adapter, world: World) -> None:
+    """Let the engine import what its first run imports, which takes longer than a run may."""
+    try:
+        adapter.Engine(world).close()
+    except Exception as error:
+        del error  # the first runs will meet it again, and judge it
 
 
 def _kind(move: object) -> str:
