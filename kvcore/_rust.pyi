@@ -287,7 +287,7 @@ class SlotChecker:
         """
     def step(self, step: SupportsIndex, serials: Any, starts: Any, counts: Any, drafts: Any, slots: Any, tables: Any, /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
         """
-        Write and read as the rows of a step do; what is wrong, at most once a row.
+        Write and read as the chunks of a step do; what is wrong, at most once a chunk.
         """
     def zero(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, /) -> None:
         """
