@@ -15,7 +15,7 @@ import pytest
 
 from benches.peers import install
 from benches.vllm.__main__ import FAMILY, PATHS, ROOT
-from benches.vllm.report import Step, judge, summary
+from benches.vllm.report import Step, summary, verdict_of
 from benches.vllm.rules import Watch, explain, unexplained_keys
 
 
@@ -52,7 +52,7 @@ def decided(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("rule", ["", "unwritten"])
 def test_the_first_step_that_differs_is_shown_and_ends_the_run(rule: str) -> None:
     other = decided(blocks={"r": [[1, 2, 4]], "s": None})
-    verdict = judge(
+    verdict = verdict_of(
         [
             Step(1, decided(), decided()),
             Step(2, decided(), other, rule),
@@ -66,7 +66,7 @@ def test_the_first_step_that_differs_is_shown_and_ends_the_run(rule: str) -> Non
         "    kvcore: {'r': [[1, 2, 4]], 's': None}",
     ]
     assert verdict.rule == rule
-    line = summary("async", [verdict, judge([])], 3)
+    line = summary("async", [verdict, verdict_of([])], 3)
     by_rule = f", 1 by rule {rule!r}" if rule else ""
     assert line.startswith(f"async: 1 of 2 runs of 3 steps are the same{by_rule}: 6 tokens")
     assert line.endswith("8 tokens hit, 1 preemptions")
