@@ -259,7 +259,7 @@ def test_a_checkout_at_another_commit_is_another_version(
 ) -> None:
     if name == "mini-sglang":
         pytest.importorskip("torch", reason="its adapter makes tensors")
-    adapter = importlib.import_module(f"kvcore.sanitizer.{KNOWN[name].module}")
+    adapter = importlib.import_module(KNOWN[name].adapter.partition(":")[0])
     monkeypatch.setenv(KNOWN[name].checkout or "", str(tmp_path))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UnsupportedEngine, match="of an unknown commit is not supported"):

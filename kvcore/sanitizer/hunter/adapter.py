@@ -123,6 +123,11 @@ class Known:
     peer: str | None = None
     checkout: str | None = None
 
+    @property
+    def adapter(self) -> str:
+        """The adapter as `module:Class`."""
+        return f"kvcore.sanitizer.engines.{self.module}:Adapter"
+
 
 KNOWN = {
     "nano-vllm": Known("nano_vllm", checkout="KVCORE_NANO_VLLM"),
@@ -145,10 +150,9 @@ def load(name: str) -> Adapter:
     """
     if name not in KNOWN and ":" not in name:
         raise ValueError(f"no adapter for {name!r}; known are {', '.join(KNOWN)} or module:Adapter")
-    module, _, attribute = name.partition(":")
     if name in KNOWN:
         _check_checkout(name)
-        module, attribute = f"kvcore.sanitizer.engines.{KNOWN[name].module}", "Adapter"
+    module, _, attribute = (KNOWN[name].adapter if name in KNOWN else name).partition(":")
     try:
         found: Adapter = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -217,4 +217,4 @@ class _Session:
 
 def _adapter(engine: str) -> str:
     known = KNOWN.get(engine)
-    return f"kvcore.sanitizer.engines.{known.module}:Adapter" if known else engine
+    return known.adapter if known else engine
