@@ -145,19 +145,17 @@ class KVCacheManager(DecodedTokens):
         self._steps.notice(seen)
         known = self._registry.bring(request, seen)
         span = find_span(self._core, self._steps, known, seen, counts)
-        blocks = self.empty_kv_cache_blocks
-        if span.num_new or span.num_external:
-            got = self._allocate(
-                *(known, seen, span, hit),
-                delay_cache_blocks=delay_cache_blocks or span.again,
-                num_encoder_tokens=num_encoder_tokens,
-                full_sequence_must_fit=full_sequence_must_fit,
-                reserved_blocks=reserved_blocks,
-            )
-            if isinstance(got, Refused):
-                self.last_refusal = got
-                return None
-            blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
+        got = self._allocate(
+            *(known, seen, span, hit),
+            delay_cache_blocks=delay_cache_blocks or span.again,
+            num_encoder_tokens=num_encoder_tokens,
+            full_sequence_must_fit=full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
+        )
+        if isinstance(got, Refused):
+            self.last_refusal = got
+            return None
+        blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
         self._steps.schedule(seen.name, (request, seen.num_tokens, seen.num_computed, span.start))
         counted = span.start if counts.num_new else seen.num_computed
@@ -292,6 +290,8 @@ class KVCacheManager(DecodedTokens):
 
         reserved_blocks bind this call's blocks only, as in vLLM, not the gate of the full sequence.
         """
+        if not (span.num_new or span.num_external):
+            return self._grant(seen, full_sequence_must_fit=options["full_sequence_must_fit"])
         to_come = self._registry.put_drafts(known, seen, span.end - seen.num_tokens)
         options["num_lookahead_tokens"] = span.num_lookahead
         options["num_external_computed_tokens"] = span.num_external
@@ -309,3 +309,13 @@ class KVCacheManager(DecodedTokens):
                 self._steps.change()
                 self._registry.put_drafts(known, seen, 0)
         return got
+
+    def _grant(self, seen: Seen, *, full_sequence_must_fit: bool) -> CoreBlocks | Refused:
+        """No blocks for tokens that have slots, unless the gate refuses those of the rest."""
+        end = min(seen.num_tokens, self.config.length_limit)
+        num_rest = end - self._core.num_computed_tokens(seen.name)
+        if full_sequence_must_fit and num_rest > 0:
+            whole = self._core.can_allocate(seen.name, num_rest, full_sequence_must_fit=True)
+            if whole is not Verdict.OK:
+                return self._core.allocate_slots(seen.name, num_rest, full_sequence_must_fit=True)
+        return CoreBlocks(())
