@@ -36,6 +36,9 @@ from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
+ZERO: int = 0  # asked for by identity, since each token of a step is: another 0 goes the long way
+
+
 class KVCacheManager(DecodedTokens):
     """Decides which block holds which tokens of an engine's requests; touches no tensor.
 
@@ -128,10 +131,14 @@ class KVCacheManager(DecodedTokens):
         what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
         TokensChanged besides.
         """
-        no_hit = new_computed_blocks is None and num_new_computed_tokens == 0
-        alone = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
-        no_gate = delay_cache_blocks is full_sequence_must_fit is False and reserved_blocks == 0
-        if no_hit and alone and no_gate and num_new_tokens == 1 and (grown := self.append(request)):
+        if (
+            num_new_tokens == 1
+            and new_computed_blocks is None
+            and num_new_computed_tokens is num_lookahead_tokens is num_external_computed_tokens
+            and num_external_computed_tokens is num_encoder_tokens is reserved_blocks is ZERO
+            and delay_cache_blocks is full_sequence_must_fit is False
+            and (grown := self.append(request))
+        ):
             return grown
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
@@ -173,16 +180,18 @@ class KVCacheManager(DecodedTokens):
         in it. Nothing past a lowered num_computed_tokens stays findable, so that is reset after
         this call. Raises HitInOpenBatch.
         """
-        seen = see(request)
-        known = self._known.get(seen.name)
-        if known is None:
-            return
-        self._steps.notice(seen)
-        if known.was_lowered(seen):
-            withdraw(self._core, self._steps, seen)
-        self._core.free(seen.name)
-        self._steps.leave(seen.name)
-        self._registry.leave(known, request, seen.name)
+        steps, known = self._steps, self._known.get(getattr(request, "request_id", ""))
+        if known is None or steps.first is not None or known.request is not request:
+            seen = see(request)
+            if known is None:
+                return
+            steps.notice(seen)
+        if request.num_computed_tokens < known.least_computed:
+            withdraw(self._core, steps, see(request))
+        name = request.request_id
+        self._core.free(name)
+        steps.leave(name)
+        self._registry.leave(known, request, name)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at num_computed_tokens or later sees.
