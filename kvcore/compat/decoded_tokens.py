@@ -9,7 +9,7 @@ back inside a block, so with them no token waits. Everything else is for `alloca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import gcd
 from struct import Struct
 from typing import Any

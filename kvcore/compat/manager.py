@@ -35,7 +35,6 @@ from kvcore.types.events import Event
 from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
-
 ZERO: int = 0  # asked for by identity, since each token of a step is: another 0 goes the long way
 
 

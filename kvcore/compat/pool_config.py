@@ -15,7 +15,7 @@ from kvcore.types.errors import InvalidConfig
 
 
 def make_config(num_blocks: int, *sizes: int, max_model_len: int, **options: Any) -> Config:
-    """`Config` with these arguments, without a limit of length if the pool cannot hold max_model_len.
+    """A `Config`, without a limit of length if the pool cannot hold a request of max_model_len.
 
     That is a RuntimeWarning, with the numbers. A request of which more is scheduled than the pool
     holds is refused as one that never fits. The engine then clips its lookahead at max_model_len

@@ -42,7 +42,7 @@ class RegisteredRequest:
 
     @property
     def least_computed(self) -> int:
-        """What the engine counted when the request was scheduled last: less means a lowered count."""
+        """What the engine counted when the request was scheduled last; less was lowered."""
         return self.num_computed - 1 if self.decodes else self.counted
 
     def is_another(self, request: EngineRequest) -> bool:

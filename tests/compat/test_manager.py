@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvcore import KVCacheManager as Core
 from kvcore import Config, KvcoreError, Reason, Refused
+from kvcore import KVCacheManager as Core
 from kvcore.compat import KVCacheBlocks, KVCacheManager, make_config
 from kvcore.types.errors import (
     BeyondComputed,
