@@ -52,10 +52,7 @@ class DecodedTokens:
         self._fills_later = keeps_same and not config.enable_events  # those have an order
 
     def append(self, request: Any) -> KVCacheBlocks | None:
-        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`.
-
-        None, and nothing is scheduled, if that has more to look at.
-        """
+        """Schedule a decoding request's next token; None, and it is not, if there is more to do."""
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
             start, place = known.num_computed, known.num_computed - known.num_ahead
@@ -67,9 +64,9 @@ class DecodedTokens:
         num_new = num_tokens - place
         if len(tail) != num_new + 1 or num_new > 1 or place > start or start >= self._length_limit:
             return None
-        if tail[0] is not known.last_token and tail[0] != known.last_token:
+        if tail[0] != known.last_token:
             return None
-        steps, size = self._steps, self._block_divisor
+        steps, size, new = self._steps, self._block_divisor, b""
         if steps.first is not None:
             first, before, _, first_start = steps.first
             if (
@@ -78,12 +75,10 @@ class DecodedTokens:
                 or first.num_tokens > before
             ) and steps.notice(Seen(request.request_id, num_tokens, start)):
                 return None
-        offset, new = start % size, b""
-        fills = num_new and num_tokens % size == 0
-        if fills and known.num_hashes is not None:
-            new = self._read_hash(known, num_tokens // size)
-            if not new:
-                return None
+        offset, fills = start % size, num_new and num_tokens % size == 0
+        own = fills and known.num_hashes is not None
+        if own and not (new := self._read_hash(known, num_tokens // size)):
+            return None
         blocks = self.empty_kv_cache_blocks
         if offset and (self._fills_later if fills else self._keeps_all):
             if steps.waiting and num_new != (len(steps.tokens) > 0):

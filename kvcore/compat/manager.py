@@ -126,9 +126,8 @@ class KVCacheManager(DecodedTokens):
         """Schedule the next tokens of a request; the blocks that its tables grew by, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts if `spec_token_ids` has them, else their ids come later. The rest, and
-        what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
-        TokensChanged besides.
+        num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, as
+        in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and TokensChanged besides.
         """
         if (
             num_new_tokens == 1
@@ -161,7 +160,6 @@ class KVCacheManager(DecodedTokens):
         if isinstance(got, Refused):
             self.last_refusal = got
             return None
-        blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
         self.last_refusal = None
         self._steps.schedule(seen.name, (request, seen.num_tokens, seen.num_computed, span.start))
         counted = span.start if counts.num_new else seen.num_computed
@@ -170,7 +168,7 @@ class KVCacheManager(DecodedTokens):
             self._registry.note_counts(known, seen.name)
         elif not delay_cache_blocks:
             self._steps.publish_later(seen.name, span.end)
-        return blocks
+        return self.create_kv_cache_blocks(new_blocks(self._core, span, got))
 
     def free(self, request: EngineRequest) -> None:
         """Give back a request's blocks, tail first; one that holds nothing is left as it is.
