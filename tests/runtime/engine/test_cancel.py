@@ -18,7 +18,7 @@ from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.forward import Computed, StepInputs
+from kvcore_runtime.engine.forward import Begun, Computed
 from kvcore_runtime.engine.sequence import Completion
 from kvcore_runtime.model.model import Llama
 
@@ -89,12 +89,12 @@ class Breaking:
         else:
             engine._forward.compute = self.compute  # type: ignore[method-assign]
 
-    def compute(self, inputs: StepInputs) -> Computed:
+    def compute(self, begun: Begun) -> Computed:
         self.num_calls += 1
         if self.num_calls - 1 not in self._numbers:
-            return self._compute(inputs)
+            return self._compute(begun)
         tables, cache = self._engine.runtime.tables, self._engine.runtime.cache
-        reads = inputs.reads
+        reads = begun.inputs.reads
         counts = [end - start for start, end in zip(reads.starts, reads.ends, strict=True)]
         for group_id, size in enumerate(tables.block_sizes):
             slots = tables.slot_mapping(reads.rows, reads.starts, counts, group_id=group_id).long()
