@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.read_plan import ReadPlan
+from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.errors import ShapeMismatch
 
 GATHER_BYTES_MAX = 512 * 1024
@@ -42,49 +43,65 @@ class BlockLayers(Protocol):
 class PagedAttention:
     """Attention of one step over the blocks of one group; made anew each step, for its layers."""
 
-    def __init__(self, cache: BlockLayers, plan: ReadPlan, *, invariant: bool = False) -> None:
-        """Set up all that needs no block table; `bind` is next. Raises ShapeMismatch, TooLong."""
+    def __init__(
+        self,
+        cache: BlockLayers,
+        plan: ReadPlan,
+        *,
+        invariant: bool = False,
+        visibility: Visibility = FULL,
+    ) -> None:
+        """Set up all that needs no block table; `bind` is next.
+
+        plan: for the same block size and visibility. Raises ShapeMismatch, TooLong.
+        """
         keys, _ = cache.layer(0)
         self._cache = cache
         self._plan = plan
+        self._block_size = size = keys.shape[1]
         self.step = RaggedStep(
             query_lens=plan.query_lens,
             seq_lens=plan.seq_lens,
             invariant=invariant,
             device=keys.device,
-            visibility=plan.visibility,
+            visibility=visibility,
         )
-        num_tokens, num_entries = plan.num_tokens, plan.num_tokens + plan.num_blocks
+        num_tokens = self.step.num_tokens
         numbers = torch.from_numpy(plan.numbers).to(keys.device)
-        rows, places, self.positions, self._offsets = numbers.split(
-            (num_entries, num_entries, num_tokens, num_tokens)
+        self._entries, self.positions, self._offsets = numbers.split(
+            (num_tokens + plan.num_blocks, num_tokens, num_tokens)
         )
-        self._entries = (rows, places)
+        spans = [
+            range(first // size, -(-seq_len // size))
+            for first, seq_len in zip(self.step.first_keys, plan.seq_lens, strict=True)
+        ]
         block_bytes = keys[0].numel() * keys.element_size()
-        parts = _parts(plan.spans, max(1, GATHER_BYTES_MAX // block_bytes))
-        self._sizes = [sum(len(span) for span in part) for part in parts]
-        scratch = keys.new_empty((2, max(self._sizes, default=0), *keys.shape[1:]))
-        seen = list(zip(plan.spans, self.step.first_keys, plan.seq_lens, strict=True))
+        parts = _parts(spans, max(1, GATHER_BYTES_MAX // block_bytes))
+        sizes = [sum(len(span) for span in part) for part in parts]
+        self._split_sizes = [num_tokens, *sizes]
+        scratch = keys.new_empty((2, max(sizes, default=0), *keys.shape[1:]))
+        seen = list(zip(spans, self.step.first_keys, plan.seq_lens, strict=True))
         self._parts = []
-        for part, size in zip(parts, self._sizes, strict=True):
-            pairs = self._views(scratch[:, :size], seen[: len(part)])
-            self._parts.append((scratch[0, :size], scratch[1, :size], pairs))
+        for part, part_size in zip(parts, sizes, strict=True):
+            pairs = self._views(scratch[:, :part_size], seen[: len(part)])
+            self._parts.append((scratch[0, :part_size], scratch[1, :part_size], pairs))
             del seen[: len(part)]
 
     def bind(self, block_tables: Tensor) -> PagedAttention:
         """Say where the blocks are; returns itself.
 
-        block_tables: [rows, >= blocks of the longest] ints; entries past a sequence's blocks, or
-        before the first that a query of the step sees, are ignored. Raises ShapeMismatch. Copies
+        block_tables: [rows, the plan's width] ints, contiguous; entries past a sequence's blocks,
+        or before the first that a query of the step sees, are ignored. Raises ShapeMismatch. Copies
         what it needs: later changes of the tables are not seen.
         """
-        num_rows = max(self._plan.rows, default=-1) + 1
-        width = max((span.stop for span in self._plan.spans), default=0)
-        shape = tuple(block_tables.shape)
-        if len(shape) != 2 or shape[0] < num_rows or shape[1] < width:
-            raise ShapeMismatch(name="block_tables", expected=(num_rows, width), actual=shape)
-        found = block_tables[self._entries].to(self._offsets.device, torch.int64)
-        written, *self._ids = found.split([self._plan.num_tokens, *self._sizes])
+        plan, shape = self._plan, tuple(block_tables.shape)
+        fits = len(shape) == 2 and shape[0] >= plan.num_rows and shape[1] == plan.width
+        if not fits or plan.width < plan.num_places:
+            expected = (plan.num_rows, max(plan.width, plan.num_places))
+            raise ShapeMismatch(name="block_tables", expected=expected, actual=shape)
+        entries = self._entries.to(block_tables.device)
+        found = block_tables.view(-1).index_select(0, entries).to(self._offsets.device, torch.int64)
+        written, *self._ids = found.split(self._split_sizes)
         self._slots = (written, self._offsets)
         return self
 
@@ -112,7 +129,7 @@ class PagedAttention:
 
         seen: of each sequence its blocks, its first key, and its length.
         """
-        sizes, size = [], self._plan.block_size
+        sizes, size = [], self._block_size
         for span, first, seq_len in seen:
             start, stop = span.start * size, span.stop * size
             sizes += [first - start, seq_len - first, stop - seq_len]

@@ -56,6 +56,7 @@ class GroupLayers:
         self.layout = layout
         shape = layout.shape(blocks.shape[0])
         self.data = blocks if tuple(blocks.shape) == shape else blocks.view(shape)
+        self._layers = [(each[:, 0], each[:, 1]) for each in self.data.unbind(1)]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, as strided views that may be written.
@@ -65,7 +66,7 @@ class GroupLayers:
         if not 0 <= layer < self.layout.num_layers:
             count = self.layout.num_layers
             raise LayerOutOfRange(layer=layer, num_layers=count, last=count - 1)
-        return self.data[:, layer, 0], self.data[:, layer, 1]
+        return self._layers[layer]
 
 
 class Cache:

@@ -10,7 +10,7 @@ no request's: rows that pad a batch read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -163,21 +163,18 @@ class BlockTables:
         slots[num_tokens:pad_to] = PADDING_BLOCK * size
         return slots[: max(num_tokens, pad_to)]
 
-    def check_reach(self, rows: npt.ArrayLike, ends: npt.ArrayLike, *, group_id: int = 0) -> None:
+    def check_reach(self, rows: Iterable[int], ends: Iterable[int], *, group_id: int = 0) -> None:
         """Raise BeyondTable if the table of rows[i] ends before position ends[i] - 1."""
-        row, end = (np.asarray(each, dtype=np.int64) for each in (rows, ends))
-        size = self.block_sizes[group_id]
-        length = self.lengths.numpy()[group_id, row]
-        beyond = end > length.astype(np.int64) * size
-        if beyond.any():
-            at = int(beyond.argmax())
-            raise BeyondTable(
-                row=int(row[at]),
-                group_id=group_id,
-                position=int(end[at]) - 1,
-                needed=-(-int(end[at]) // size),
-                length=int(length[at]),
-            )
+        size, lengths = self.block_sizes[group_id], self.lengths[group_id].tolist()
+        for row, end in zip(rows, ends, strict=True):
+            if end > lengths[row] * size:
+                raise BeyondTable(
+                    row=row,
+                    group_id=group_id,
+                    position=end - 1,
+                    needed=-(-end // size),
+                    length=lengths[row],
+                )
 
     def _check_changes(self, changes: Tensor) -> None:
         is_set = changes[KIND] == SetTable.kind
@@ -203,7 +200,8 @@ class BlockTables:
         num_tokens = int(count.sum())
         if max(num_tokens, pad_to) > self.max_tokens:
             raise SlotsOverflow(num_tokens=max(num_tokens, pad_to), max_tokens=self.max_tokens)
-        self.check_reach(row, np.where(count, start + count, 0), group_id=group_id)
+        ends = np.where(count, start + count, 0)
+        self.check_reach(row.tolist(), ends.tolist(), group_id=group_id)
         return num_tokens
 
     def _send(self, values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -78,8 +79,7 @@ def make_runtime(
     return Runtime(cache, tables, kept=groups.kept, null_block=config.null_block), groups
 
 
-@attrs.frozen(kw_only=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """The chunks of a step as plain data, which no later change of their sequences reaches.
 
     reads: one row per chunk. tokens: at all positions of the chunks, 0 for one to come. to_come:
@@ -95,7 +95,7 @@ class StepInputs:
     wanted: tuple[int, ...]
     draws: tuple[tuple[int, Sampling | None, int], ...]
     newest: tuple[list[int], list[int]]
-    plans: tuple[ReadPlan, ...] = ()
+    plans: tuple[ReadPlan, ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -190,12 +190,15 @@ class Forward:
     def begin(self, inputs: StepInputs) -> Begun:
         """Set a step up, as far as that needs neither its batch nor the tokens to come."""
         attention = self._attention(inputs.plans)
+        parts = (inputs.tokens, *inputs.to_come, inputs.wanted, *inputs.newest)
+        joined = self._ints([*itertools.chain(*parts)])
+        tokens, places, rows, wanted, *newest = joined.split([len(each) for each in parts])
         return Begun(
             inputs=inputs,
-            tokens=self._ints(inputs.tokens),
-            to_come=(self._ints(inputs.to_come[0]), self._ints(inputs.to_come[1])),
-            wanted=self._ints(inputs.wanted),
-            newest=(self._ints(inputs.newest[0]), self._ints(inputs.newest[1])),
+            tokens=tokens,
+            to_come=(places, rows),
+            wanted=wanted,
+            newest=(newest[0], newest[1]),
             positions=attention.positions,
             attention=attention,
         )
@@ -214,7 +217,7 @@ class Forward:
         begun.attention.bind([tables.blocks[group_id] for group_id, _ in self._kinds])
         places, rows = begun.to_come
         if len(places):
-            begun.tokens[places] = self._newest[rows]
+            begun.tokens.index_copy_(0, places, self._newest.index_select(0, rows))
         with any_shape(self._model.device):
             logits = self._model.forward(
                 begun.tokens, begun.positions, begun.attention, begun.wanted
@@ -233,7 +236,7 @@ class Forward:
             logits = logits[self._ints(chosen)]
         tokens = draw(logits, samplings, indices)
         places, rows = begun.newest
-        self._newest[rows] = tokens[places]
+        self._newest.index_copy_(0, rows, tokens.index_select(0, places))
         sampled: list[int] = tokens.tolist()
         return sampled
 
@@ -248,6 +251,7 @@ class Forward:
                 [each.end for each in chunks],
                 rows=[each.sequence.row for each in chunks],
                 block_size=self._runtime.tables.block_sizes[group_id],
+                width=self._runtime.tables.max_blocks,
                 visibility=visibility,
             )
             for group_id, visibility in self._kinds
@@ -257,7 +261,7 @@ class Forward:
         """The attention of a step, which does not know where the blocks are yet."""
         groups, invariant = self._runtime.cache.groups, self._model.invariant
         attentions = [
-            PagedAttention(groups[group_id], plan, invariant=invariant)
-            for plan, (group_id, _) in zip(plans, self._kinds, strict=True)
+            PagedAttention(groups[group_id], plan, invariant=invariant, visibility=visibility)
+            for plan, (group_id, visibility) in zip(plans, self._kinds, strict=True)
         ]
         return GroupedAttention(attentions, self._places)

@@ -83,6 +83,7 @@ def run_step(model: Llama, pool: Pool, work: list[tuple[Sequence, int]]) -> None
         [n for _, n in work],
         [sequence.computed + n for sequence, n in work],
         block_size=size,
+        width=width,
     )
     attention = PagedAttention(pool, plan, invariant=model.invariant).bind(tables)
     logits = model.forward(torch.tensor(token_ids), attention.step.positions(), attention)
@@ -245,13 +246,13 @@ def test_steps_that_do_not_fit_together_are_refused() -> None:
     pool = Pool(model, 4, 0)
 
     def step(tables: Tensor, queries: list[int], lens: list[int]) -> None:
-        PagedAttention(pool, plan_reads(queries, lens, block_size=4)).bind(tables)
+        PagedAttention(pool, plan_reads(queries, lens, block_size=4, width=2)).bind(tables)
 
     one_row = torch.zeros(1, 2, dtype=torch.int32)
     step(one_row, [3], [8])
     with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(1, 3\)"):
         step(one_row, [3], [9])
-    with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(2, 1\)"):
+    with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(2, 2\)"):
         step(one_row, [1, 1], [1, 1])
     with pytest.raises(ShapeMismatch, match=r"queries of 0 has shape \(0,\)"):
         step(one_row, [0], [8])

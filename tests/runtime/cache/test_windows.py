@@ -85,9 +85,12 @@ class Pool:
             [n for _, n in work],
             [sequence.computed + n for sequence, n in work],
             block_size=self.block_size,
+            width=width,
             visibility=self.visibility,
         )
-        attention = PagedAttention(self, plan, invariant=self.model.invariant)
+        attention = PagedAttention(
+            self, plan, invariant=self.model.invariant, visibility=self.visibility
+        )
         attention.bind(torch.tensor(rows))
         self.num_read = plan.num_blocks
         positions = attention.positions
