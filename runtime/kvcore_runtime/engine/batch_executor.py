@@ -50,17 +50,19 @@ class BatchExecutor:
         self._side = _OtherSide(runtime, forward)
         device = runtime.cache.device
         self._worker = (
-            ForkedWorker(self._side) if runs_in_fork(device) else _ThreadWorker(self._side)
+            ForkedWorker(self._side)
+            if runs_in_fork(device)
+            else ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
         )
         self._submitted: collections.deque[Future[Any] | Reply] = collections.deque()
 
     def announce(self, inputs: StepInputs) -> None:
         """Say what the batch that is submitted next computes; without it, it computes nothing."""
-        self._worker.submit("announce", inputs)
+        self._worker.submit(self._side.announce, inputs)
 
     def submit(self, batch: Batch) -> None:
         """Let a batch be applied and its step be computed."""
-        self._submitted.append(self._worker.submit("execute", batch))
+        self._submitted.append(self._worker.submit(self._side.execute, batch))
 
     def wait(self) -> Executed:
         """Wait for the oldest batch.
@@ -94,7 +96,7 @@ class BatchExecutor:
             if done.exception() is None
             for each in done.result().finished
         ]
-        finished += self._worker.submit("restart", next_number).result()
+        finished += self._worker.submit(self._side.restart, next_number).result()
         self._submitted.clear()
         return finished
 
@@ -154,15 +156,3 @@ class _OtherSide:
         self._begun = None
         self._stopped[0] = 0
         return self._runtime.take_finished()
-
-
-class _ThreadWorker:
-    """Calls of an object's methods, in order, on a thread."""
-
-    def __init__(self, target: object) -> None:
-        self._target = target
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
-
-    def submit(self, method: str, *arguments: Any) -> Future[Any]:
-        """Let the thread call a method of the object."""
-        return self._thread.submit(getattr(self._target, method), *arguments)

@@ -17,12 +17,14 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import threading
 import time
 import traceback
 import warnings
 import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -31,6 +33,9 @@ from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
 to be woken takes 30 to 100 us."""
+SENT_BYTES_MAX = 64 * 1024
+"""Calls that are sent before their replies are read: if both sides sent more than the system keeps
+for them, both would wait for the other."""
 
 
 class Reply:
@@ -64,16 +69,26 @@ class ForkedWorker:
         self._target = target
         self._waiting: collections.deque[Reply] = collections.deque()
         self._finalizer: weakref.finalize[Any, ForkedWorker] | None = None
+        self._num_bytes_sent = 0  # since no reply was to come, or less
         self.process_id = 0
 
-    def submit(self, method: str, *arguments: Any) -> Reply:
-        """Let the fork call a method of the object. A dead fork is told by the reply."""
+    def submit(self, method: Callable[..., Any], *arguments: Any) -> Reply:
+        """Let the fork call a method of its copy of the object.
+
+        The reply tells if the fork is dead.
+        """
         if self._finalizer is None:
             self._begin()
-        reply: Reply = Reply(self)
+        call = pickle.dumps((method.__name__, arguments))
+        self._num_bytes_sent += len(call)
+        if self._num_bytes_sent > SENT_BYTES_MAX:
+            while self._waiting:
+                self.receive()
+            self._num_bytes_sent = len(call)
+        reply = Reply(self)
         self._waiting.append(reply)
         try:
-            self._connection.send((method, arguments))
+            self._connection.send_bytes(call)
         except OSError:
             self._bury()
         self._bell[0] += 1
@@ -81,6 +96,7 @@ class ForkedWorker:
 
     def receive(self) -> None:
         """Wait for the oldest reply that is still to come."""
+        self._poll.poll()  # a Ctrl-C while it waits loses nothing
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
@@ -90,6 +106,8 @@ class ForkedWorker:
 
     def _begin(self) -> None:
         self._connection, end = multiprocessing.Pipe()
+        self._poll = select.poll()
+        self._poll.register(self._connection, select.POLLIN)
         self._bell = memoryview(mmap.mmap(-1, 8)).cast("Q")
         caller = os.getpid()
         with warnings.catch_warnings():
@@ -148,9 +166,9 @@ def _serve(target: object, connection: Connection, bell: memoryview) -> None:
             return
         if call is None:
             return
-        method, arguments = call
+        name, arguments = call
         try:
-            answer = pickle.dumps((getattr(target, method)(*arguments), None))
+            answer = pickle.dumps((getattr(target, name)(*arguments), None))
         except BaseException as error:
             answer = _packed(error)
         try:

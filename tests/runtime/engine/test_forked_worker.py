@@ -45,6 +45,9 @@ class Desk:
         return os.getpid()
 
 
+DESK = Desk()
+
+
 def mismatch() -> Exception:
     return ShapeMismatch(name="k", expected=(1,), actual=(2,))
 
@@ -76,59 +79,66 @@ def test_calls_run_in_order_on_a_copy_of_the_object() -> None:
     desk = Desk()
     desk.tell("before")
     worker = ForkedWorker(desk)
-    replies = [worker.submit("tell", each) for each in ("a", "b", "c")]
+    replies = [worker.submit(desk.tell, each) for each in ("a", "b", "c")]
     assert replies[2].result() == ["before", "a", "b", "c"]
     assert replies[0].result() == ["before", "a"]
     assert desk.told == ["before"]
 
 
+def test_large_calls_and_large_replies_do_not_wait_for_each_other() -> None:
+    worker = ForkedWorker(DESK)
+    large = bytes(1 << 20)
+    replies = [worker.submit(DESK.tell, each) for each in (1, large, large, 2, large)]
+    assert replies[4].result() == [1, large, large, 2, large]
+
+
 def test_errors_keep_their_kind_their_fields_and_where_they_rose() -> None:
-    worker = ForkedWorker(Desk())
+    worker = ForkedWorker(DESK)
     with pytest.raises(ShapeMismatch, match=r"k has shape \(2,\), expected \(1,\)") as caught:
-        worker.submit("fail", mismatch).result()
+        worker.submit(DESK.fail, mismatch).result()
     assert caught.value.fields == {"name": "k", "expected": (1,), "actual": (2,)}
     assert "in fail" in "".join(caught.value.__notes__)
-    error = worker.submit("fail", tier_failed).exception()
+    error = worker.submit(DESK.fail, tier_failed).exception()
     assert isinstance(error, TierFailed)
     assert (str(error), error.key) == (str(tier_failed()), "k")
 
 
 def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
-    worker = ForkedWorker(Desk())
+    worker = ForkedWorker(DESK)
     with pytest.raises(ExecutorFailed, match=r"raised ValueError.*lambda"):
-        worker.submit("fail", unsendable).result()
-    assert worker.submit("tell", 1).result() == [1]
+        worker.submit(DESK.fail, unsendable).result()
+    assert worker.submit(DESK.tell, 1).result() == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_dead_worker_is_told_to_all_who_wait_and_who_come(number: signal.Signals) -> None:
-    worker = ForkedWorker(Desk())
-    replies = [worker.submit("die", number), worker.submit("tell", 1)]
+    worker = ForkedWorker(DESK)
+    replies = [worker.submit(DESK.die, number), worker.submit(DESK.tell, 1)]
     for reply in replies:
         with pytest.raises(ExecutorDied, match=f"has ended, with exit code -{number}"):
             reply.result()
     with pytest.raises(ExecutorDied):
-        worker.submit("tell", 1).result()
+        worker.submit(DESK.tell, 1).result()
 
 
 def test_ctrl_c_leaves_the_worker_to_its_caller() -> None:
-    worker = ForkedWorker(Desk())
-    worker.submit("die", signal.SIGINT).result()
-    assert worker.submit("tell", 1).result() == [1]
+    worker = ForkedWorker(DESK)
+    worker.submit(DESK.die, signal.SIGINT).result()
+    assert worker.submit(DESK.tell, 1).result() == [1]
 
 
 def test_torch_has_threads_in_a_worker_after_it_had_some_here() -> None:
     num_threads = torch.get_num_threads()
     try:
-        expected = Desk().multiply(2)
-        assert ForkedWorker(Desk()).submit("multiply", 2).result() == expected
+        expected = DESK.multiply(2)
+        assert ForkedWorker(DESK).submit(DESK.multiply, 2).result() == expected
     finally:
         torch.set_num_threads(num_threads)
 
 
 def test_a_worker_ends_with_its_object_though_later_forks_hold_its_connection() -> None:
-    first, second = ForkedWorker(Desk()), ForkedWorker(Desk())
-    ids = [each.submit("process_id").result() for each in (first, second)]
+    first, second = ForkedWorker(DESK), ForkedWorker(DESK)
+    ids = [each.submit(DESK.process_id).result() for each in (first, second)]
     del first
     assert is_gone(ids[0])
     assert not is_gone(ids[1])
@@ -140,8 +150,9 @@ from kvcore_runtime.engine.forked_worker import ForkedWorker
 class Desk:
     def process_id(self):
         return os.getpid()
-workers = [ForkedWorker(Desk()) for _ in range(2)]
-print(*(each.submit("process_id").result() for each in workers), flush=True)
+desk = Desk()
+workers = [ForkedWorker(desk) for _ in range(2)]
+print(*(each.submit(desk.process_id).result() for each in workers), flush=True)
 time.sleep({seconds})
 """
 
