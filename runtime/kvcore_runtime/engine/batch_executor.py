@@ -16,6 +16,7 @@ batch.
 from __future__ import annotations
 
 import collections
+import contextlib
 import mmap
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ import torch
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
-from kvcore_runtime.engine.errors import NotExecuted
+from kvcore_runtime.engine.errors import ExecutorDied, NotExecuted
 from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
 from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
@@ -86,7 +87,7 @@ class BatchExecutor:
         """Forget all batches on their way: those that have not begun are not run.
 
         next_number: of the batch that comes after what is cancelled. Returns the stores and loads
-        that are over. Raises ExecutorDied.
+        that are over.
         """
         self._side.stop()
         self.drain()
@@ -96,7 +97,8 @@ class BatchExecutor:
             if done.exception() is None
             for each in done.result().finished
         ]
-        finished += self._worker.submit(self._side.restart, next_number).result()
+        with contextlib.suppress(ExecutorDied):  # the next batch will say so
+            finished += self._worker.submit(self._side.restart, next_number).result()
         self._submitted.clear()
         return finished
 
