@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from kvcore.sanitizer.errors import AdapterError, UnsupportedEngine
+from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.sanitizer import Sanitizer
 
@@ -51,7 +51,7 @@ def check_version(engine: str, found: str, tested: tuple[str, ...]) -> None:
 
 
 class Guard:
-    """Tells a sanitizer of an engine, reports what it finds, and ends with the first misuse."""
+    """Tells a sanitizer of an engine, reports what it finds, and ends with the first error."""
 
     def __init__(self, attach: Callable[[], Sanitizer]) -> None:
         self.sanitizer: Sanitizer | None = None if mode() == "off" else attach()
@@ -64,8 +64,8 @@ class Guard:
             return []
         try:
             return observe(self.sanitizer) or []
-        except AdapterError as error:
-            LOG.error("the sanitizer is off from here on: %s", error)
+        except Exception as error:  # of any kind: the engine goes on
+            LOG.error("the sanitizer is off from here on: %s: %s", type(error).__name__, error)
             self.sanitizer = None
             return []
 

@@ -72,7 +72,8 @@ class Judge(Tables):
             line = Line(request, start, start + count, drafts.get(at, ()), slots.get(at))
             lines.append(line)
             self._set_out(line)
-            self._read(line, step, rings=True)
+            if self._has_rings:
+                self._read(line, step, rings=True)
         for line in lines:
             self._write(line, step)
         for line in lines:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer.hunter.adapter import commit_of
 
+TESTED = "20fcd7f"
 torch: Any = importlib.import_module("torch")
 
 
@@ -176,7 +178,7 @@ class Engine:
 
 
 class Adapter:
-    NAME = "mini-sglang 20fcd7f"
+    NAME = f"mini-sglang {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (1, 4, 2),
         "overlap": (True, False),
@@ -187,7 +189,7 @@ class Adapter:
 
     @staticmethod
     def version() -> str:
-        return "20fcd7f"
+        return commit_of("mini-sglang", TESTED)
 
     @staticmethod
     def refusal(error: BaseException) -> bool:

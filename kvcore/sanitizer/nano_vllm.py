@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer.hunter.adapter import commit_of
+
+TESTED = "bb823b3"
 
 
 def source() -> Any:
@@ -89,14 +92,14 @@ class Engine:
 
 
 class Adapter:
-    NAME = "nano-vllm bb823b3"
+    NAME = f"nano-vllm {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2, 8)}
     MOVES = frozenset[str]()
     Engine = Engine
 
     @staticmethod
     def version() -> str:
-        return "bb823b3"
+        return commit_of("nano-vllm", TESTED)
 
     @staticmethod
     def refusal(error: BaseException) -> bool:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from kvcore.sanitizer.errors import AdapterError
+
+LEAST = {"block_size": 1, "window": 1, "num_null": 0, "pool": 0}
+
 
 @attrs.frozen(kw_only=True)
 class CacheGroup:
@@ -16,7 +20,7 @@ class CacheGroup:
     chunked: they see the chunk of `window` positions that they stand in instead. ring: tables wrap
     around, and a step reads before it writes. num_null: device blocks below this id are null
     blocks, neither read inside the window nor written. zeros_readable: blocks that were zeroed may
-    be read. pool: groups of one pool share the ids of blocks.
+    be read. pool: groups of one pool share the ids of blocks. Raises AdapterError.
     """
 
     block_size: int
@@ -26,6 +30,13 @@ class CacheGroup:
     zeros_readable: bool = False
     pool: int = 0
     chunked: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in LEAST.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                reason = f"{name} is {number}: it is {least} or more"
+                raise AdapterError(observation="CacheGroup", reason=reason)
 
     def first(self, start: int) -> int:
         """The first position that the queries from start on see."""

@@ -14,42 +14,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-import attrs
-
-from kvcore import _twin
 from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.findings import Finding
-from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer.issued import (
+    END_MAX,
+    EPOCH_MAX,
+    Issued,
+    check_drafts,
+    check_end,
+    check_numbered,
+    check_step,
+)
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.owners import Owners
 from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
 from kvcore.sanitizer.tables import DEVICE
-from kvcore.sanitizer.twin import TwinJudge
-from kvcore.types.base_error import BackendMissing
+from kvcore.sanitizer.twin import make_judge
 
 Pairs = Iterable[tuple[int, int]]
-STEP_MAX = 2**32 - 1
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 NO_SLOTS: Mapping[int, SlotLists] = {}
 NO_TABLES: Mapping[int, BlockLists] = {}
-
-
-@attrs.define
-class Issued:
-    """A step that waits for its tokens."""
-
-    step: int
-    serials: Sequence[int]
-    starts: Sequence[int]
-    counts: Sequence[int]
-    drafts: Mapping[int, Sequence[int]]
-    slots: Mapping[int, SlotLists]
-    tables: Mapping[int, BlockLists]
-    is_complete: bool = False
-    is_cancelled: bool = False
 
 
 class Sanitizer(Owners):
@@ -59,6 +47,7 @@ class Sanitizer(Owners):
     step, which finds the same and costs more. every: judge the requests whose name's hash is 0 mod
     this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
     and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
+    Raises AdapterError.
     """
 
     def __init__(
@@ -72,20 +61,31 @@ class Sanitizer(Owners):
         engine: str = "",
         backend: str | None = None,
     ) -> None:
+        if not (groups and num_blocks > 0 and every > 0):
+            reason = (
+                f"{len(groups)} groups of {num_blocks} blocks, every {every}: none may be below 1"
+            )
+            raise AdapterError(observation="Sanitizer", reason=reason)
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
         super().__init__(engine)
         self.findings: list[Finding] = []
+        self._num_told = 0  # by a step; a load tells nobody
+        self._num_epochs = 0
         self._names = Names()
         self._judge = make_judge(self.groups, num_blocks, full, backend)
         self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
         self._queue: deque[Issued | Callable[[], object]] = deque()
         self._waiting: dict[int, Issued] = {}
         self._last = -1
-        self._now = 0  # the step that was issued last, for texts
 
     def __contains__(self, name: str) -> bool:
         """Whether a request of this name lives."""
         return name in self._names.live
+
+    @property
+    def _now(self) -> int:
+        """The step that was issued last, for texts."""
+        return max(self._last, 0)
 
     def begin(
         self,
@@ -160,7 +160,7 @@ class Sanitizer(Owners):
 
     def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
-        self._check_step(step)
+        check_step(step, self._last)
         serials = [self._check_row(f"issue({step})", row) for row in rows]
         drafts = {
             at: row.drafts for at, row in enumerate(rows) if isinstance(row, Row) and row.drafts
@@ -174,7 +174,7 @@ class Sanitizer(Owners):
         self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
-        """Say that the tokens of a step's rows are known; what is certain in all judged by it."""
+        """Say that the tokens of a step's rows are known; what is certain in all judged since."""
         self._pending("complete", step).is_complete = True
         return self._drain()
 
@@ -196,7 +196,7 @@ class Sanitizer(Owners):
 
         drafts, and blocks that are appended to the tables of all groups: by the number of the row.
         """
-        self._check_step(step)
+        check_step(step, self._last)
         try:
             serials = list(map(self._names.serials.__getitem__, names))
         except KeyError as error:
@@ -206,14 +206,19 @@ class Sanitizer(Owners):
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        tables = tables or NO_TABLES
+        if serials and max(starts) + max(counts) > END_MAX:  # seldom: then the very rows
+            for row in zip(names, starts, counts, strict=True):
+                check_end(f"step({step})", *row)
+        drafts, tables = drafts or NO_DRAFTS, tables or NO_TABLES
+        if drafts or tables:
+            check_numbered(f"step({step})", names, counts, drafts, tables)
         if tables:
             self._append(f"step({step})", [(names[at], tables[at]) for at in tables])
         if self._queue:  # it is read later, and the engine may go on with its lists
             starts, counts = tuple(starts), tuple(counts)
-            drafts = {at: tuple(tokens) for at, tokens in (drafts or NO_DRAFTS).items()}
+            drafts = {at: tuple(tokens) for at, tokens in drafts.items()}
             tables = {at: tuple(map(tuple, lists)) for at, lists in tables.items()}
-        self._issue(Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS, tables))
+        self._issue(Issued(step, serials, starts, counts, drafts, NO_SLOTS, tables))
         return self.complete(step)
 
     def copy(
@@ -243,6 +248,10 @@ class Sanitizer(Owners):
 
     def epoch(self) -> None:
         """Say that the weights changed: requests that begin from here on expect KV of these."""
+        if self._num_epochs == EPOCH_MAX:
+            reason = f"weights change up to {EPOCH_MAX} times"
+            raise AdapterError(observation="epoch()", reason=reason)
+        self._num_epochs += 1
         self._do(self._judge.advance_epoch)
 
     def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:
@@ -287,7 +296,7 @@ class Sanitizer(Owners):
             change(*args)
 
     def _issue(self, issued: Issued) -> None:
-        self._last = self._now = issued.step
+        self._last = issued.step
         self._waiting[issued.step] = issued
         self._queue.append(issued)
 
@@ -300,19 +309,19 @@ class Sanitizer(Owners):
 
     def _drain(self) -> list[Finding]:
         """Let all take effect up to the first step whose tokens are not known."""
-        before = len(self.findings)
         while self._queue:
             first = self._queue[0]
+            if isinstance(first, Issued) and not (first.is_complete or first.is_cancelled):
+                break
+            self._queue.popleft()  # before it runs: what raises is not done again
             if not isinstance(first, Issued):
                 first()
-            elif first.is_complete or first.is_cancelled:
-                del self._waiting[first.step]
-                if first.is_complete:
-                    self._run(first)
-            else:
-                break
-            self._queue.popleft()
-        return self.findings[before:]
+                continue
+            del self._waiting[first.step]
+            if first.is_complete:
+                self._run(first)
+        told, self._num_told = self._num_told, len(self.findings)
+        return self.findings[told:]
 
     def _run(self, issued: Issued) -> None:
         """Judge a step."""
@@ -351,23 +360,14 @@ class Sanitizer(Owners):
             reason = f"block {low if low < 0 else high} of {self.num_blocks} ({tier})"
             raise AdapterError(observation=what, reason=reason)
 
-    def _check_step(self, step: int) -> None:
-        if step <= self._last:
-            reason = f"step {self._last} came before it, and steps rise"
-            raise AdapterError(observation=f"issue({step})", reason=reason)
-        if step > STEP_MAX:
-            reason = f"steps are numbered up to {STEP_MAX}"
-            raise AdapterError(observation=f"issue({step})", reason=reason)
-
     def _check_row(self, what: str, row: Row | SlotRow) -> int:
         named = self._live(what, row.name)
         if row.start < 0 or row.num_tokens < 0:
             reason = f"{row.name} has start {row.start} and {row.num_tokens} tokens"
             raise AdapterError(observation=what, reason=reason)
+        check_end(what, row.name, row.start, row.num_tokens)
         if isinstance(row, Row):
-            if len(row.drafts) > row.num_tokens:
-                reason = f"{len(row.drafts)} drafts in {row.num_tokens} tokens of {row.name}"
-                raise AdapterError(observation=what, reason=reason)
+            check_drafts(what, row.name, row.num_tokens, row.drafts)
             return named.serial
         self._check_blocks(what, row.group, ())
         size = self.groups[row.group].block_size
@@ -378,18 +378,3 @@ class Sanitizer(Owners):
             reason = f"{row.name}: {len(row.writes)} writes and {len(row.reads)} reads of a row"
             raise AdapterError(observation=what, reason=f"{reason} that ends at {ends}")
         return named.serial
-
-
-def make_judge(
-    groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
-) -> Judge | TwinJudge:
-    """The judge of a backend, "rust" or "python"; None: the twin if it is compiled.
-
-    Raises BackendMissing.
-    """
-    if backend is None:
-        backend = "rust" if _twin.available() else "python"
-    judges: dict[str, type[Judge | TwinJudge]] = {"rust": TwinJudge, "python": Judge}
-    if backend not in judges:
-        raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
-    return judges[backend](groups, num_blocks, full)

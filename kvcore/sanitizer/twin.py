@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of judge.py, compiled: the same calls, and the same values.
+"""The judge of judge.py, compiled: the same calls, and the same values; and which one is used.
 
 Twin: rust/src/bindings/sanitizer.rs.
 """
@@ -12,9 +12,11 @@ import attrs
 
 from kvcore import _twin
 from kvcore.sanitizer.contents import Event, Held, Place
+from kvcore.sanitizer.judge import Judge
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.tables import DEVICE
+from kvcore.types.base_error import BackendMissing
 
 NumberedPlace = tuple[int, int, int]
 
@@ -91,3 +93,18 @@ def _wrong(
     by = None if event is None else Event(*event)
     content = None if held is None else Held(held[0], held[1], by, held[2])
     return Wrong(name, serial, group, start, position, block, slot, content, by, step)
+
+
+def make_judge(
+    groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
+) -> Judge | TwinJudge:
+    """The judge of a backend, "rust" or "python"; None: the twin if it is compiled.
+
+    Raises BackendMissing.
+    """
+    if backend is None:
+        backend = "rust" if _twin.available() else "python"
+    judges: dict[str, type[Judge | TwinJudge]] = {"rust": TwinJudge, "python": Judge}
+    if backend not in judges:
+        raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
+    return judges[backend](groups, num_blocks, full)

@@ -115,9 +115,14 @@ class _Watched:
         self._num_followed = 0
 
     def add_request(self, request: Any) -> None:
-        """vLLM's own, and keep the request until it is scheduled."""
+        """vLLM's own, and keep the request until it is followed.
+
+        The next part of a streamed prompt is not kept: vLLM puts it into the request that it has.
+        """
+        is_new = request.request_id not in self.requests  # type: ignore[attr-defined] # vLLM's
         super().add_request(request)  # type: ignore[misc] # vLLM's scheduler has it
-        self._arrived[request.request_id] = request
+        if is_new and self._guard.sanitizer is not None:
+            self._arrived[request.request_id] = request
 
     def update_from_output(self, planned: Any, result: Any) -> Any:
         """Judge what ran, then do vLLM's own. Raises WrongKv behind it."""
@@ -125,6 +130,8 @@ class _Watched:
         found = self._guard.tell(
             lambda sanitizer: follow(sanitizer, step, self._arrived, planned, result)
         )
+        if self._guard.sanitizer is None:
+            self._arrived.clear()
         outputs = super().update_from_output(planned, result)  # type: ignore[misc] # the same
         self._guard.report(found)
         return outputs

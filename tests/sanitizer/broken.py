@@ -68,6 +68,15 @@ class LosesBlocks(Scheduler):
         super().leave(request)
 
 
+class LosesBlocksWhenIdle(Scheduler):
+    """A step without requests takes a block."""
+
+    def schedule(self) -> list[Request]:
+        batch = super().schedule()
+        del self.free[: not batch]
+        return batch
+
+
 class WaitsForEver(Scheduler):
     """After an abort nobody new is scheduled."""
 
@@ -220,6 +229,59 @@ class KnowsTooMuch(Adapter):
     """An adapter with a move that there is none of."""
 
     MOVES = frozenset({"abort", "teleport"})
+
+
+class LoadsLong(Adapter):
+    """An adapter whose engine takes long to load what it needs, once in a process."""
+
+    class Engine(Engine):
+        loaded = False
+
+        def __init__(self, world: Any) -> None:
+            while not self.loaded and time.process_time() < 7:
+                sum(range(1_000_000))
+            type(self).loaded = True
+            super().__init__(world)
+
+
+class Misspells(Adapter):
+    """An adapter that asks its own table for a request that is not in it."""
+
+    class Engine(Engine):
+        def step(self) -> None:
+            self.requests["nobody"].blocks.clear()
+
+
+class TakesTokensBack(Adapter):
+    """An adapter whose engine makes one token, takes it back, and goes on so for ever."""
+
+    class Engine(Engine):
+        num_steps = 0
+
+        def step(self) -> None:
+            self.num_steps += 1
+
+        def progress(self) -> object:
+            return self.num_steps
+
+        def tokens(self) -> list[tuple[str, int, list[int]]]:
+            made = self.num_steps % 2
+            return [
+                (name, 0, [*each.tokens, self.world.token(len(each.tokens))][: 1 + made])
+                for name, each in self.requests.items()
+            ]
+
+
+class TellsRemoved(Adapter):
+    """An adapter whose engine says that a block is removed which it still hits; and loses some."""
+
+    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc]
+        def events(self) -> list[tuple[str, int, Any]]:
+            return [("stored", 1, (0, (1,))), ("removed", 1, None)]
+
+        def hits(self, tenant: int, tokens: tuple[int, ...]) -> int:
+            del tenant
+            return len(tokens)
 
 
 class Forgets(Adapter):

@@ -58,6 +58,7 @@ class Queue:
             self.leave: 1,
             self.preempt: 1,
             self.step: 8,
+            self.columns: 3,
             self.transfer: 1,
             self.complete: 3,
             self.edit: 0.7,
@@ -137,44 +138,66 @@ class Queue:
         dice = self.numbers
         rows: list[Row | SlotRow] = []
         for name, asked in self.live.items():
-            if dice.random() < 0.3:
-                continue
-            room = len(asked.tokens) - asked.computed
-            if room <= 0:
-                continue
-            if asked.computed == 0 and not asked.tables[0]:
-                asked.computed = self.hit(name, asked)
-                room = len(asked.tokens) - asked.computed
-            count, start = dice.randint(1, max(1, room)), asked.computed
-            if self.wrong():
-                start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
-            drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
-            drafts = drafts if start + count == len(asked.tokens) else []
-            end = start + count + len(drafts)
-            self.extend(name, asked, end)
-            rows += self.rows(name, asked, start, count + len(drafts), drafts)
-            asked.computed = start + count
+            if (row := self.row(name, asked)) is not None:
+                self.extend(name, asked, row.start + row.num_tokens)
+                rows += self.rows(asked, row)
         self.say("issue", self.num_steps, rows)
         self.pending.append(self.num_steps)
         self.num_steps += 1
         if dice.random() < 0.6:
             self.complete()
+        self.sample()
+
+    def columns(self) -> None:
+        """The same by columns, with the blocks, and complete at once."""
+        rows: list[Row] = []
+        tables: dict[int, list[list[int]]] = {}
         for name, asked in self.live.items():
-            if asked.computed >= len(asked.tokens) and dice.random() < 0.8:
-                self.say("grow", name, dice.randrange(LETTERS))
+            if (row := self.row(name, asked)) is not None:
+                blocks = self.blocks(asked, row.start + row.num_tokens)
+                if any(blocks):
+                    tables[len(rows)] = blocks
+                rows.append(row)
+        drafts = {at: row.drafts for at, row in enumerate(rows) if row.drafts}
+        names, starts = [row.name for row in rows], [row.start for row in rows]
+        counts = [row.num_tokens for row in rows]
+        self.say("step", self.num_steps, names, starts, counts, drafts, tables)
+        self.num_steps += 1
+        self.sample()
+
+    def row(self, name: str, asked: Asked) -> Row | None:
+        """What is computed of a request next, if anything."""
+        dice = self.numbers
+        if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
+            return None
+        if asked.computed == 0 and not asked.tables[0]:
+            asked.computed = self.hit(name, asked)
+        room = len(asked.tokens) - asked.computed
+        count, start = dice.randint(1, max(1, room)), asked.computed
+        if self.wrong():
+            start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
+        drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
+        drafts = drafts if start + count == len(asked.tokens) else []
+        asked.computed = start + count
+        return Row(name, start, count + len(drafts), drafts)
+
+    def sample(self) -> None:
+        """Most requests whose tokens are all computed get one more."""
+        for name, asked in self.live.items():
+            if asked.computed >= len(asked.tokens) and self.numbers.random() < 0.8:
+                self.say("grow", name, self.numbers.randrange(LETTERS))
                 asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
 
-    def rows(
-        self, name: str, asked: Asked, start: int, count: int, drafts: list[int]
-    ) -> list[Row | SlotRow]:
+    def rows(self, asked: Asked, row: Row) -> list[Row | SlotRow]:
         """A row of all groups, or the slots of each."""
-        if drafts or self.numbers.random() < 0.8:
-            return [Row(name, start, count, drafts)]
+        name, start, count = row.name, row.start, row.num_tokens
+        if row.drafts or self.numbers.random() < 0.8:
+            return [row]
         rows: list[Row | SlotRow] = []
         for group_id, group in enumerate(self.groups):
             table, size = asked.tables[group_id], group.block_size
             end = start if group.ring else start + count
-            first = 0 if group.window is None else max(0, start - group.window + 1)
+            first = group.first(start)
             slots = [
                 table[at // size % len(table) if group.ring else at // size] * size + at % size
                 for at in range(max(end, start + count))
@@ -186,16 +209,22 @@ class Queue:
         return rows
 
     def extend(self, name: str, asked: Asked, end: int) -> None:
-        """Blocks for all positions before an end; a ring gets two at once."""
+        """Blocks for all positions before an end, each group's by itself."""
+        for group_id, blocks in enumerate(self.blocks(asked, end)):
+            if blocks:
+                self.say("extend", name, group_id, blocks)
+
+    def blocks(self, asked: Asked, end: int) -> list[list[int]]:
+        """Put blocks for all positions before an end into each table; a ring gets all at once."""
+        new = []
         for group_id, group in enumerate(self.groups):
             table = asked.tables[group_id]
             missing = -(-end // group.block_size) - len(table)
             if group.ring:
                 missing = 0 if table else 3
-            if missing > 0:
-                blocks = [self.block(group_id) for _ in range(missing)]
-                table += blocks
-                self.say("extend", name, group_id, blocks)
+            new.append([self.block(group_id) for _ in range(missing)])
+            table += new[-1]
+        return new
 
     def block(self, group_id: int) -> int:
         """A block that nobody has; at times any."""
@@ -272,7 +301,7 @@ def play(moves: Sequence[Observation], sanitizer: Sanitizer) -> list[list[Findin
                 sanitizer.begin(name, tokens[name], namespace, parent)
             case "grow":
                 tokens[arguments[0]].append(arguments[1])
-            case "complete" | "cancel":
+            case "complete" | "cancel" | "step":
                 found.append(getattr(sanitizer, what)(*arguments))
             case _:
                 getattr(sanitizer, what)(*arguments)

@@ -233,9 +233,10 @@ def a_copy_brings_what_was_there_when_it_was_issued(make: Make) -> None:
 def steps_take_effect_in_the_order_of_issue(make: Make) -> None:
     engine = Engine(make)
     engine.begin("r0", [1, 2, 3, 4], [5])
+    engine.begin("r1", [9, 9])
     first = engine.issue(Row("r0", 0, 4))
-    engine.sanitizer.end("r0")
-    engine.begin("r1", [9, 9], [5])
+    engine.sanitizer.drop("r0")
+    engine.sanitizer.extend("r1", 0, [5])
     second = engine.issue(Row("r1", 0, 2))
     assert engine.sanitizer.complete(second) == []
     assert engine.sanitizer.complete(first) == []
@@ -315,6 +316,14 @@ def a_position_behind_the_table_has_no_slot(make: Make) -> None:
     assert engine.run(Row("r0", 0, 5)) == ["no-slot"]
 
 
+def a_load_behind_the_table_is_told_by_the_next_step(make: Make) -> None:
+    engine = Engine(make)
+    engine.begin("r0", [1, 2, 3, 4, 5], [5])
+    engine.sanitizer.load("r0", 0, 5)
+    assert engine.run() == ["no-slot"]
+    assert engine.run() == []
+
+
 def a_step_without_tokens_fails_a_model(make: Make) -> None:
     engine = Engine(make)
     engine.begin("r0", [1, 2, 3, 4], [5])
@@ -378,6 +387,7 @@ RULES: list[Callable[[Make], None]] = [
     a_cancelled_step_wrote_nothing,
     null_blocks_are_neither_read_nor_written,
     a_position_behind_the_table_has_no_slot,
+    a_load_behind_the_table_is_told_by_the_next_step,
     a_step_without_tokens_fails_a_model,
     zeros_are_read_where_the_group_says_so,
     blocks_go_to_another_tier_and_come_back,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from kvcore.errors import BackendMissing
 from kvcore.sanitizer import AdapterError, CacheGroup, Row, Sanitizer, SlotRow
 from kvcore.sanitizer.media import Item, MediaTokens
 
-Wrong = Callable[[Sanitizer], object]
+Wrong = Callable[[Any], object]  # some arguments are of wrong types
 
 WRONG: dict[str, Wrong] = {
     "begin('r0')": lambda it: it.begin("r0", [1]),
@@ -37,6 +38,16 @@ WRONG: dict[str, Wrong] = {
     "columns of different lengths": lambda it: it.step(1, ["r0"], [0, 1], [1]),
     "step(1): a negative start or count": lambda it: it.step(1, ["r0"], [-1], [1]),
     "step(1): block 9 of 8": lambda it: it.step(1, ["r0"], [0], [1], tables={0: [[9]]}),
+    "step(1): 2 drafts in 1 tokens of r0": lambda it: it.step(1, ["r0"], [2], [1], {0: [1, 2]}),
+    "step(1): no row -1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {-1: [1]}),
+    "step(1): no row 1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {1: [1]}),
+    "step(1): no row 0.0 of 1": lambda it: it.step(1, ["r0"], [2], [1], {0.0: [1]}),
+    "step(1): no row 2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={2: [[1]]}),
+    "step(1): no row -2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={-2: [[1]]}),
+    "step(1): no row 'r0' of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={"r0": [[1]]}),
+    "step(1): r0 has start 4294967295 and 1": lambda it: it.step(1, ["r0"], [2**32 - 1], [1]),
+    "issue(1): r0 has start 1 and 4294967295": lambda it: it.issue(1, [Row("r0", 1, 2**32 - 1)]),
+    "load('r0'): r0 has start 4294967295 and 1": lambda it: it.load("r0", 2**32 - 1, 1),
     "copy: block 8 of 8": lambda it: it.copy([(1, 8)]),
     "fail: block -1": lambda it: it.fail([-1]),
     "zero: group -1 of 1": lambda it: it.zero([1], -1),
@@ -46,9 +57,13 @@ WRONG: dict[str, Wrong] = {
 }
 
 
+BACKENDS = ("python", "rust")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_observation_is_the_adapters(text: str) -> None:
-    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
+def test_wrong_observation_is_the_adapters(text: str, backend: str) -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend=backend)
     sanitizer.begin("r0", [1, 2, 3, 4])
     sanitizer.extend("r0", 0, [3])
     assert sanitizer.step(0, ["r0"], [0], [2]) == []
@@ -59,6 +74,70 @@ def test_wrong_observation_is_the_adapters(text: str) -> None:
     sanitizer.extend("r0", 0, [4])
     assert sanitizer.step(1, ["r0"], [2], [2]) == []
     assert sanitizer.findings == sanitizer.suspicions == []
+
+
+class Tokens(list[int]):
+    """An engine's list of tokens; once it is gone it cannot be read."""
+
+    is_gone = False
+
+    def __len__(self) -> int:
+        if self.is_gone:
+            raise IndexError("its engine let it go")
+        return super().__len__()
+
+
+def test_a_step_whose_judge_raises_is_not_judged_again() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend="python")
+    tokens = Tokens([1, 2, 3])
+    sanitizer.begin("r0", tokens)
+    sanitizer.extend("r0", 0, [3, 4])
+    sanitizer.begin("r1", [5, 6])
+    sanitizer.extend("r1", 0, [5])
+    sanitizer.issue(0, [Row("r0", 0, 2)])
+    sanitizer.issue(1, [Row("r1", 0, 2)])
+    tokens.is_gone = True
+    with pytest.raises(IndexError, match="let it go"):
+        sanitizer.complete(0)
+    assert sanitizer.complete(1) == []
+    with pytest.raises(AdapterError, match=r"complete\(0\)"):
+        sanitizer.complete(0)
+
+
+PAGES = [CacheGroup(block_size=2)]
+UNMADE: dict[str, Callable[[str], object]] = {
+    "CacheGroup: block_size is 0: it is 1 or more": lambda _: CacheGroup(block_size=0),
+    "window is 0: it is 1 or more": lambda _: CacheGroup(block_size=2, window=0),
+    "num_null is -1: it is 0 or more": lambda _: CacheGroup(block_size=2, num_null=-1),
+    "pool is -1: it is 0 or more": lambda _: CacheGroup(block_size=2, pool=-1),
+    "Sanitizer: 0 groups of 8 blocks": lambda backend: Sanitizer([], 8, backend=backend),
+    "1 groups of 0 blocks": lambda backend: Sanitizer(PAGES, 0, backend=backend),
+    "8 blocks, every 0": lambda backend: Sanitizer(PAGES, 8, every=0, backend=backend),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("text", UNMADE)
+def test_what_no_cache_is_like_is_refused(text: str, backend: str) -> None:
+    with pytest.raises(AdapterError) as error:
+        UNMADE[text](backend)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_change_no_more_often_than_a_slot_can_say(backend: str) -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend=backend)
+    for _ in range(2**16 - 2):
+        sanitizer.epoch()
+    sanitizer.begin("r0", [1, 2])
+    sanitizer.extend("r0", 0, [3])
+    assert sanitizer.step(0, ["r0"], [0], [2]) == []
+    sanitizer.epoch()
+    with pytest.raises(AdapterError, match=r"epoch\(\): weights change up to 65535 times"):
+        sanitizer.epoch()
+    sanitizer.begin("r1", [1, 2, 3])
+    sanitizer.extend("r1", 0, [3, 4])
+    assert [each.name for each in sanitizer.step(1, ["r1"], [2], [1])] == ["stale-weights"]
 
 
 def test_an_unknown_backend_is_named() -> None:
@@ -80,15 +159,6 @@ def test_released_blocks_that_are_named_are_suspect_once() -> None:
         "use-after-free: r0 block 3 of pool 0\nengine: an engine 1.0"
     )
     assert sanitizer.findings == []
-
-
-def test_a_published_key_finds_its_blocks() -> None:
-    sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
-    sanitizer.publish("key", [3, 4])
-    assert sanitizer.find("key", [3, 4])
-    assert not sanitizer.find("key", None)
-    sanitizer.unpublish("key")
-    assert sanitizer.find("key", None)
 
 
 def test_tokens_are_shown_if_asked_for() -> None:

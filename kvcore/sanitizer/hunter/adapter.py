@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup
+from kvcore.sanitizer import CacheGroup, UnsupportedEngine
 from kvcore.sanitizer.hunter.world import Arrive
 
 
@@ -156,12 +157,25 @@ def load(name: str) -> Adapter:
     return found
 
 
+def commit_of(name: str, tested: str) -> str:
+    """The tested commit of an engine that is a checkout.
+
+    Raises UnsupportedEngine if the checkout is at another one, or Git cannot tell.
+    """
+    folder = os.environ[KNOWN[name].checkout or ""]
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if not found.startswith(tested):
+        raise UnsupportedEngine(engine=name, found=found or "of an unknown commit", tested=tested)
+    return tested
+
+
 def python_of(name: str) -> str:
     """The interpreter that has the engine: that of its peer's environment, or this one."""
     peer = KNOWN[name].peer if name in KNOWN else None
     if peer is None:
         return sys.executable
-    python = peers_home() / peer / "bin" / "python"
+    python = peer_python(peer)
     if not python.exists():
         raise NotInstalled(
             f"{name} is not installed in {python.parents[1]}. {how_to_install(name)}"
@@ -173,6 +187,11 @@ def peers_home() -> Path:
     """Where the engines are installed, outside the project."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("KVCORE_PEERS") or Path(cache) / "kvcore" / "peers")
+
+
+def peer_python(peer: str) -> Path:
+    """The interpreter of a peer's environment, there or not."""
+    return peers_home() / peer / "bin" / "python"
 
 
 def how_to_install(name: str) -> str:

@@ -24,7 +24,7 @@ GOALS = (
 )
 """Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
 
-RARE = frozenset({"chunk-preempted-in-its-step", "abort-in-flight", "restore", "fork"})
+RARE = frozenset({"chunk-preempted-in-its-step", "restore", "fork"})
 """Worlds that reach one of these are varied first."""
 
 
@@ -40,6 +40,7 @@ class Watch:
         self.lengths: dict[Any, int] = {}
         self.fresh: set[Any] = set()  # begun, or dropped: not scheduled since
         self.dropped: set[Any] = set()
+        self.cut_off: set[Any] = set()  # dropped in flight: preempted, if it gets blocks again
         self.steps: dict[Any, set[Any]] = {}
         self.full_blocks: set[tuple[int, int]] = set()
         self.block_size = max(group.block_size for group in sanitizer.groups)
@@ -65,11 +66,13 @@ class Watch:
         named = [(group, block) for block in blocks]
         if held.intersection(named):
             self.reached.add("shared-block")
+        if named and name in self.cut_off:
+            self.reached.add("preempted-in-flight")
         self.tables[name] += named
 
     def drop(self, name: Any) -> None:
         if any(name in names for names in self.steps.values()):
-            self.reached.add("preempted-in-flight")
+            self.cut_off.add(name)
         self.tables[name] = []
         self.fresh.add(name)
         self.dropped.add(name)
@@ -77,6 +80,7 @@ class Watch:
 
     def end(self, name: Any) -> None:
         self.tables.pop(name, None)
+        self.cut_off.discard(name)
         self._guarded(self.sanitizer.end)(name)
 
     def __contains__(self, name: Any) -> bool:

@@ -14,9 +14,11 @@ import sys
 import traceback
 from typing import Any
 
+import attrs
+
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.hunter.adapter import NotInstalled, load
-from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.hunt import Hunt, Tally, warm_up
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
@@ -50,9 +52,13 @@ def main(job: dict[str, Any]) -> int:
         _hunt(adapter, job, tell)
     elif job["do"] == "again":
         world = world_from_json(job["world"])
-        found = run(adapter, world, full=True, muted=job["muted"]).found
-        if found is not None:
+        warm_up(adapter, world)
+        outcome = run(adapter, world, full=True, muted=job["muted"])
+        if (found := outcome.found) is not None:
             tell(_event(adapter, world, found.name, found.where, found.text))
+        tally = Tally()
+        tally.add(world, outcome)
+        tell({"event": "tally", **attrs.asdict(tally)})
     else:
         _cut_down(adapter, job, tell)
     return 0
@@ -73,6 +79,7 @@ def _hunt(adapter: Any, job: dict[str, Any], tell: Any) -> None:
 def _cut_down(adapter: Any, job: dict[str, Any], tell: Any) -> None:
     """A world whose process did not live to tell: cut down in one process a candidate."""
     world = world_from_json(job["world"])
+    warm_up(adapter, world)
     name, where, text = outcome_of(adapter, world)
     if name is None:
         text = f"{job['name']}: {job['text']} (not again when the world ran by itself)"
