@@ -28,6 +28,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+import torch
+
 from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
 
 SPIN_SECONDS = 200e-6
@@ -154,6 +156,7 @@ def _run(target: object, connection: Connection, end: Connection, bell: memoryvi
 
 
 def _serve(target: object, connection: Connection, bell: memoryview) -> None:
+    torch.set_num_threads(torch.get_num_threads())  # of the caller; a new thread has all cores
     num_calls = 0
     while True:
         until = time.perf_counter() + SPIN_SECONDS

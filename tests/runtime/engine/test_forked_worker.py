@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +37,11 @@ class Desk:
     def die(self, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
-    def multiply(self, num_threads: int) -> float:
-        torch.set_num_threads(num_threads)
+    def multiply(self) -> int:
+        """Use torch's threads; returns how many threads the process has then."""
         ones = torch.ones(512, 512)
-        return float((ones @ ones).exp().log().sum())
+        assert float((ones @ ones).exp().isinf().sum()) == 512 * 512
+        return len(list(Path("/proc/self/task").iterdir()))
 
     def process_id(self) -> int:
         return os.getpid()
@@ -127,13 +129,16 @@ def test_ctrl_c_leaves_the_worker_to_its_caller() -> None:
     assert worker.submit(DESK.tell, 1).result() == [1]
 
 
-def test_torch_has_threads_in_a_worker_after_it_had_some_here() -> None:
-    num_threads = torch.get_num_threads()
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_worker_computes_with_as_many_threads_as_its_caller(num_threads: int) -> None:
+    before = torch.get_num_threads()
     try:
-        expected = DESK.multiply(2)
-        assert ForkedWorker(DESK).submit(DESK.multiply, 2).result() == expected
-    finally:
         torch.set_num_threads(num_threads)
+        DESK.multiply()
+        # One more waits for the one that computes.
+        assert ForkedWorker(DESK).submit(DESK.multiply).result() == 1 + num_threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_worker_ends_with_its_object_though_later_forks_hold_its_connection() -> None:
