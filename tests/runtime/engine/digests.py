@@ -94,8 +94,13 @@ class DigestForward(Forward):
         self._memory = memory
         self._num_ids = num_ids
         self._last: dict[int, int] = {}
+        self._kinds = []
 
-    def compute(self, inputs: StepInputs) -> Computed:
+    def begin(self, inputs: StepInputs) -> Any:
+        """See `Forward`: nothing is set up."""
+        return inputs
+
+    def compute(self, inputs: Any) -> Computed:
         """See `Forward`."""
         tokens = list(inputs.tokens)
         for place, row in zip(*inputs.to_come, strict=True):
@@ -110,12 +115,12 @@ class DigestForward(Forward):
             self._memory.write(row, position, token)
         digests = [self._memory.digest(*at[place]) for place in inputs.wanted]
         sampled = [
-            int(uniform(digests[index] ^ sampling.seed, place) * self._num_ids)
+            int(uniform(digests[index] ^ (sampling.seed if sampling else 0), place) * self._num_ids)
             for index, sampling, place in inputs.draws
         ]
         for place, row in zip(*inputs.newest, strict=True):
             self._last[row] = sampled[place]
-        return Computed(logits=torch.empty(0), tokens=sampled)
+        return Computed(logits=None, tokens=sampled)
 
 
 class DigestEngine(Engine):
