@@ -49,7 +49,7 @@ mod _rust {
     #[pymodule_export]
     use super::recording::crc32c;
     #[pymodule_export]
-    use super::sanitizer::SanitizerJudge;
+    use super::sanitizer::SlotChecker;
     #[pymodule_export]
     use super::tiers::Tiers;
 }

@@ -177,7 +177,7 @@ impl Manager {
         let tape = manager.tape.take();
         *manager = Self::of(py, state)?;
         manager.tape = tape;
-        manager.follow(|manager, tape| tape.rotate(py, &manager.state, false));
+        manager.follow(|state, tape| tape.rotate(py, state, false));
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use crate::bindings::manager::Manager;
 use crate::bindings::tape::Tape;
 use crate::record::calls::Call;
 use crate::record::outcomes::{INVALID_TOKEN, Named, Outcome};
+use crate::state::state::State;
 
 /// The CRC-32C of bytes, as records have it.
 #[pyfunction]
@@ -32,7 +33,7 @@ impl Manager {
     #[inline(always)] // of each call
     pub(crate) fn begin(&mut self, py: Python<'_>, call: &Call<'_>) {
         if self.tape.is_some() {
-            self.follow(|manager, tape| tape.begin(py, &manager.state, call));
+            self.follow(|state, tape| tape.begin(py, state, call));
         }
     }
 
@@ -40,16 +41,17 @@ impl Manager {
     #[inline(always)] // of each call
     pub(crate) fn end<T: Outcome, E: Named>(&mut self, py: Python<'_>, outcome: &Result<T, E>) {
         if self.tape.is_some() {
-            self.follow(|manager, tape| tape.end(py, &manager.state, outcome.as_ref()));
+            self.follow(|state, tape| tape.end(py, state, outcome.as_ref()));
         }
     }
 
     /// Do something with the tape, which goes if that fails: the files have said why.
-    pub(crate) fn follow(&mut self, step: impl FnOnce(&Self, &mut Tape) -> PyResult<()>) {
-        if let Some(mut tape) = self.tape.take()
-            && step(self, &mut tape).is_ok()
+    #[inline]
+    pub(crate) fn follow(&mut self, step: impl FnOnce(&State, &mut Tape) -> PyResult<()>) {
+        if let Some(tape) = &mut self.tape
+            && step(&self.state, tape).is_err()
         {
-            self.tape = Some(tape);
+            self.tape = None;
         }
     }
 }
@@ -73,7 +75,7 @@ impl Manager {
     /// Begin a new segment with the state as it is, if there is a record. O(pool).
     fn rotate_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
         let mut manager = Self::lent(slf)?;
-        manager.follow(|manager, tape| tape.rotate(slf.py(), &manager.state, true));
+        manager.follow(|state, tape| tape.rotate(slf.py(), state, true));
         Ok(())
     }
 
