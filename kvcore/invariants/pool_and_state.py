@@ -89,12 +89,13 @@ def queue_unique(state: Pools) -> Iterator[str]:
         queues += [] if pool.quarantine is None else [pool.quarantine.queue]
         for queue in queues:
             order: list[int] = []
-            block = queue.following[queue.sentinel]
-            while block != queue.sentinel and len(order) <= pool.num_blocks:
-                order.append(block)
-                if queue.following[queue.preceding[block]] != block:
-                    yield f"{tier} links around block {block} disagree"
-                block = queue.following[block]
+            for sentinel in range(pool.num_blocks, len(queue.following)):
+                block = queue.following[sentinel]
+                while block != sentinel and len(order) <= pool.num_blocks:
+                    order.append(block)
+                    if queue.following[queue.preceding[block]] != block:
+                        yield f"{tier} links around block {block} disagree"
+                    block = queue.following[block]
             if len(order) != len({*order} - seen) or len(order) != queue.length:
                 yield f"{tier} free queue {order} counts {queue.length}"
             seen.update(order)

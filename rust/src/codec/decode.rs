@@ -136,7 +136,7 @@ fn read_pool(
     if order.iter().collect::<HashSet<_>>().len() != order.len() {
         return Err(source.damaged("a block is twice in the free queue"));
     }
-    pool.queue = make_free_queue(num_blocks, order);
+    pool.queue = make_free_queue(num_blocks, order, 0);
     ranked.sort_unstable();
     let mut before: Option<(Key, u32)> = None;
     for (key, rank, block) in ranked {

@@ -119,18 +119,21 @@ fn partition(state: &State, _: &mut Scratch) -> Finding {
 /// Each block's link back is the block before it, so none can be met twice.
 fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
-        let end = pool.num_blocks();
-        let (mut block, mut length) = (end, 0);
-        loop {
-            let (_, after) = pool.queue.links(block);
-            if after > end || pool.queue.links(after).0 != block {
-                return Err(format!("{tier} links around block {block} disagree"));
+        let (end, mut length) = (pool.num_blocks(), 0);
+        for sentinel in (0..pool.queue.num_rings()).map(|ring| pool.queue.sentinel(ring)) {
+            let mut block = sentinel;
+            loop {
+                let (_, after) = pool.queue.links(block);
+                let in_ring = after < end || after == sentinel;
+                if !in_ring || pool.queue.links(after).0 != block {
+                    return Err(format!("{tier} links around block {block} disagree"));
+                }
+                block = after;
+                if block == sentinel || length > end {
+                    break;
+                }
+                length += 1;
             }
-            block = after;
-            if block == end || length > end {
-                break;
-            }
-            length += 1;
         }
         if length != pool.num_free() {
             return Err(format!("{tier} free queue of {length} counts {}", pool.num_free()));

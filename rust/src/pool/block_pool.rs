@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::free_queue::{FreeQueue, make_free_queue};
+use crate::pool::free_queue::{CURRENT, FreeQueue, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
@@ -78,7 +78,7 @@ pub fn make_pool(
         first_block,
         eviction,
         owners: touched_zeros(num_blocks as usize),
-        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
+        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId), 0),
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
@@ -229,7 +229,7 @@ impl BlockPool {
         if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
             self.queue.prepend(block);
         } else {
-            self.queue.append(block);
+            self.queue.append(block, CURRENT);
         }
     }
 

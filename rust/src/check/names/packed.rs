@@ -249,7 +249,7 @@ impl Unpacker<'_> {
             pool.publish(block, make_key(&hash, group_id));
         }
         let order: Vec<BlockId> = self.numbers().into_iter().map(BlockId).collect();
-        pool.queue = make_free_queue(pool.num_blocks(), order);
+        pool.queue = make_free_queue(pool.num_blocks(), order, 0);
         for _ in 0..self.number() {
             let (block, count) = (BlockId(self.number()), self.number());
             pool.pins.insert(block, count);

@@ -321,6 +321,7 @@ mod tests {
     use crate::check::tests::checked_states::{A, B, Run, config, scheduled};
     use crate::check::world::calls::Outcome;
     use crate::oracle::calls::Slots;
+    use crate::pool::free_queue::CURRENT;
     use crate::state::state::State;
     use crate::transitions::queries::get_computed_blocks;
     use crate::types::effects::Effects;
@@ -370,7 +371,7 @@ mod tests {
         let moved = found(|_, after, _| {
             let front = after.device.queue.front().unwrap();
             after.device.queue.remove(front);
-            after.device.queue.append(front);
+            after.device.queue.append(front, CURRENT);
         });
         assert_eq!(moved, Some("LRU"));
         let elsewhere = found(|_, after, _| after[row].tables[0][0] = BlockId(6));
