@@ -116,7 +116,7 @@ impl FreeQueue {
         self.links[block.index()] = Links::to_itself(block.0);
         self.length -= u32::from(!seeded(Mutant::CounterDrifts));
         if before == after {
-            self.filled &= !self.bit(before);
+            self.note_empty(before);
         }
     }
 
@@ -138,7 +138,7 @@ impl FreeQueue {
             self.links[sentinel as usize].after = after;
             self.links[after as usize].before = sentinel;
             if after == sentinel {
-                self.filled &= !self.bit(sentinel);
+                self.note_empty(sentinel);
             }
             Some(BlockId(std::mem::replace(&mut block, after)))
         })
@@ -176,6 +176,12 @@ impl FreeQueue {
         self.filled = self.filled & !self.bit(source) | self.bit(target);
     }
 
+    /// Note that a ring, by its sentinel, has no block any more.
+    #[cold]
+    fn note_empty(&mut self, sentinel: u32) {
+        self.filled &= !self.bit(sentinel);
+    }
+
     /// The bit of the ring that a sentinel closes.
     fn bit(&self, sentinel: u32) -> u128 {
         1 << (sentinel - self.num_blocks)
@@ -208,6 +214,16 @@ pub fn make_free_queue(
         queue.append(block, if place < num_older { OLDER } else { CURRENT });
     }
     queue
+}
+
+/// Blocks in the ring of older epochs.
+pub(crate) fn num_older(queue: &FreeQueue) -> u32 {
+    let (sentinel, mut count) = (queue.sentinel(OLDER), 0);
+    let mut block = queue.links(sentinel).1;
+    while block != sentinel {
+        (block, count) = (queue.links(block).1, count + 1);
+    }
+    count
 }
 
 #[cfg(test)]
