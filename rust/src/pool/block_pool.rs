@@ -5,7 +5,7 @@
 //! with owners is not. Taking a block with a key evicts it. Released blocks join the queue in the
 //! given order, at the side that the eviction policy names, or by priority
 //! (`priority_eviction.rs`). When an epoch ends, no key is found any more; free blocks leave first,
-//! and so does a block that had a key, once released. Methods trust their arguments.
+//! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
@@ -163,8 +163,8 @@ impl BlockPool {
 
     /// Whether a block is outside the free queue and had a key of an older epoch.
     pub(crate) fn is_older(&self, block: BlockId) -> bool {
-        let had_key = self.owners[block.index()] >= KEYED && self.index.is_older(block);
-        had_key && !self.queue.contains(block)
+        let is_held = self.owners[block.index()] >= KEYED && !self.queue.contains(block);
+        is_held && self.index.is_older(block)
     }
 
     /// These blocks, rising.
@@ -173,7 +173,6 @@ impl BlockPool {
     }
 
     /// The blocks without owner, in the order in which they leave.
-    #[must_use]
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
     }
@@ -181,7 +180,8 @@ impl BlockPool {
     /// Give `count` blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let blocks: Taken = self.queue.take_front(count).collect();
+        let mut blocks = Taken::with_capacity(count as usize);
+        self.queue.take_front(count, |block| blocks.push(block));
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {

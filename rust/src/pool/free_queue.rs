@@ -120,28 +120,28 @@ impl FreeQueue {
         }
     }
 
-    /// Take `count` blocks from the front.
-    pub(crate) fn take_front(&mut self, count: u32) -> impl Iterator<Item = BlockId> {
-        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { count.min(self.length) };
-        let mut sentinel = self.sentinel(self.first_ring());
-        let mut block = self.links[sentinel as usize].after;
-        (0..count).map_while(move |_| {
+    /// Take `count` blocks from the front: the links of a ring are closed once for all of them.
+    pub(crate) fn take_front(&mut self, count: u32, mut take: impl FnMut(BlockId)) {
+        let mut left = count.min(self.length);
+        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { left };
+        while left > 0 {
+            let sentinel = self.sentinel(self.first_ring());
+            let mut block = self.links[sentinel as usize].after;
             if block == sentinel {
-                sentinel = self.sentinel(self.first_ring());
-                block = self.links[sentinel as usize].after;
-                if block == sentinel {
-                    return None;
-                }
+                return;
             }
-            let after = self.links[block as usize].after;
-            self.links[block as usize] = Links::to_itself(block);
-            self.links[sentinel as usize].after = after;
-            self.links[after as usize].before = sentinel;
-            if after == sentinel {
+            while left > 0 && block != sentinel {
+                let after = self.links[block as usize].after;
+                self.links[block as usize] = Links::to_itself(block);
+                take(BlockId(block));
+                (block, left) = (after, left - 1);
+            }
+            self.links[sentinel as usize].after = block;
+            self.links[block as usize].before = sentinel;
+            if block == sentinel {
                 self.note_empty(sentinel);
             }
-            Some(BlockId(std::mem::replace(&mut block, after)))
-        })
+        }
     }
 
     /// Put a block at the back of a ring.
@@ -274,7 +274,10 @@ mod tests {
         queue.splice(CURRENT, OLDER); // of a ring without blocks: no change
         queue.append(BlockId(1), CURRENT);
         assert_eq!(ids(&queue), [3, 2, 0, 4, 1]);
-        let taken: Vec<u32> = queue.take_front(5).map(|block| block.0).collect();
+        let mut taken = Vec::new();
+        queue.take_front(3, |block| taken.push(block.0));
+        assert_eq!((ids(&queue), queue.len()), (vec![4, 1], 2));
+        queue.take_front(2, |block| taken.push(block.0));
         assert_eq!((taken, queue.front()), (vec![3, 2, 0, 4, 1], None));
         queue.prepend(BlockId(4));
         assert_eq!((queue.first_ring(), queue.front()), (CURRENT, Some(BlockId(4))));
