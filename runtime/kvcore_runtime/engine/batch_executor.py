@@ -59,7 +59,10 @@ class BatchExecutor:
 
     def announce(self, inputs: StepInputs) -> None:
         """Say what the batch that is submitted next computes; without it, it computes nothing."""
-        self._worker.submit(self._side.announce, inputs)
+        if isinstance(self._worker, ForkedWorker):
+            self._worker.tell(self._side.announce, inputs)
+        else:
+            self._worker.submit(self._side.announce, inputs)
 
     def submit(self, batch: Batch) -> None:
         """Let a batch be applied and its step be computed."""
