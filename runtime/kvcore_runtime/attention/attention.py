@@ -14,6 +14,7 @@ may be the null block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -68,23 +69,24 @@ class PagedAttention:
         )
         num_tokens = self.step.num_tokens
         numbers = torch.from_numpy(plan.numbers).to(keys.device)
-        self._entries, self.positions, self._offsets = numbers.split(
+        self._entries, self.positions, self._offsets = numbers.split_with_sizes(
             (num_tokens + plan.num_blocks, num_tokens, num_tokens)
         )
         spans = [
             range(first // size, -(-seq_len // size))
             for first, seq_len in zip(self.step.first_keys, plan.seq_lens, strict=True)
         ]
-        block_bytes = keys[0].numel() * keys.element_size()
+        block_bytes = math.prod(keys.shape[1:]) * keys.element_size()
         parts = _parts(spans, max(1, GATHER_BYTES_MAX // block_bytes))
         sizes = [sum(len(span) for span in part) for part in parts]
         self._split_sizes = [num_tokens, *sizes]
-        scratch = keys.new_empty((2, max(sizes, default=0), *keys.shape[1:]))
+        scratch = keys.new_empty((2 * max(sizes, default=0), *keys.shape[1:]))
         seen = list(zip(spans, self.step.first_keys, plan.seq_lens, strict=True))
         self._parts = []
         for part, part_size in zip(parts, sizes, strict=True):
-            pairs = self._views(scratch[:, :part_size], seen[: len(part)])
-            self._parts.append((scratch[0, :part_size], scratch[1, :part_size], pairs))
+            used = scratch[: 2 * part_size]
+            pairs = self._views(used, seen[: len(part)])
+            self._parts.append((*used.split_with_sizes((part_size, part_size)), pairs))
             del seen[: len(part)]
 
     def bind(self, block_tables: Tensor) -> PagedAttention:
@@ -101,7 +103,7 @@ class PagedAttention:
             raise ShapeMismatch(name="block_tables", expected=expected, actual=shape)
         entries = self._entries.to(block_tables.device)
         found = block_tables.view(-1).index_select(0, entries).to(self._offsets.device, torch.int64)
-        written, *self._ids = found.split(self._split_sizes)
+        written, *self._ids = found.split_with_sizes(self._split_sizes)
         self._slots = (written, self._offsets)
         return self
 
@@ -127,16 +129,15 @@ class PagedAttention:
     ) -> list[tuple[Tensor, Tensor]]:
         """Where the keys and values of the sequences of a part will be, the same for all layers.
 
-        seen: of each sequence its blocks, its first key, and its length.
+        scratch: of all keys, then of all values. seen: of each sequence its blocks, its first key,
+        and its length.
         """
         sizes, size = [], self._block_size
         for span, first, seq_len in seen:
             start, stop = span.start * size, span.stop * size
             sizes += [first - start, seq_len - first, stop - seq_len]
-        keys, values = (
-            heads_first(each).split_with_sizes(sizes, dim=2)[1::3] for each in scratch.flatten(1, 2)
-        )
-        return list(zip(keys, values, strict=True))
+        views = heads_first(scratch.flatten(0, 1)).split_with_sizes(sizes * 2, dim=2)[1::3]
+        return list(zip(views[: len(seen)], views[len(seen) :], strict=True))
 
 
 class GroupedAttention:

@@ -102,7 +102,7 @@ class RaggedStep:
         same: see `heads_first`), those of its last n positions, from its first key (`first_keys`)
         or an earlier one on; any strides, taken one after another. Returns like q.
         """
-        queries = torch.split(heads_first(q), list(self.query_lens), dim=2)
+        queries = heads_first(q).split_with_sizes(self.query_lens, dim=2)
         outputs = []
         for index, (keys, values) in zip(range(len(queries)), keys_values, strict=True):
             if self._tiles is not None:

@@ -33,7 +33,7 @@ from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
 from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class Executed:
     """What a batch gave. computed: of its step, None if it computes nothing.
 
@@ -42,6 +42,9 @@ class Executed:
 
     computed: Computed | None
     finished: list[Finished]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Executed, (self.computed, self.finished)
 
 
 class BatchExecutor:
@@ -132,7 +135,7 @@ class _OtherSide:
     def announce(self, inputs: StepInputs) -> None:
         """Set the step of the next batch up; an error is that of the batch."""
         try:
-            with torch.cuda.stream(self._stream):
+            with self._on_stream():
                 self._begun = self._forward.begin(inputs)
         except Exception as error:
             self._begun = error
@@ -145,7 +148,7 @@ class _OtherSide:
         try:
             if isinstance(begun, Exception):
                 raise begun
-            with torch.cuda.stream(self._stream):
+            with self._on_stream():
                 self._runtime.apply(batch)
                 computed = None if begun is None else self._forward.compute(begun)
                 if self._stream is not None:
@@ -154,6 +157,10 @@ class _OtherSide:
             self.stop()
             raise
         return Executed(computed=computed, finished=self._runtime.take_finished())
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[None]:
+        # Without a stream torch's does nothing, for 10 us.
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def restart(self, next_number: int) -> list[Finished]:
         """Go on with a batch of this number; returns what ended of the one that failed."""

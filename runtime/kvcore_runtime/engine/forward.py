@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +99,17 @@ class StepInputs:
     newest: tuple[list[int], list[int]]
     plans: tuple[ReadPlan, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepInputs, (
+            self.reads,
+            self.tokens,
+            self.to_come,
+            self.wanted,
+            self.draws,
+            self.newest,
+            self.plans,
+        )
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Begun:
@@ -111,7 +124,7 @@ class Begun:
     attention: GroupedAttention
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class Computed:
     """What a step gave. tokens: of its draws.
 
@@ -120,6 +133,9 @@ class Computed:
 
     logits: Tensor | None
     tokens: list[int]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Computed, (self.logits, self.tokens)
 
 
 class Forward:
@@ -192,7 +208,9 @@ class Forward:
         attention = self._attention(inputs.plans)
         parts = (inputs.tokens, *inputs.to_come, inputs.wanted, *inputs.newest)
         joined = self._ints([*itertools.chain(*parts)])
-        tokens, places, rows, wanted, *newest = joined.split([len(each) for each in parts])
+        tokens, places, rows, wanted, *newest = joined.split_with_sizes(
+            [len(each) for each in parts]
+        )
         return Begun(
             inputs=inputs,
             tokens=tokens,
@@ -241,7 +259,7 @@ class Forward:
         return sampled
 
     def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._model.device)
+        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._model.device)
 
     def _plan(self, chunks: Sequence[Chunk]) -> tuple[ReadPlan, ...]:
         """What each kind of layer reads and writes."""
