@@ -71,8 +71,10 @@ class RaggedStep:
                 )
         first_keys = tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
         object.__setattr__(self, "first_keys", first_keys)
-        width = _round_up(max(self.seq_lens, default=0))
-        tiles = _TileMasks(self.visibility, width, self.device) if self.invariant else None
+        tiles = None
+        if self.invariant:
+            width = _round_up(max(self.seq_lens, default=0))
+            tiles = _TileMasks(self.visibility, width, self.device)
         object.__setattr__(self, "_tiles", tiles)
         object.__setattr__(self, "_masks", () if self.invariant else self._build_masks())
 

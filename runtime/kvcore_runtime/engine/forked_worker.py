@@ -35,7 +35,7 @@ from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
 to be woken takes 30 to 100 us."""
-NAP_SECONDS = 20e-6
+NAP_SECONDS = 100e-6
 NUM_NAPS_MAX = 50
 """How often the caller looks for a reply before it sleeps until it is woken: a nap is 0.1 ms long,
 ends on the caller's core, and costs the process nothing. To wake a sleeper takes the process time,

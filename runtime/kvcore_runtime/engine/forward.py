@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvcore import Config
-from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention
+from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention, num_blocks_gathered
 from kvcore_runtime.attention.ragged import any_shape
 from kvcore_runtime.attention.read_plan import ReadPlan, plan_reads
 from kvcore_runtime.cache.apply import Runtime
@@ -152,6 +152,7 @@ class Forward:
         self._keep_logits = keep_logits
         kinds = list(dict.fromkeys((each.group_id, each.visibility) for each in groups.places))
         self._kinds = kinds
+        self._num_blocks_max = [num_blocks_gathered(each) for each in runtime.cache.groups]
         # Of each row, for the next step: it needs no one who reads it first.
         rows = runtime.tables.max_rows
         self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
@@ -270,6 +271,7 @@ class Forward:
                 rows=[each.sequence.row for each in chunks],
                 block_size=self._runtime.tables.block_sizes[group_id],
                 width=self._runtime.tables.max_blocks,
+                num_blocks_max=self._num_blocks_max[group_id],
                 visibility=visibility,
             )
             for group_id, visibility in self._kinds

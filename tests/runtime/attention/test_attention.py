@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kvcore_runtime.attention.attention import PagedAttention, _parts
+from kvcore_runtime.attention.attention import PagedAttention
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
-from kvcore_runtime.attention.read_plan import plan_reads
+from kvcore_runtime.attention.read_plan import _parts, plan_reads
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
 from kvcore_runtime.model.model import Llama, tiny_model
