@@ -69,7 +69,11 @@ class RaggedStep:
                 raise TooLong(
                     what=f"sequence {index}", num_tokens=query_len, num_tokens_max=seq_len
                 )
-        first_keys = tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
+        first_keys = (
+            (0,) * len(self.seq_lens)
+            if self.visibility.window is None
+            else tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
+        )
         object.__setattr__(self, "first_keys", first_keys)
         tiles = None
         if self.invariant:
@@ -123,6 +127,8 @@ class RaggedStep:
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
         """One mask a sequence, for all layers; None if causal or single-query needs none."""
+        if max(self.query_lens, default=1) == 1:
+            return (None,) * len(self.query_lens)
         return tuple(
             self.visibility.mask(range(s - n, s), range(first, s), self.device)
             if n > 1 and (n < s or self.visibility.window is not None)

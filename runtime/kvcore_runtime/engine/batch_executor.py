@@ -33,7 +33,7 @@ from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
 from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class Executed:
     """What a batch gave. computed: of its step, None if it computes nothing.
 
@@ -42,9 +42,6 @@ class Executed:
 
     computed: Computed | None
     finished: list[Finished]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Executed, (self.computed, self.finished)
 
 
 class BatchExecutor:
@@ -76,13 +73,14 @@ class BatchExecutor:
 
         Raises what applying or computing it raised, NotExecuted, ExecutorDied, ExecutorFailed.
         """
-        done: Executed = self._submitted[0].result()
+        given, finished = self._submitted[0].result()
         self._submitted.popleft()
-        logits = None if done.computed is None else done.computed.logits
+        computed = None if given is None else Computed(logits=given[0], tokens=given[1])
+        logits = None if computed is None else computed.logits
         if logits is not None and logits.is_cuda:
             # Made on the executor's stream, read on the caller's.
             logits.record_stream(torch.cuda.current_stream(logits.device))
-        return done
+        return Executed(computed=computed, finished=finished)
 
     def drain(self) -> bool:
         """Wait until nothing runs; returns whether all went well. What came out stays to be had."""
@@ -101,7 +99,7 @@ class BatchExecutor:
             each
             for done in self._submitted
             if done.exception() is None
-            for each in done.result().finished
+            for each in done.result()[1]
         ]
         with contextlib.suppress(ExecutorDied):  # the next batch will say so
             finished += self._worker.submit(self._side.restart, next_number).result()
@@ -140,8 +138,12 @@ class _OtherSide:
         except Exception as error:
             self._begun = error
 
-    def execute(self, batch: Batch) -> Executed:
-        """Apply a batch and compute its step."""
+    def execute(
+        self, batch: Batch
+    ) -> tuple[tuple[torch.Tensor | None, list[int]] | None, list[Finished]]:
+        """Apply a batch and compute its step: the fields of `Executed`, which are pickled sooner
+        than it is.
+        """
         begun, self._begun = self._begun, None
         if self._stopped[0]:
             raise NotExecuted(number=batch.number)
@@ -156,7 +158,8 @@ class _OtherSide:
         except BaseException:
             self.stop()
             raise
-        return Executed(computed=computed, finished=self._runtime.take_finished())
+        given = None if computed is None else (computed.logits, computed.tokens)
+        return given, self._runtime.take_finished()
 
     def _on_stream(self) -> contextlib.AbstractContextManager[None]:
         # Without a stream torch's does nothing, for 10 us.

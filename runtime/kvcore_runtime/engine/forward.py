@@ -124,7 +124,7 @@ class Begun:
     attention: GroupedAttention
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class Computed:
     """What a step gave. tokens: of its draws.
 
@@ -133,9 +133,6 @@ class Computed:
 
     logits: Tensor | None
     tokens: list[int]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Computed, (self.logits, self.tokens)
 
 
 class Forward:

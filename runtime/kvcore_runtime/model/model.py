@@ -149,7 +149,6 @@ class Llama:
         num_rows = hidden.shape[0]
         return functional.linear(self._pad_rows(hidden), self.weights.head)[:num_rows]
 
-    @torch.no_grad()
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run one step up to the final norm: [T] -> [T, hidden]. Arguments as for `forward`."""
         if token_ids.shape != positions.shape:
