@@ -38,7 +38,7 @@ SPIN_SECONDS = 200e-6
 to be woken takes 30 to 100 us."""
 NAP_SECONDS = 50e-6
 NUM_NAPS_MAX = 50
-"""How often the caller looks for a reply before it sleeps until it is woken: a nap is 0.1 ms long,
+"""How often the caller looks for a reply before it sleeps until it is woken: a nap takes 0.1 ms,
 ends on the caller's core, and costs the process nothing. To wake a sleeper takes the process time,
 and the system may put the sleeper on the core of the process, before whose next call it then runs.
 """
