@@ -72,12 +72,12 @@ class PagedAttention:
         )
         self._split_sizes = [num_tokens, *(num_blocks for num_blocks, _ in plan.parts)]
         scratch = keys.new_empty((2 * max(self._split_sizes[1:], default=0), *keys.shape[1:]))
-        self._parts = []
+        self._parts: list[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = []
         for num_blocks, sizes in plan.parts:  # views are the same for all layers
             part = scratch[: 2 * num_blocks]  # all its keys, then all its values
             views = heads_first(part.flatten(0, 1)).split_with_sizes(sizes * 2, dim=2)
             pairs = list(zip(views[1 : len(sizes) : 2], views[len(sizes) + 1 :: 2], strict=True))
-            self._parts.append((*part.split_with_sizes((num_blocks, num_blocks)), pairs))
+            self._parts.append((part[:num_blocks], part[num_blocks:], pairs))
 
     def bind(self, block_tables: Tensor) -> PagedAttention:
         """Say where the blocks are; returns itself.

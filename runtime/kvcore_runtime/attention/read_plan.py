@@ -40,12 +40,13 @@ class ReadPlan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.query_lens, self.seq_lens, self.num_rows, self.num_places, self.width)
-        return _from_bytes, (*fields, self.num_blocks, self.parts, bytearray(self.numbers))
+        return _from_bytes, (bytearray(self.numbers), *fields, self.num_blocks, self.parts)
 
 
-def _from_bytes(*fields: Any) -> ReadPlan:
+def _from_bytes(numbers: bytearray, *fields: Any) -> ReadPlan:
     """A plan whose numbers are given as bytes, which are unpickled faster than an array."""
-    return ReadPlan(*fields[:-1], np.frombuffer(fields[-1], dtype=np.int64))
+    fields = (*fields, np.frombuffer(numbers, dtype=np.int64))
+    return ReadPlan(*fields)
 
 
 def plan_reads(
