@@ -62,13 +62,14 @@ def make_parser() -> argparse.ArgumentParser:
         "wrong, 130 interrupted; then, too, it reports what was done.",
     )
     parser.add_argument("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
-    _add_pool(parser.add_argument_group("the pool"))
-    _add_loop(parser.add_argument_group("the loop"))
+    add_pool(parser.add_argument_group("the pool"))
+    add_loop(parser.add_argument_group("the loop"))
     _add_result(parser.add_argument_group("what comes out"))
     return parser
 
 
-def _add_pool(group: argparse._ArgumentGroup) -> None:
+def add_pool(group: argparse._ArgumentGroup) -> None:
+    """Options of the pool."""
     add = group.add_argument
     add("--blocks", type=count, metavar="N", required=True, help="blocks of the pool")
     _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens per block")
@@ -88,7 +89,8 @@ def _add_pool(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_loop(group: argparse._ArgumentGroup) -> None:
+def add_loop(group: argparse._ArgumentGroup) -> None:
+    """Options of the loop."""
     add = group.add_argument
     _number(group, "--max-running", "N", DEFAULTS.max_running, "requests that run at a time")
     _number(group, "--token-budget", "TOKENS", DEFAULTS.token_budget, "most tokens of a step")

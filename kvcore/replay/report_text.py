@@ -135,6 +135,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def table(rows: Sequence[Sequence[str]], *, words: bool = False) -> Iterator[str]:
+    """The first column to the left, the others to the right; the last, if it is of words, left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        if words:
+            cells[-1] = cells[-1].lstrip()
+        yield "  ".join([f"{first:<{max(widths[0], LABEL)}}", *cells]).rstrip()
+
+
 def _lines(report: Report) -> Iterator[str]:
     result = report.result
     yield headline(result)
@@ -148,10 +158,10 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"{'':<{LABEL}} {line}"
     if any(each.count for each in result.costs):
         yield ""
-        yield from _table(cost_rows(result.costs))
+        yield from table(cost_rows(result.costs))
     if report.sweep:
         yield ""
-        yield from _table(sweep_rows(report))
+        yield from table(sweep_rows(report))
     if report.left_out:
         yield ""
         sizes = ", ".join(f"{size:,}" for size in report.left_out)
@@ -203,14 +213,6 @@ def _course(result: Result) -> Iterator[tuple[str, str, str]]:
             f"{each.median:,.0f}",
             f"median over time; mean {each.mean:,.1f}, most {each.most:,.0f}",
         )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        yield "  ".join([f"{first:<{max(widths[0], LABEL)}}", *cells]).rstrip()
 
 
 def _host(options: Options) -> str:
