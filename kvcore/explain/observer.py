@@ -35,6 +35,7 @@ class Observer:
     def __init__(self, manager: Any, explained: Callable[[Explanation], object]) -> None:
         self.config = manager.config
         self._manager, self._explained = manager, explained
+        self._has_key = manager.has_key
         self._sizes = tuple(group.block_size for group in self.config.groups)
         self._groups = [g for g, each in enumerate(self.config.groups) if not each.is_cross]
         self._fine = self.config.hash_block_size
@@ -289,7 +290,7 @@ class Observer:
     def _withdraw(self, name: str, blocks: Iterable[int]) -> None:
         """Note which of these blocks have lost their keys."""
         for block in blocks:
-            if self._contents[block] is not None and not self._manager.has_key(block):
+            if self._contents[block] is not None and not self._has_key(block):
                 self._remove(block, None, name)
 
     def _publish(self, request: KnownRequest) -> None:
@@ -310,7 +311,7 @@ class Observer:
                 block = table[position]
                 if not block and self.config.null_block:
                     continue
-                if self._manager.has_key(block):
+                if self._has_key(block):
                     self._mark(block, request.content(g, position))
                 else:
                     waits = True

@@ -25,7 +25,11 @@ GENERATIONS = ROOT / "docs" / "generations.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 ADAPTER = ROOT / "docs" / "engines" / "write-an-adapter.md"
 SANITIZER = ROOT / "docs" / "sanitizer.md"
-WITH_PROGRAMS = (ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS, SANITIZER)
+EXPLAIN = ROOT / "docs" / "explain.md"
+WITH_PROGRAMS = (
+    *(ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS, SANITIZER),
+    EXPLAIN,
+)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("engines/*.md")])
 HEADING = re.compile(r"^#+ +(.*)$")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from kvcore.explain import observer
 from kvcore.explain.explanation import LENGTHS, Span
 from kvcore.explain.lengths import spans_of
 from kvcore.replay import loop
-from kvcore.replay.explained import Explained, split_evicted
+from kvcore.replay.explain.explained import Explained, split_evicted
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options, Result
 from kvcore.replay.synthetic import KINDS, generate

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation, Span, Totals
-from kvcore.replay.explained import Explained
+from kvcore.replay.explain.explained import Explained
 from kvcore.replay.report_text import headline, percent, setting, table
 from kvcore.replay.results import Result
 from kvcore.replay.summary import share

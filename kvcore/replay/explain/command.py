@@ -24,8 +24,8 @@ from kvcore.replay.command_options import (
     add_pool,
     read_arguments,
 )
-from kvcore.replay.explain_report import to_data, to_lines
-from kvcore.replay.explained import Explained, Remembered, split_evicted
+from kvcore.replay.explain.explained import Explained, Remembered, split_evicted
+from kvcore.replay.explain.report import to_data, to_lines
 from kvcore.replay.loop import replay
 from kvcore.replay.progress import Progress
 from kvcore.replay.request_trace import TraceReader
