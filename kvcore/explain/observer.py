@@ -49,6 +49,7 @@ class Observer:
         self._copies: dict[Content, int] = {}
         self._removals: list[Removal] = []
         self._call = self._step = 0
+        self._has_loads = False
         self._notes: dict[str, Callable[..., None]] = {
             name: getattr(self, f"_{name}") for name in _NOTED
         } | {name: self._withdrawn(name) for name in _WITHDRAWING}
@@ -72,6 +73,7 @@ class Observer:
         parent = self._requests[parent_id]
         child = self._requests[child_id] = self._rows[row] = self._namespaces.fork(parent, child_id)
         self._refresh(child)
+        self._publish(child)
 
     def _add_tokens(self, _: None, request_id: str, tokens: Any, **options: Any) -> None:
         del options
@@ -95,11 +97,14 @@ class Observer:
         self._namespaces.shorten(request, num_tokens)
         self._refresh(request)
         self._withdraw("truncate", request.held)
+        self._publish(request)
 
     def _remove_request(self, _: None, request_id: str) -> None:
         request = self._requests.pop(request_id)
         request.join()
         self._unpublished.pop(request_id, None)
+        if self._has_loads:  # with the last one that could report a failure goes what rests on it
+            self._withdraw("remove_request", range(len(self._contents)))
 
     def _append(self, outcome: Appended, requests: Any, tokens: Any = None, **_: Any) -> None:
         named = requests.tolist() if hasattr(requests, "tolist") else list(requests)
@@ -204,6 +209,7 @@ class Observer:
 
     def _admit(self, request: KnownRequest, hit: Hit | None, external: int) -> None:
         """Explain first slots, and note the blocks of the hit."""
+        self._has_loads = self._has_loads or external > 0
         if request.holds:
             return
         used = 0 if hit is None else hit.num_tokens

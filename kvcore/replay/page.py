@@ -13,6 +13,7 @@ from html import escape
 
 from kvcore.replay.plots import DARK, LIGHT, draw_course, draw_sweep
 from kvcore.replay.report_text import (
+    advice,
     clock_note,
     cost_rows,
     figures,
@@ -71,6 +72,9 @@ def to_html(report: Report) -> Iterator[str]:
     if report.sweep:
         yield f"<h2>Other pool sizes</h2>\n{draw_sweep(report)}\n"
         yield _table(sweep_rows(report))
+    advised = advice(report)
+    if advised is not None:
+        yield _paragraph(f"Advice: {advised}.")
     if report.left_out:
         sizes = ", ".join(f"{size:,}" for size in report.left_out)
         yield _paragraph(f"Interrupted: not run to the end with {sizes} blocks.", "warn")

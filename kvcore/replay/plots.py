@@ -140,11 +140,15 @@ def _draw_requests(axes: Axes, times: list[float], samples: Sequence[Sample]) ->
 
 
 def _draw_hits(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
-    axes.plot(times, [each.looked_up_tokens for each in samples], color=FAINT, label="looked up")
-    axes.plot(times, [each.hit_tokens for each in samples], color=GREEN, label="found")
-    axes.set_ylim(bottom=0)
-    axes.set_title("Prompt tokens looked up and found in the cache, so far")
-    axes.yaxis.set_major_formatter(FuncFormatter(_short))
+    looked_up, edges = _rates(times, [each.looked_up_tokens for each in samples])
+    found, _ = _rates(times, [each.hit_tokens for each in samples])
+    shares = [hit / total if total else 0.0 for hit, total in zip(found, looked_up, strict=True)]
+    axes.stairs(shares, edges, fill=True, color=GREEN, alpha=0.4, label="in this stretch of time")
+    so_far = [each.hit_tokens / max(1, each.looked_up_tokens) for each in samples]
+    axes.plot(times, so_far, color=GREEN, label="so far")
+    axes.set_ylim(0, 1.04)
+    axes.set_title("Hit rate")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _legend(axes)
 
 

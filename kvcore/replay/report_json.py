@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from kvcore.replay.results import Cost, Result, Sample
-from kvcore.replay.summary import Report, course_of, rates_of
+from kvcore.replay.summary import Report, course_of, rates_of, saturation_of
 
 FORMAT = 1
 
@@ -30,6 +30,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "requests": _requests(result),
         **_outcome(result),
         "course": _course(result),
+        "saturation": _saturation(result),
         "cost_us": {each.name: _cost(each) for each in result.costs},
         "samples": _samples(result),
         "sweep": [
@@ -52,6 +53,13 @@ def _requests(result: Result) -> dict[str, Any]:
         "refused_named": [attrs.asdict(each) for each in result.refused],
         "skipped_lines": result.skipped_lines,
     }
+
+
+def _saturation(result: Result) -> dict[str, float] | None:
+    found = saturation_of(result)
+    if found is None:
+        return None
+    return {"since_seconds": found.since, "until_seconds": found.until, "waiting": found.most}
 
 
 def _tokens(result: Result) -> dict[str, int | None]:
