@@ -51,6 +51,7 @@ class Arguments:
     skip_bad: bool
     json: bool
     html: str | None
+    explain: bool
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -123,6 +124,9 @@ def _add_result(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--json", action="store_true", help="plain data instead of text")
     add("--html", metavar="FILE", help="write one page with plots, too (kvcore[plots])")
+    add(
+        "--explain", action="store_true", help="say why tokens were computed again (kvcore explain)"
+    )
     add("--no-bounds", action="store_true", help="do not count ideal and optimum: less memory")
 
 
@@ -157,6 +161,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         skip_bad=given.skip_bad,
         json=given.json,
         html=given.html,
+        explain=given.explain,
     )
 
 

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
 from kvcore.replay.summary import Report, rates_of, use_of
 
@@ -85,6 +86,33 @@ def draw_course(result: Result) -> str:
         axes[3].set_xlim(0, max(times[-1], 1e-9))
         axes[3].set_xlabel("virtual seconds")
         return _to_svg(figure, "course", "Use, requests, hits and evictions over virtual time")
+
+
+def draw_causes(explained: Explained) -> str:
+    """Tokens that were found, and that were missed by cause, over virtual time."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 3.2), layout="constrained")
+        axes = figure.subplots()
+        points = explained.points
+        times = [0.0, *(each.time for each in points)]
+        causes = [cause for cause, _ in explained.totals.causes.most_common()]
+        series = [[each.hit for each in points]]
+        series += [[each.causes[cause] for each in points] for cause in causes]
+        colours = [GREEN, RED, ORANGE, BLUE, FAINT, INK]
+        axes.stackplot(
+            times,
+            [[0, *each] for each in series],
+            labels=["found", *causes],
+            colors=[colours[min(place, 5)] for place in range(len(series))],
+            alpha=0.55,
+        )
+        axes.set_xlim(0, max(times[-1], 1e-9))
+        axes.set_ylim(bottom=0)
+        axes.set_title("Tokens that an unlimited cache would have had, so far")
+        axes.set_xlabel("virtual seconds")
+        axes.yaxis.set_major_formatter(FuncFormatter(_short))
+        axes.legend(frameon=False, loc="upper left")
+        return _to_svg(figure, "causes", "Found and missed tokens by cause over virtual time")
 
 
 def draw_sweep(report: Report) -> str:

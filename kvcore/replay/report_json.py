@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 
+from kvcore.explain.explanation import CAUSES, Totals
+from kvcore.replay.explain.tables import TOP
 from kvcore.replay.results import Cost, Result, Sample
 from kvcore.replay.summary import Report, course_of, rates_of, saturation_of
 
@@ -42,6 +44,7 @@ def to_json(report: Report) -> dict[str, Any]:
             for each in report.sweep
         ],
         "sweep_left_out": list(report.left_out),
+        "explained": None if report.explained is None else _explained(report.explained.totals),
     }
 
 
@@ -52,6 +55,16 @@ def _requests(result: Result) -> dict[str, Any]:
         "refused": result.num_refused,
         "refused_named": [attrs.asdict(each) for each in result.refused],
         "skipped_lines": result.skipped_lines,
+    }
+
+
+def _explained(totals: Totals) -> dict[str, Any]:
+    return {
+        "ideal": totals.ideal,
+        "hits": totals.hits,
+        "causes": {cause: totals.causes[cause] for cause in CAUSES},
+        "evicted_by": dict(totals.takers),
+        "evictors": dict(totals.evictors.most_common(TOP)),
     }
 
 

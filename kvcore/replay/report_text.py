@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvcore.replay.explain.tables import cause_rows, evictor_rows
 from kvcore.replay.results import Cost, Options, RefusedRequest, Result
 from kvcore.replay.summary import (
     FULL_SHARE,
@@ -201,6 +202,11 @@ def _lines(report: Report) -> Iterator[str]:
     if report.sweep:
         yield ""
         yield from table(sweep_rows(report))
+    if report.explained is not None:
+        yield ""
+        yield from table(cause_rows(report.explained.totals), words=True)
+        yield ""
+        yield from table(evictor_rows(report.explained.totals))
     if report.left_out:
         yield ""
         sizes = ", ".join(f"{size:,}" for size in report.left_out)

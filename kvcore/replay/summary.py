@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
 
 FULL_SHARE = 0.9
@@ -24,12 +25,14 @@ class Report:
     """A run, and the same trace on pools of other sizes.
 
     sweep: finished runs by pool size, the first one among them; empty if none was requested.
-    left_out: pool sizes that an interrupt kept from being run to their end.
+    left_out: pool sizes that an interrupt kept from being run to their end. explained: what the run
+    computed again, if that was requested.
     """
 
     result: Result
     sweep: tuple[Result, ...] = ()
     left_out: tuple[int, ...] = ()
+    explained: Explained | None = None
 
     @property
     def interrupted(self) -> bool:

@@ -53,7 +53,9 @@ def test_an_engine_that_is_too_slow_says_so_in_every_report() -> None:
     slow = [TraceRequest(n, n / 50, 64, 40, (n,), 64) for n in range(200)]
     options = Options(num_blocks=30, block_size=16, max_running=4)
     report = Report(replay(slow, options, backend="python"))
-    assert re.search(r"^saturated +yes  the queue grew to 1\d\d requests", to_text(report), re.M)
+    assert re.search(
+        r"^saturated +yes  the queue grew to 1\d\d requests", to_text(report), re.MULTILINE
+    )
     data = to_json(report)["saturation"]
     assert data is not None
     assert data["since_seconds"] < data["until_seconds"]

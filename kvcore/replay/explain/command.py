@@ -80,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--optimum", action="store_true", help="split evicted tokens: policy or capacity")
     add("--json", action="store_true", help="plain data instead of text")
-    parser.set_defaults(html=None, no_bounds=True)
+    parser.set_defaults(html=None, no_bounds=True, explain=True)
     return parser
 
 

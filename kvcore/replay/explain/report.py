@@ -10,34 +10,14 @@ from typing import Any
 
 import attrs
 
-from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation, Span, Totals
+from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation, Span
 from kvcore.replay.explain.explained import Explained
+from kvcore.replay.explain.tables import MEANING, TAKEN_BY, TOP, cause_rows, evictor_rows
 from kvcore.replay.report_text import headline, percent, setting, table
 from kvcore.replay.results import Result
 from kvcore.replay.summary import share
 
 FORMAT = 1
-TOP = 10
-"""Evictors and requests that the text shows."""
-TAKEN_BY = {
-    "prompt": "by a prompt's allocation",
-    "decode": "by a decode's allocation",
-    "swap_in": "by a swap in",
-    "load": "by a load",
-}
-MEANING = {
-    "namespace": "adapter, media, salt or embedding differ",
-    "not_computed": "known, and computed by no request yet",
-    "old_epoch": "computed with other weights only",
-    "partial_block": "behind the last whole block",
-    "last_token": "a token is left to compute",
-    "draft_drop": "the block that a drafter drops",
-    "not_published": "full, and never findable",
-    "withdrawn": "the key was taken back",
-    "groups_disagree": "the groups do not meet at one token",
-    "unused": "found, and not taken",
-    "external": "brought by a connector or a load",
-}
 
 
 def to_lines(result: Result, explained: Explained, split: Counter[str], by: str) -> Iterator[str]:
@@ -60,35 +40,6 @@ def to_lines(result: Result, explained: Explained, split: Counter[str], by: str)
     yield from table(rows, words=True)
     yield ""
     yield from table(_ROWS[by](explained, split), words=by == "cause")
-
-
-def cause_rows(totals: Totals, split: Counter[str]) -> list[tuple[str, str, str, str]]:
-    """Missed tokens by cause, those of evictions by what took the blocks."""
-    missed = totals.ideal - totals.hits
-    rows = [("cause", "tokens", "of missed", "")]
-
-    def row(name: str, tokens: int, meaning: str) -> None:
-        if tokens:
-            rows.append((name, f"{tokens:,}", percent(share(tokens, missed)), meaning))
-
-    for cause in CAUSES:
-        if cause != "evicted":
-            row(cause, totals.causes[cause], MEANING[cause])
-            continue
-        for kind, words in TAKEN_BY.items():
-            row("evicted", totals.takers[kind], words)
-        row("  policy", split["policy"], "of evicted: the optimum finds it in this pool")
-        row("  capacity", split["capacity"], "of evicted: no policy need find it")
-    return rows
-
-
-def evictor_rows(totals: Totals, most: int = TOP) -> list[tuple[str, ...]]:
-    """The requests whose blocks cost others most."""
-    evicted = sum(totals.evictors.values())
-    rows: list[tuple[str, ...]] = [("evictor", "tokens", "of evicted")]
-    for name, tokens in totals.evictors.most_common(most):
-        rows.append((name, f"{tokens:,}", percent(share(tokens, evicted))))
-    return rows
 
 
 def to_data(result: Result, explained: Explained, split: Counter[str], by: str) -> dict[str, Any]:
