@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import attrs
 
@@ -112,11 +111,3 @@ class Totals:
             if span.cause == "evicted" and span.removal is not None:
                 self.takers[span.removal.kind] += size
                 self.evictors[span.removal.request or "?"] += size
-
-
-def totals_of(explanations: Iterable[Explanation]) -> Totals:
-    """The totals of all first admissions."""
-    totals = Totals()
-    for each in explanations:
-        totals.add(each)
-    return totals

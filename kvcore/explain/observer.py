@@ -51,7 +51,22 @@ class Observer:
         self._call = self._step = 0
         self._has_loads = False
         self._notes: dict[str, Callable[..., None]] = {
-            name: getattr(self, f"_{name}") for name in _NOTED
+            "add_request": self._add_request,
+            "fork": self._fork,
+            "add_tokens": self._add_tokens,
+            "add_drafts": self._add_drafts,
+            "accept": self._accept,
+            "truncate": self._truncate,
+            "remove_request": self._remove_request,
+            "append": self._append,
+            "allocate_slots": self._allocate_slots,
+            "load": self._load,
+            "free": self._free,
+            "swap_out": self._swap_out,
+            "swap_in": self._swap_in,
+            "take_batch": self._take_batch,
+            "complete": self._publish_late,
+            "cache_blocks": self._publish_late,
         } | {name: self._withdrawn(name) for name in _WITHDRAWING}
 
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
@@ -60,6 +75,10 @@ class Observer:
         note = self._notes.get(name)
         if note is not None and not isinstance(outcome, Refused):
             note(outcome, *args, **options)
+
+    def notes(self, name: str) -> bool:
+        """Whether a call of this name tells anything."""
+        return name in self._notes
 
     def findable_blocks(self) -> set[int]:
         """The device blocks that can be found, as far as calls were seen."""
@@ -190,8 +209,6 @@ class Observer:
     def _publish_late(self, *_: Any, **__: Any) -> None:
         for request in list(self._unpublished.values()):
             self._publish(request)
-
-    _complete = _cache_blocks = _publish_late
 
     def _withdrawn(self, name: str) -> Callable[..., None]:
         """A note of a call that may lower counts and withdraw the keys of any blocks."""
@@ -344,11 +361,6 @@ class Observer:
         marks[place] = FINDABLE
 
 
-_NOTED = (
-    *("add_request", "fork", "add_tokens", "add_drafts", "accept", "truncate", "remove_request"),
-    *("append", "allocate_slots", "load", "free", "swap_out", "swap_in"),
-    *("take_batch", "complete", "cache_blocks"),
-)
 _WITHDRAWING = (
     *("evict_blocks", "reset_prefix_cache", "cancel", "rewind", "unschedule"),
     "complete_operation",
@@ -363,7 +375,7 @@ class _Observed:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._manager, name)
-        if name not in _NOTED and name not in _WITHDRAWING:
+        if not self._observer.notes(name):
             return method
         note = self._observer.note
 

@@ -11,7 +11,7 @@ from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.lines import BlockLists, SlotLists
 
 STEP_MAX = END_MAX = 2**32 - 1
-"""Steps, and the positions that rows end at, are numbered up to here."""
+"""Steps, and the positions that chunks end at, are numbered up to here."""
 EPOCH_MAX = 2**16 - 1
 """How often weights may change: a slot keeps the number of its weights in 16 bits."""
 
@@ -48,23 +48,23 @@ def check_numbered(
     drafts: Mapping[int, Sequence[int]],
     tables: Mapping[int, BlockLists],
 ) -> None:
-    """Check what rows have by their numbers: drafts and blocks."""
+    """Check what chunks have by their numbers: drafts and blocks."""
     for at in (*drafts, *tables):
         if not isinstance(at, int) or not 0 <= at < len(names):
-            raise AdapterError(observation=what, reason=f"no row {at!r} of {len(names)}")
+            raise AdapterError(observation=what, reason=f"no chunk {at!r} of {len(names)}")
     for at, tokens in drafts.items():
         check_drafts(what, names[at], counts[at], tokens)
 
 
 def check_end(what: str, name: str, start: int, num_tokens: int) -> None:
-    """Check the position that a row ends at."""
+    """Check the position that a chunk ends at."""
     if start + num_tokens > END_MAX:
         reason = f"{name} has start {start} and {num_tokens} tokens: none ends above {END_MAX}"
         raise AdapterError(observation=what, reason=reason)
 
 
 def check_drafts(what: str, name: str, num_tokens: int, drafts: Sequence[int]) -> None:
-    """Check how many drafts a row has."""
+    """Check how many drafts a chunk has."""
     if len(drafts) > num_tokens:
         reason = f"{len(drafts)} drafts in {num_tokens} tokens of {name}"
         raise AdapterError(observation=what, reason=reason)

@@ -2,9 +2,9 @@
 """Random queues of observations of a manager that is often wrong, to be played more than once.
 
 Blocks are given at random: free ones, ones that another request fills with the same prefix, any.
-Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
-or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork, tables
-are edited, and KV comes from elsewhere.
+Chunks begin where a request's tables end, or earlier, or too late. Steps complete late, out of
+order, or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork,
+tables are edited, and KV comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer, SlotRow
+from kvcore.sanitizer import CacheGroup, Chunk, Finding, Sanitizer, SlotChunk
 
 Observation = tuple[str, tuple[Any, ...]]
 LETTERS = 2
@@ -23,7 +23,7 @@ TIERS = ("device", "device", "host")
 
 
 @attrs.define
-class Asked:
+class LiveRequest:
     """What the generator knows of a request."""
 
     tokens: list[int]
@@ -46,7 +46,7 @@ class Queue:
     late: bool = False
     most_live: int = 3
     moves: list[Observation] = attrs.field(factory=list)
-    live: dict[str, Asked] = attrs.field(factory=dict)
+    live: dict[str, LiveRequest] = attrs.field(factory=dict)
     pending: list[int] = attrs.field(factory=list)
     num_begun: int = 0
     num_steps: int = 0
@@ -90,7 +90,7 @@ class Queue:
             tokens = list(self.live[parent].tokens)
         salt = dice.choice([None, None, None, "other"])
         self.say("begin", name, tokens, (None, salt), parent)
-        self.live[name] = Asked(tokens, [[] for _ in self.groups])
+        self.live[name] = LiveRequest(tokens, [[] for _ in self.groups])
 
     def leave(self) -> None:
         """A request ends."""
@@ -116,16 +116,16 @@ class Queue:
         if not asked_of:
             return
         name, asked = dice.choice(list(asked_of.items()))
-        what, group = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
-        table, size = asked.tables[group], self.groups[group].block_size
+        what, group_id = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
+        table, size = asked.tables[group_id], self.groups[group_id].block_size
         at = dice.randrange(len(table) + (what == "cut")) if table else 0
         if what == "replace" and table:
-            table[at] = self.block(group)
-            self.say("extend", name, group, [table[at]], at)
+            table[at] = self.block(group_id)
+            self.say("extend", name, group_id, [table[at]], at)
             self.say("load", name, at * size, max(0, min(size, len(asked.tokens) - at * size)))
         elif what == "cut":
             del table[at:]
-            self.say("cut", name, group, at)
+            self.say("cut", name, group_id, at)
             asked.computed = min(asked.computed, at * size)
         else:
             self.extend(name, asked, len(asked.tokens))
@@ -134,14 +134,14 @@ class Queue:
             asked.computed = max(0, asked.computed + count - self.wrong())
 
     def step(self) -> None:
-        """Some requests get blocks and a row."""
+        """Some requests get blocks and a chunk."""
         dice = self.numbers
-        rows: list[Row | SlotRow] = []
+        chunks: list[Chunk | SlotChunk] = []
         for name, asked in self.live.items():
-            if (row := self.row(name, asked)) is not None:
-                self.extend(name, asked, row.start + row.num_tokens)
-                rows += self.rows(asked, row)
-        self.say("issue", self.num_steps, rows)
+            if (chunk := self.chunk(name, asked)) is not None:
+                self.extend(name, asked, chunk.start + chunk.num_tokens)
+                chunks += self.chunks(asked, chunk)
+        self.say("issue", self.num_steps, chunks)
         self.pending.append(self.num_steps)
         self.num_steps += 1
         if dice.random() < 0.6:
@@ -150,22 +150,22 @@ class Queue:
 
     def columns(self) -> None:
         """The same by columns, with the blocks, and complete at once."""
-        rows: list[Row] = []
+        chunks: list[Chunk] = []
         tables: dict[int, list[list[int]]] = {}
         for name, asked in self.live.items():
-            if (row := self.row(name, asked)) is not None:
-                blocks = self.blocks(asked, row.start + row.num_tokens)
+            if (chunk := self.chunk(name, asked)) is not None:
+                blocks = self.blocks(asked, chunk.start + chunk.num_tokens)
                 if any(blocks):
-                    tables[len(rows)] = blocks
-                rows.append(row)
-        drafts = {at: row.drafts for at, row in enumerate(rows) if row.drafts}
-        names, starts = [row.name for row in rows], [row.start for row in rows]
-        counts = [row.num_tokens for row in rows]
+                    tables[len(chunks)] = blocks
+                chunks.append(chunk)
+        drafts = {at: chunk.drafts for at, chunk in enumerate(chunks) if chunk.drafts}
+        names, starts = [chunk.name for chunk in chunks], [chunk.start for chunk in chunks]
+        counts = [chunk.num_tokens for chunk in chunks]
         self.say("step", self.num_steps, names, starts, counts, drafts, tables)
         self.num_steps += 1
         self.sample()
 
-    def row(self, name: str, asked: Asked) -> Row | None:
+    def chunk(self, name: str, asked: LiveRequest) -> Chunk | None:
         """What is computed of a request next, if anything."""
         dice = self.numbers
         if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
@@ -179,7 +179,7 @@ class Queue:
         drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
         drafts = drafts if start + count == len(asked.tokens) else []
         asked.computed = start + count
-        return Row(name, start, count + len(drafts), drafts)
+        return Chunk(name, start, count + len(drafts), drafts)
 
     def sample(self) -> None:
         """Most requests whose tokens are all computed get one more."""
@@ -188,12 +188,12 @@ class Queue:
                 self.say("grow", name, self.numbers.randrange(LETTERS))
                 asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
 
-    def rows(self, asked: Asked, row: Row) -> list[Row | SlotRow]:
-        """A row of all groups, or the slots of each."""
-        name, start, count = row.name, row.start, row.num_tokens
-        if row.drafts or self.numbers.random() < 0.8:
-            return [row]
-        rows: list[Row | SlotRow] = []
+    def chunks(self, asked: LiveRequest, chunk: Chunk) -> list[Chunk | SlotChunk]:
+        """A chunk of all groups, or the slots of each."""
+        name, start, count = chunk.name, chunk.start, chunk.num_tokens
+        if chunk.drafts or self.numbers.random() < 0.8:
+            return [chunk]
+        chunks: list[Chunk | SlotChunk] = []
         for group_id, group in enumerate(self.groups):
             table, size = asked.tables[group_id], group.block_size
             end = start if group.ring else start + count
@@ -205,16 +205,16 @@ class Queue:
             writes, reads = slots[start : start + count], slots[first:end]
             if self.wrong():
                 reads = reads[1:]
-            rows.append(SlotRow(name, group_id, start, count, writes, reads))
-        return rows
+            chunks.append(SlotChunk(name, group_id, start, count, writes, reads))
+        return chunks
 
-    def extend(self, name: str, asked: Asked, end: int) -> None:
+    def extend(self, name: str, asked: LiveRequest, end: int) -> None:
         """Blocks for all positions before an end, each group's by itself."""
         for group_id, blocks in enumerate(self.blocks(asked, end)):
             if blocks:
                 self.say("extend", name, group_id, blocks)
 
-    def blocks(self, asked: Asked, end: int) -> list[list[int]]:
+    def blocks(self, asked: LiveRequest, end: int) -> list[list[int]]:
         """Put blocks for all positions before an end into each table; a ring gets all at once."""
         new = []
         for group_id, group in enumerate(self.groups):
@@ -242,7 +242,7 @@ class Queue:
             return self.numbers.choice(free)
         return self.numbers.randrange(first, self.num_blocks)
 
-    def hit(self, name: str, asked: Asked) -> int:
+    def hit(self, name: str, asked: LiveRequest) -> int:
         """Take over the full blocks of a request with the same prefix; how many tokens that is."""
         for other in self.live.values():
             common = 0
@@ -276,13 +276,13 @@ class Queue:
         """Blocks are copied, moved, zeroed or lost; seldom, since they are anybody's."""
         if not self.wrong():
             return
-        dice, group = self.numbers, self.numbers.randrange(len(self.groups))
+        dice, group_id = self.numbers, self.numbers.randrange(len(self.groups))
         blocks = [dice.randrange(self.num_blocks) for _ in range(2)]
         what = dice.choice(["copy", "copy", "move", "zero", "fail"])
         if what in ("zero", "fail"):
-            self.say(what, blocks[:1], group)
+            self.say(what, blocks[:1], group_id)
         else:
-            self.say(what, [tuple(blocks)], group, dice.choice(TIERS), dice.choice(TIERS))
+            self.say(what, [tuple(blocks)], group_id, dice.choice(TIERS), dice.choice(TIERS))
 
     def epoch(self) -> None:
         """The weights change."""

@@ -52,7 +52,7 @@ def test_a_guard_that_is_off_makes_no_sanitizer(monkeypatch: Patch, caplog: Log)
     monkeypatch.setenv("KVCORE_SANITIZER", "off")
     guard = Guard(make)
     assert guard.sanitizer is None
-    assert guard.tell(read_unwritten) == []
+    assert guard.observe(read_unwritten) == []
     guard.report([])
     assert caplog.records == []
 
@@ -65,7 +65,7 @@ def test_a_finding_is_logged_and_raised_if_the_environment_says_so(
         if mode is not None:
             monkeypatch.setenv("KVCORE_SANITIZER", mode)
         guard = Guard(make)
-        found = guard.tell(read_unwritten)
+        found = guard.observe(read_unwritten)
         caplog.clear()
         if mode == "raise":
             with pytest.raises(WrongKv) as error:
@@ -84,9 +84,9 @@ def test_an_adapter_that_errs_switches_its_sanitizer_off(
     guard = Guard(make)
     with pytest.raises(kind) as error:
         wrong(make())
-    assert guard.tell(wrong) == []
+    assert guard.observe(wrong) == []
     assert guard.sanitizer is None
-    assert guard.tell(read_unwritten) == []
+    assert guard.observe(read_unwritten) == []
     guard.report([])
     [line] = [each.getMessage() for each in caplog.records]
     assert line == f"the sanitizer is off from here on: {kind.__name__}: {error.value}"
@@ -94,7 +94,7 @@ def test_an_adapter_that_errs_switches_its_sanitizer_off(
 
 def test_a_suspicion_is_logged_once(caplog: Log) -> None:
     guard = Guard(make)
-    guard.tell(double_free)
+    guard.observe(double_free)
     guard.report([])
     guard.report([])
     assert messages(caplog) == [(logging.WARNING, "double-free")]
@@ -141,11 +141,11 @@ def vllm(monkeypatch: Patch) -> Iterator[Any]:
         module.__path__ = []
         vars(module).update(names.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
-    before = sys.modules.pop("kvcore.sanitizer.vllm", None)
-    yield importlib.import_module("kvcore.sanitizer.vllm")
-    del sys.modules["kvcore.sanitizer.vllm"]
+    before = sys.modules.pop("kvcore.sanitizer.engines.vllm.scheduler", None)
+    yield importlib.import_module("kvcore.sanitizer.engines.vllm.scheduler")
+    del sys.modules["kvcore.sanitizer.engines.vllm.scheduler"]
     if before is not None:
-        sys.modules["kvcore.sanitizer.vllm"] = before
+        sys.modules["kvcore.sanitizer.engines.vllm.scheduler"] = before
 
 
 def asked(tokens: list[int]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvcore.errors import BackendMissing
-from kvcore.sanitizer import AdapterError, CacheGroup, Row, Sanitizer, SlotRow
+from kvcore.sanitizer import AdapterError, CacheGroup, Chunk, Sanitizer, SlotChunk
 from kvcore.sanitizer.media import Item, MediaTokens
 
 Wrong = Callable[[Any], object]  # some arguments are of wrong types
@@ -26,11 +26,11 @@ WRONG: dict[str, Wrong] = {
     "drop('r9')": lambda it: it.drop("r9"),
     "end('r9')": lambda it: it.end("r9"),
     "renew('r9')": lambda it: it.renew("r9"),
-    "issue(1): no request 'r9' lives": lambda it: it.issue(1, [Row("r9", 0, 1)]),
+    "issue(1): no request 'r9' lives": lambda it: it.issue(1, [Chunk("r9", 0, 1)]),
     "issue(0): step 0 came before it": lambda it: it.issue(0, []),
     "issue(4294967296): steps are numbered up to": lambda it: it.issue(2**32, []),
-    "start -1 and 1 tokens": lambda it: it.issue(1, [Row("r0", -1, 1)]),
-    "2 drafts in 1 tokens": lambda it: it.issue(1, [Row("r0", 0, 1, [1, 2])]),
+    "start -1 and 1 tokens": lambda it: it.issue(1, [Chunk("r0", -1, 1)]),
+    "2 drafts in 1 tokens": lambda it: it.issue(1, [Chunk("r0", 0, 1, [1, 2])]),
     "complete(0)": lambda it: it.complete(0),
     "complete(5)": lambda it: it.complete(5),
     "cancel(0)": lambda it: it.cancel(0),
@@ -39,20 +39,20 @@ WRONG: dict[str, Wrong] = {
     "step(1): a negative start or count": lambda it: it.step(1, ["r0"], [-1], [1]),
     "step(1): block 9 of 8": lambda it: it.step(1, ["r0"], [0], [1], tables={0: [[9]]}),
     "step(1): 2 drafts in 1 tokens of r0": lambda it: it.step(1, ["r0"], [2], [1], {0: [1, 2]}),
-    "step(1): no row -1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {-1: [1]}),
-    "step(1): no row 1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {1: [1]}),
-    "step(1): no row 0.0 of 1": lambda it: it.step(1, ["r0"], [2], [1], {0.0: [1]}),
-    "step(1): no row 2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={2: [[1]]}),
-    "step(1): no row -2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={-2: [[1]]}),
-    "step(1): no row 'r0' of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={"r0": [[1]]}),
+    "step(1): no chunk -1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {-1: [1]}),
+    "step(1): no chunk 1 of 1": lambda it: it.step(1, ["r0"], [2], [1], {1: [1]}),
+    "step(1): no chunk 0.0 of 1": lambda it: it.step(1, ["r0"], [2], [1], {0.0: [1]}),
+    "step(1): no chunk 2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={2: [[1]]}),
+    "step(1): no chunk -2 of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={-2: [[1]]}),
+    "step(1): no chunk 'r0' of 1": lambda it: it.step(1, ["r0"], [2], [1], tables={"r0": [[1]]}),
     "step(1): r0 has start 4294967295 and 1": lambda it: it.step(1, ["r0"], [2**32 - 1], [1]),
-    "issue(1): r0 has start 1 and 4294967295": lambda it: it.issue(1, [Row("r0", 1, 2**32 - 1)]),
+    "issue(1): r0 has start 1 and 4294967295": lambda it: it.issue(1, [Chunk("r0", 1, 2**32 - 1)]),
     "load('r0'): r0 has start 4294967295 and 1": lambda it: it.load("r0", 2**32 - 1, 1),
     "copy: block 8 of 8": lambda it: it.copy([(1, 8)]),
     "fail: block -1": lambda it: it.fail([-1]),
     "zero: group -1 of 1": lambda it: it.zero([1], -1),
-    "1 writes and 0 reads": lambda it: it.issue(1, [SlotRow("r0", 0, 0, 2, [1], [])]),
-    "issue(1): block 10 of 8": lambda it: it.issue(1, [SlotRow("r0", 0, 0, 1, [20], [20])]),
+    "1 writes and 0 reads": lambda it: it.issue(1, [SlotChunk("r0", 0, 0, 2, [1], [])]),
+    "issue(1): block 10 of 8": lambda it: it.issue(1, [SlotChunk("r0", 0, 0, 1, [20], [20])]),
     "load('r0'): r0 has start 0 and -1 tokens": lambda it: it.load("r0", 0, -1),
 }
 
@@ -87,15 +87,15 @@ class Tokens(list[int]):
         return super().__len__()
 
 
-def test_a_step_whose_judge_raises_is_not_judged_again() -> None:
+def test_a_step_whose_check_raises_is_not_checked_again() -> None:
     sanitizer = Sanitizer([CacheGroup(block_size=2)], 8, backend="python")
     tokens = Tokens([1, 2, 3])
     sanitizer.begin("r0", tokens)
     sanitizer.extend("r0", 0, [3, 4])
     sanitizer.begin("r1", [5, 6])
     sanitizer.extend("r1", 0, [5])
-    sanitizer.issue(0, [Row("r0", 0, 2)])
-    sanitizer.issue(1, [Row("r1", 0, 2)])
+    sanitizer.issue(0, [Chunk("r0", 0, 2)])
+    sanitizer.issue(1, [Chunk("r1", 0, 2)])
     tokens.is_gone = True
     with pytest.raises(IndexError, match="let it go"):
         sanitizer.complete(0)
@@ -173,7 +173,7 @@ def test_tokens_are_shown_if_asked_for() -> None:
         assert ("(71)" in str(found), "(81)" in str(found)) == (shown, shown)
 
 
-def test_one_request_in_many_is_judged() -> None:
+def test_one_request_in_many_is_checked() -> None:
     sanitizer = Sanitizer([CacheGroup(block_size=1)], 200, every=4)
     for number in range(100):
         sanitizer.begin(f"r{number}", [1, 2])

@@ -46,7 +46,7 @@ class CacheGroup:
 
 
 @attrs.frozen
-class Row:
+class Chunk:
     """Positions [start, start + num_tokens) of a request, in the slots that its tables name.
 
     drafts: the speculative tokens at the end of these positions, which are not in the request's
@@ -60,15 +60,15 @@ class Row:
 
 
 @attrs.frozen
-class SlotRow:
+class SlotChunk:
     """The same in one group by the very slots, `block * block_size + offset`.
 
     writes: of positions from start on, one each; a negative one is not written. reads: of the
-    positions that end with the row's last one, of a ring with the one before its first.
+    positions that end with the chunk's last one, of a ring with the one before its first.
     """
 
     name: str
-    group: int
+    group_id: int
     start: int
     num_tokens: int
     writes: Sequence[int]
