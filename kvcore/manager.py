@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack
 from kvcore import _twin
 from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
-from kvcore.explain.questions import Questions
+from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind

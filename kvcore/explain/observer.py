@@ -67,7 +67,8 @@ class Observer:
             "take_batch": self._take_batch,
             "complete": self._publish_late,
             "cache_blocks": self._publish_late,
-        } | {name: self._withdrawn(name) for name in _WITHDRAWING}
+            **{name: self._withdrawn(name) for name in _WITHDRAWING},
+        }
 
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
         """Note a call that was made. One that raised or changes nothing need not be told."""
