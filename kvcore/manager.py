@@ -12,6 +12,7 @@ from typing import Any, Literal, Unpack
 from kvcore import _twin
 from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
+from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
@@ -34,7 +35,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager:
+class KVCacheManager(Questions):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,

@@ -38,6 +38,7 @@ METHODS = {
     " get_num_common_prefix_blocks"
     " num_tokens num_draft_tokens num_output_placeholders num_computed_tokens get_row status"
     " num_free_blocks num_free_host_blocks usage",
+    "Explanations": "explain_refusal",
     "The state": "state check encode restore",
 }
 """The sections of the manager's page; together they have every public method."""
@@ -67,7 +68,7 @@ AROUND_SANITIZER = (
     *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
 )
 """What an adapter is made with, besides the names of `kvcore.sanitizer`."""
-COMMANDS = ("check", "simulate", "sanitize", "replay", "size", "trace", "generate")
+COMMANDS = ("check", "simulate", "sanitize", "replay", "explain", "size", "trace", "generate")
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
 .md-grid { max-width: 72rem; }
