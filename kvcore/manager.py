@@ -241,9 +241,7 @@ class KVCacheManager(Questions):
         return self._core.stale_requests()
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Copy device blocks to the external store by their keys; returns one operation per block.
-        Raises NotPublished, InOpenBatch, LoadUnconfirmed.
-        """
+        """Store device blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""
         return self._core.store(read_list("block_ids", block_ids))
 
     def load(
