@@ -89,6 +89,7 @@ class Behind(KvcoreCache):
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
         kinds = self.manager.take_batch().column("kind").tolist()
+        self.renew()
         self.num_evictions += kinds.count(Evict.kind)
         self.total.evictions += kinds.count(Evict.kind)
         self.total.copies += kinds.count(CopyOnWrite.kind)

@@ -91,9 +91,10 @@ class Shadow:
         self._every = read_every()
         self._clock: Callable[[], int] = perf_counter_ns
         self._later = LaterCalls(own.empty_kv_cache_blocks)
-        calls = (own.allocate_slots, own.cache_blocks)
-        self._untimed = self._later.noting(*calls, self.allocate_slots)
-        self._timed = self._later.noting(*map(self._clocked, calls), self.allocate_slots)
+        allocate, publish = own.allocate_slots, own.cache_blocks
+        self._untimed = self._later.noting(allocate, publish, self.allocate_slots)
+        timed = self._clocked(allocate), self._clocked(publish)
+        self._timed = self._later.noting(*timed, self.allocate_slots)
         self._hits: dict[str, Any] = {}
         count_evictions(self)
         for name in COMPARED:
