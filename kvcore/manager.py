@@ -241,7 +241,7 @@ class KVCacheManager(Questions):
         return self._core.stale_requests()
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Store device blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""
+        """Store blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""
         return self._core.store(read_list("block_ids", block_ids))
 
     def load(
