@@ -84,10 +84,10 @@ def can_allocate(
 def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Carry out a plan; returns the blocks that the tables grew by."""
     slot_request, request = plan.slot_request, plan.request
+    note_scheduled(tx, plan)
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    note_scheduled(tx, plan)
     publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or slot_request.loads)
