@@ -193,7 +193,7 @@ def count(text: str) -> int:
 
 
 def test_the_site_has_every_method_of_the_manager() -> None:
-    """`make docs` would stop; it needs packages that tests do not."""
+    """Inherited ones, too. The text is read, since the site needs packages that tests do not."""
     code = ast.parse((ROOT / "tools" / "site" / "pages.py").read_text(encoding="utf-8"))
     assigned = (each for each in code.body if isinstance(each, ast.Assign))
     (methods,) = (each.value for each in assigned if ast.unparse(each.targets[0]) == "METHODS")
