@@ -80,7 +80,7 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.policy,
         help=f"which free block leaves first ({DEFAULTS.policy})",
     )
-    add("--backend", choices=("rust", "python"), help="the core (rust, where it is compiled)")
+    add("--backend", choices=("rust", "python"), help="the core (rust, if it is compiled)")
     add(
         "--sweep",
         type=counts,

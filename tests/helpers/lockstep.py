@@ -44,7 +44,7 @@ class Taken:
 class Lockstep:
     """A state that takes calls; each is judged by everything there is.
 
-    twin: compare every call with the compiled twin, where it is built.
+    twin: compare every call with the compiled twin, if it is built.
     """
 
     def __init__(self, config: Config, *, twin: bool = True) -> None:

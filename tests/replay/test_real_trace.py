@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Mooncake conversation trace, where it is: it is no part of this repository."""
+"""The Mooncake conversation trace, if it is here: it is no part of this repository."""
 
 from __future__ import annotations
 

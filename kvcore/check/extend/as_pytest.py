@@ -78,7 +78,7 @@ NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "err
 def pytest_text(violation: Violation, world: Any) -> str:
     """A test that makes the calls of a violation, and fails for its property.
 
-    world: the one that was explored, or the model of a manager. Raises NotWritable where what is a
+    world: the one that was explored, or the model of a manager. Raises NotWritable if what is a
     user's own cannot be imported.
     """
     if isinstance(world, ManagerModel):
@@ -157,7 +157,7 @@ def _imports(text: str, line: str, parts: Parts) -> str:
 def trace_text(violation: Violation, world: Any) -> str:
     """The calls of a violation with what they gave, as a text trace.
 
-    Raises NotWritable where both backends could not replay it.
+    Raises NotWritable if both backends could not replay it.
     """
     if isinstance(world, ManagerModel):
         raise NotWritable("a trace is replayed on kvcore's own managers: write a test instead")

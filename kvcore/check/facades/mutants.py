@@ -96,7 +96,7 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
 
 @facade_mutant("v0.3", "prefix", "ATOMIC-FAIL")
 def m_prompt_stops_half_way(patcher: Patcher) -> None:
-    """A prompt's blocks are taken one by one, and those taken stay where there is no next one."""
+    """A prompt's blocks are taken one by one, and those taken stay if there is no next one."""
 
     @patcher.around(BlockAllocator, "take")
     def one_by_one(take: Any, self: BlockAllocator, count: int, *of: object) -> tuple[int, ...]:

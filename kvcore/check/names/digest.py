@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exact name of a state, cheaply: equal digests mean equal states, names and all.
 
-Everything counts but events, statistics, `preempted`, which only chooses a column of them, and of
-the open batch all but what it published; batches are told by their age. What was found out about a
-state is kept under its digest, so that it is found out once; only what was met lately is kept. A
-digest is made of those of the pools and of each request: a call leaves most of these as they are,
-and the same object needs no second look.
+Left out are events, statistics, `preempted`, which only selects a column of them, and of the open
+batch all but what it published; batches are identified by their age. Results about a state are kept
+under its digest, so that they are computed once; only recent ones are kept. A digest is made of
+those of the pools and of each request: a call changes few of these, and an object that is the same
+is not digested again.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _unfinished(batch: BatchInFlight, number: int) -> tuple[Any, ...]:
 
 
 class Lately(Generic[T]):
-    """What was found out under names that were met lately: at most twice this many."""
+    """Results by the names that were used recently: at most twice this many."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -170,7 +170,7 @@ class Lately(Generic[T]):
         self._old: dict[Hashable, T] = {}
 
     def get(self, name: Hashable) -> T | None:
-        """What is known under a name."""
+        """The result that is kept under a name."""
         found = self._new.get(name)
         if found is None:
             found = self._old.get(name)
@@ -179,7 +179,7 @@ class Lately(Generic[T]):
         return found
 
     def put(self, name: Hashable, value: T) -> None:
-        """Keep what was found out; what was not used for a while is dropped."""
+        """Keep a result; results that were not used for a while are dropped."""
         if len(self._new) >= self._most:
             self._old, self._new = self._new, {}
         self._new[name] = value

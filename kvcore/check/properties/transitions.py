@@ -191,7 +191,7 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
-    """The blocks that a call was made with as a hit, where it was done.
+    """The blocks that a call was made with as a hit, if it was done.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it.
     """

@@ -190,7 +190,7 @@ impl Namer {
         self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
     }
 
-    /// The ids and rows of requests, where they are not renamed.
+    /// The ids and rows of requests, if they are not renamed.
     fn write_names(&mut self, state: &State, rows: &[usize]) {
         for &row in rows {
             let id = state.requests[row].as_ref().map_or("", |each| &*each.request_id);

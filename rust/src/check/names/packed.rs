@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! States as few bytes, to wait in memory until they are explored.
 //!
-//! A part of core_model.rs. Numbers take a byte where they are small; a block hash is its number in
+//! A part of core_model.rs. Numbers take a byte if they are small; a block hash is its number in
 //! the tree of prefixes, so packed states are read by the search that wrote them alone. A state
 //! with anything rare (operations, batches in flight, extra keys) is its canonical bytes.
 
