@@ -116,7 +116,7 @@ class Preemptions:
 
     @property
     def total(self) -> int:
-        """By both ways."""
+        """Preemptions by either way."""
         return self.by_swap + self.by_recompute
 
 

@@ -117,7 +117,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Those that the manager has, and the new one."""
+        """The tokens that the manager has, and the new one."""
         return len(self.known) + self.has_new_token
 
     @property

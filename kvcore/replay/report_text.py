@@ -142,7 +142,7 @@ def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
 
 
 def refused_line(refused: RefusedRequest) -> str:
-    """Who was refused, and why."""
+    """The requests that were refused, and why."""
     return (
         f"request {refused.request} (line {refused.line:,}) has "
         f"{counted(refused.num_tokens, 'token')} and needs "
