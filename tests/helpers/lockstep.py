@@ -42,7 +42,7 @@ class Taken:
 
 
 class Lockstep:
-    """A state that takes calls; each is judged by everything there is.
+    """A state that takes calls; each is checked by everything there is.
 
     twin: compare every call with the compiled twin, if it is built.
     """

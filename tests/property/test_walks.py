@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long random walks through worlds that are too large to explore, judged call by call.
+"""Long random walks through worlds that are too large to explore, checked call by call.
 
 The calls are those of the explorer, each kind as likely as the others, with batches taken now and
 then. A failure names its seed and the calls that lead to it.

@@ -22,7 +22,7 @@ from kvcore.check.extend.manager_model import ManagerModel
 from kvcore.check.extend.source_of import NotWritable, Parts, importable, parts_of
 from kvcore.check.names.collisions import other_request
 from kvcore.check.stories.calls import config_words, name_of
-from kvcore.check.stories.story import tell, with_last_outcome
+from kvcore.check.stories.story import make_story, with_last_outcome
 from kvcore.check.world.model import CheckedCall, Violation
 from kvcore.check.world.world import World
 from kvcore.trace.calls import Call, Misuse
@@ -134,7 +134,7 @@ def _manager_text(violation: Violation, model: ManagerModel) -> str:
 
 def _head(violation: Violation, world: Any) -> dict[str, str]:
     """What every test says of its violation, and the name of its function."""
-    story, function = tell(violation, world), re.sub(r"\W+", "_", violation.name.lower())
+    story, function = make_story(violation, world), re.sub(r"\W+", "_", violation.name.lower())
     return {
         "name": violation.name,
         "sentence": story.sentence,
@@ -163,7 +163,7 @@ def trace_text(violation: Violation, world: Any) -> str:
         raise NotWritable("a trace is replayed on kvcore's own managers: write a test instead")
     if violation.policy is not None:
         raise NotWritable("a trace is replayed without your policy: write a test instead")
-    story = tell(violation, world)
+    story = make_story(violation, world)
     lines = [f"# {violation.name}: {story.sentence}.", f"# Behind the last call: {story.detail}"]
     lines += [config_words(world.config), ""]
     for chapter in story.chapters:

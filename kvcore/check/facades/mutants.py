@@ -215,7 +215,7 @@ def swap_out_last(patcher: Patcher) -> None:
         return close(batch.number, sorted(batch, key=lambda each: isinstance(each, SwapOut)))
 
 
-def tell(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
+def report_text(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
     """A line on a hunt, and whether the bug is killed by its property in a short run."""
     found = report.violation
     rows = ", ".join(map(str, mutant.rows))
@@ -232,7 +232,7 @@ def run_mutants(names: Iterable[str] = tuple(FACADES)) -> Iterator[tuple[str, bo
     chosen = set(names)
     for mutant in MUTANTS:
         if mutant.facade in chosen:
-            yield tell(mutant, hunt(mutant))
+            yield report_text(mutant, hunt(mutant))
 
 
-__all__ = ["MUTANTS", "FacadeMutant", "hunt", "run_mutants", "tell"]
+__all__ = ["MUTANTS", "FacadeMutant", "hunt", "report_text", "run_mutants"]
