@@ -23,7 +23,13 @@ from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import forget_entries, shift_starts
-from kvcore.transitions.output import check_output, check_sampled, publish_filled, take_output
+from kvcore.transitions.output import (
+    check_output,
+    check_sampled,
+    check_surplus,
+    publish_filled,
+    take_output,
+)
 from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_batch_number, read_count
 from kvcore.types.errors import (
@@ -89,6 +95,8 @@ def add_tokens(
         check_output(tx, request, number)
         num_known, to_come = len(request.tokens), request.num_output_placeholders
         dropped = min(rejected, to_come)
+        if to_come and len(values) > 1:
+            check_surplus(tx, request, number, len(values), dropped)
         if dropped:
             shift_starts(tx, request_id, num_known, dropped)
             request = replace(request, num_computed=request.num_computed - dropped)

@@ -149,7 +149,7 @@ class StaleOutput(KvcoreError):
 class OutputOutOfOrder(KvcoreError):
     """Output fills positions to come in order; the batch in flight does not sample the next one."""
 
-    message = "request {request!r} has {num_tokens} tokens, batch {batch} does not sample the next"
+    message = "batch {batch} does not sample token {num_tokens} of request {request!r}"
 
 
 class BatchNotTaken(KvcoreError):

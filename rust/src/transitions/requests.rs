@@ -15,7 +15,7 @@ use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
-use crate::transitions::output::{check_output, check_sampled, publish_filled};
+use crate::transitions::output::{check_output, check_sampled, check_surplus, publish_filled};
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
@@ -72,6 +72,9 @@ pub fn add_tokens<'a>(
     let request = &state[row];
     let (num_known, to_come) = (request.num_tokens(), request.num_output_placeholders());
     let dropped = i64::from(to_come).min(num_rejected) as u32;
+    if to_come > 0 && tokens.len() > 1 {
+        check_surplus(state, row, batch, tokens.len(), dropped)?;
+    }
     if dropped > 0 {
         shift_starts(state, row, num_known, dropped);
         state[row].num_computed -= dropped;
