@@ -153,6 +153,21 @@ def test_an_answer_that_cannot_be_compared_reaches_no_request(
     assert " with kvcore (" in told
 
 
+def test_what_vllm_is_to_keep_of_a_window_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    look_up, boundary = manager.own.get_computed_blocks, len(PREFIX)
+
+    def with_boundary(*args: Any) -> Any:
+        return *look_up(*args)[:2], boundary
+
+    monkeypatch.setattr(manager.own, "get_computed_blocks", with_boundary)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    assert manager.tally.difference is None
+    assert manager.tally.hit_tokens["kvcore"] > 0
+
+
 def test_a_block_that_kvcore_alone_takes_for_a_token_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

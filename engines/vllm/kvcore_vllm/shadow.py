@@ -250,7 +250,9 @@ class Shadow:
         def same(mine: Any, theirs: Any) -> bool:
             self.tally.hit_tokens["vLLM"] += mine[1]
             self.tally.hit_tokens["kvcore"] += theirs[1]
-            return mine[1:] == theirs[1:] and self._same_blocks(mine[0], theirs[0])
+            # mine[2] says what vLLM is to keep of a window; kvcore keeps all.
+            is_same = mine[1] == theirs[1] and mine[3:] == theirs[3:]
+            return is_same and self._same_blocks(mine[0], theirs[0])
 
         def theirs() -> Any:
             found = getattr(self.kvcore, name)(request, *args, **options)
