@@ -84,7 +84,7 @@ class Behind(KvcoreCache):
     def decode_as(self, states: list[RequestState]) -> list[bool]:
         """Schedule the next token of requests that the engine grants one; whether each fits."""
         self._append(states)
-        return list(map(self.answers.pop, [state.request_id for state in states]))
+        return [self.answers.pop(state.request_id) for state in states]
 
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
