@@ -12,6 +12,7 @@ from _thread import allocate_lock, get_ident
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from weakref import ref
 
 from kvcore import _twin
 from kvcore.codec import decode as decoding
@@ -19,11 +20,13 @@ from kvcore.codec import encode as encoding
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
+from kvcore.types.arguments import check_kind
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, InvariantViolation
 from kvcore.types.values import Outcome
 
 if TYPE_CHECKING:
+    from kvcore.record.recorder import Recorder
     from kvcore.record.tape import Files, Tape
 
 T = TypeVar("T")
@@ -110,6 +113,45 @@ class PythonBackend:
         finally:
             self._running.release()
         return outcome.value
+
+
+class Recordable:
+    """A manager with a state, whose calls can be recorded.
+
+    One that does not record has the methods it always had.
+    """
+
+    _core: _twin.Backend
+
+    def state(self) -> State:
+        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
+        core: Any = self._core
+        return core.state() if isinstance(core, PythonBackend) else decoding.decode(core.encode())
+
+    def start_recording(self, recorder: Recorder) -> None:
+        """Record the state, and every call from now on: docs/recorder.md. Raises AlreadyRecording.
+
+        What goes wrong with the files later ends the record, with a warning: `recorder.error`.
+        """
+        from kvcore.record.errors import AlreadyRecording
+        from kvcore.record.recorder import Recorder  # few managers are recorded
+
+        check_kind("recorder", recorder, Recorder)
+        if self._core.is_recording:
+            raise AlreadyRecording(what="the manager", reason="stop_recording ends that")
+        this = ref(self)
+
+        def rotate() -> None:
+            manager = this()
+            if manager is not None:
+                manager._core.rotate_recording()
+
+        recorder.start(rotate)
+        self._core.start_recording(recorder)
+
+    def stop_recording(self) -> None:
+        """End the record, if there is one."""
+        self._core.stop_recording()
 
 
 def default_backend() -> Literal["rust", "python"]:

@@ -12,7 +12,7 @@ import pytest
 from kvcore import KVCacheManager, _twin
 from kvcore.record.checksum import crc32c
 from kvcore.record.reader import is_record, read_calls
-from kvcore.record.recordable import record_if_asked
+from kvcore.record.recorder import record_if_asked
 from kvcore.record.segment import WORDS, read_segment
 from kvcore.replay.command import main
 from kvcore.trace.calls import perform_on

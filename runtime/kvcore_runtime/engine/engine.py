@@ -28,7 +28,7 @@ from typing import Literal
 import attrs
 
 from kvcore import Config, KVCacheManager
-from kvcore.record.recordable import record_if_asked
+from kvcore.record.recorder import record_if_asked
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_in_fork

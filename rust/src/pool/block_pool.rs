@@ -4,8 +4,8 @@
 //! Invariants: a block with reference count 0 is in the free queue, with or without a key; a block
 //! with owners is not. Taking a block with a key evicts it. Released blocks join the queue in the
 //! given order, at the side that the eviction policy names, or by priority
-//! (`priority_eviction.rs`). Methods trust their arguments; the pool layer's transitions, in
-//! transitions.rs, check theirs.
+//! (`priority_eviction.rs`). When an epoch ends, no key is found any more; free blocks leave first,
+//! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::free_queue::{FreeQueue, make_free_queue};
+use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
@@ -78,7 +78,7 @@ pub fn make_pool(
         first_block,
         eviction,
         owners: touched_zeros(num_blocks as usize),
-        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
+        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId), 0),
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
@@ -157,11 +157,22 @@ impl BlockPool {
     /// The key of a block.
     #[must_use]
     pub fn key(&self, block: BlockId) -> Option<&Key> {
-        (self.owners[block.index()] >= KEYED).then(|| self.index.key(block))
+        let has_key = self.owners[block.index()] >= KEYED && !self.index.is_older(block);
+        has_key.then(|| self.index.key(block))
+    }
+
+    /// Whether a block is outside the free queue and had a key of an older epoch.
+    pub(crate) fn is_older(&self, block: BlockId) -> bool {
+        let is_held = self.owners[block.index()] >= KEYED && !self.queue.contains(block);
+        is_held && self.index.is_older(block)
+    }
+
+    /// These blocks, rising.
+    pub(crate) fn older(&self) -> Vec<BlockId> {
+        (0..self.num_blocks()).map(BlockId).filter(|&block| self.is_older(block)).collect()
     }
 
     /// The blocks without owner, in the order in which they leave.
-    #[must_use]
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
     }
@@ -169,7 +180,8 @@ impl BlockPool {
     /// Give `count` blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let blocks: Taken = self.queue.take_front(count).collect();
+        let mut blocks = Taken::with_capacity(count as usize);
+        self.queue.take_front(count, |block| blocks.push(block));
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {
@@ -177,6 +189,9 @@ impl BlockPool {
             }
             if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
                 self.index.prefetch_bucket(key.head());
+            }
+            if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
+                self.forget_older(block);
             }
             self.unpublish(block, effects);
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
@@ -212,7 +227,7 @@ impl BlockPool {
                 _ if seeded(Mutant::FreeForgetsABlock) => {}
                 _ => self.enqueue(block),
             }
-            let cached = self.owners[block.index()] == KEYED;
+            let cached = self.key(block).is_some();
             effects.emit(Command::Free { block, cached });
         }
     }
@@ -226,10 +241,13 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+        if self.is_older(block) {
+            self.forget_older(block);
+            self.queue.append(block, OLDER);
+        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
             self.queue.prepend(block);
         } else {
-            self.queue.append(block);
+            self.queue.append(block, CURRENT);
         }
     }
 
@@ -256,7 +274,7 @@ impl BlockPool {
     /// Make a block findable under a key.
     #[inline]
     pub fn publish(&mut self, block: BlockId, key: Key) {
-        debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
+        debug_assert!(self.owners[block.index()] < KEYED, "HASH-MONO: {block:?} has a key already");
         self.owners[block.index()] |= KEYED;
         self.index.insert(key, block);
     }
@@ -282,10 +300,32 @@ impl BlockPool {
         }
     }
 
+    /// Forget that a block had a key of an older epoch.
+    #[cold]
+    fn forget_older(&mut self, block: BlockId) {
+        self.owners[block.index()] &= !KEYED;
+        self.index.remove(block);
+    }
+
+    /// Let blocks that have none be those that had a key of an older epoch.
+    pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
+        self.index.restore_older(blocks);
+        blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
+    }
+
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
+        effects.emit(Command::EvictAll);
+    }
+
+    /// Forget every key, in O(1); what is free leaves before all that is freed later.
+    pub fn start_epoch(&mut self, effects: &mut Effects) {
+        self.index.start_epoch();
+        if !seeded(Mutant::EpochsAge) {
+            self.queue.splice(CURRENT, OLDER);
+        }
         effects.emit(Command::EvictAll);
     }
 

@@ -27,6 +27,7 @@ opcodes! {
     PIN = 17, UNPIN = 18, REMOVE_SKIPPED_BLOCKS = 19, REWIND = 20, UNSCHEDULE = 21, STORE = 22,
     LOAD = 23, COMPLETE_OPERATION = 24, TAKE_BATCH = 25, COMPLETE = 26, CANCEL = 27,
     TAKE_EVENTS = 28, TAKE_STATS = 29, TAKE_NEW_BLOCK_IDS = 30, GET_COMPUTED_BLOCKS = 31,
+    ADVANCE_EPOCH = 32,
 }
 
 /// A call, by its opcode and its arguments as the transition takes them.
@@ -63,6 +64,8 @@ pub(crate) enum Call<'a> {
     Load(&'a str, &'a SlotRequest),
     /// `complete_operation`.
     CompleteOperation(i64, bool),
+    /// `advance_epoch`.
+    AdvanceEpoch(Option<i64>),
 }
 
 /// A call that was written: its opcode, and the row of its request.
@@ -97,9 +100,7 @@ impl Call<'_> {
             Call::AddTokens(id, tokens, rejected, batch) => {
                 put_request(out, state, id);
                 put_tokens(out, tokens?);
-                put_bits(out, &[rejected != 0, batch.is_some()]);
-                let counts = Some(rejected).filter(|&count| count != 0).into_iter().chain(batch);
-                counts.for_each(|count| put_number(out, count));
+                put_counts(out, Some(rejected).filter(|&count| count != 0), batch);
             }
             Call::AddDrafts(id, tokens) => {
                 put_request(out, state, id);
@@ -126,6 +127,7 @@ impl Call<'_> {
                 put_number(out, operation);
                 put_bits(out, &[done]);
             }
+            Call::AdvanceEpoch(epoch) => put_counts(out, epoch, None),
         }
         Some((opcode, row))
     }
@@ -148,6 +150,7 @@ impl Call<'_> {
             Call::AllocateSlots(..) => ALLOCATE_SLOTS,
             Call::Load(..) => LOAD,
             Call::CompleteOperation(..) => COMPLETE_OPERATION,
+            Call::AdvanceEpoch(_) => ADVANCE_EPOCH,
         }
     }
 }
@@ -156,6 +159,12 @@ impl Call<'_> {
 fn put_bits(out: &mut Vec<u8>, given: &[bool]) {
     let bits = given.iter().rev().fold(0, |bits, &is_given| bits << 1 | u64::from(is_given));
     put_varint(out, bits);
+}
+
+/// Write which of two numbers are given, and those.
+fn put_counts(out: &mut Vec<u8>, first: Option<i64>, second: Option<i64>) {
+    put_bits(out, &[first.is_some(), second.is_some()]);
+    first.into_iter().chain(second).for_each(|count| put_number(out, count));
 }
 
 fn put_append(

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What came of a call, in a record: done, refused, or the number of its misuse.
 //!
-//! 0: done; then the row of a request that was added or forked, the length of a hit, whether a
-//! reset was done, the checksum of a batch's columns and keys. 1, 2: refused, later or never; then
-//! how far an append came, blocks needed, available, pending. 3 and more: misuse, by its place in
-//! ERRORS. 255: another exception. An error keeps its place for ever.
+//! 0: done; then the row of a request that was added or forked, the number of an epoch, the length
+//! of a hit, whether a reset was done, the checksum of a batch's columns and keys. 1, 2: refused,
+//! later or never; then how far an append came, blocks needed, available, pending. 3 and more:
+//! misuse, by its place in ERRORS. 255: another exception. An error keeps its place for ever.
 //! Twin: kvcore/record/outcomes.py.
 
 use crate::record::fields::put_varint;
@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 48] = [
+const ERRORS: [&str; 50] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -65,6 +65,8 @@ const ERRORS: [&str; 48] = [
     "InvalidExtraKey",
     "UnsortedMedia",
     "CountMismatch",
+    "EpochWentBack",
+    "StaleRequest",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";
@@ -100,6 +102,13 @@ impl Outcome for Row {
     fn write(&self, out: &mut Vec<u8>) {
         out.push(DONE);
         put_varint(out, self.0.into());
+    }
+}
+
+impl Outcome for u32 {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push(DONE);
+        put_varint(out, (*self).into());
     }
 }
 
