@@ -116,6 +116,17 @@ def test_a_tail_without_checksum_counts_what_was_committed(
         assert segment.dropped_bytes == 0
 
 
+def test_bytes_of_a_call_that_was_not_committed_are_no_damage(tmp_path: Path) -> None:
+    data = small_record(tmp_path / "whole")
+    segment = read_segment(tmp_path / "whole" / FIRST)
+    at, step = segment.frames[-1]
+    length = struct.pack("<II", 1 << 31 | len(step), 0)
+    file = tmp_path / "killed.kvcrec"
+    file.write_bytes(data[: at - 8] + length + step + b"\7" * 20)
+    found = read_segment(file)
+    assert (found.frames, found.has_tail, found.dropped_bytes) == (segment.frames, True, 0)
+
+
 KILLED = """
 import os, signal, sys
 from kvcore import Config, KVCacheManager, Request
