@@ -16,6 +16,7 @@ import attrs
 
 from kvcore.codec.decode import decode
 from kvcore.manager import KVCacheManager
+from kvcore.record.calls import SHAPES
 from kvcore.record.errors import InvalidRecorder
 from kvcore.record.fields import LastHit, Source
 from kvcore.record.outcomes import read_outcome, write_error, write_value
@@ -83,7 +84,9 @@ class Player:
             found = self.hits.get(arguments["request_id"])
             arguments = arguments | {"hit": found}
         try:
-            value = getattr(self.manager, call.name)(**arguments)
+            options = dict(arguments)
+            given = [options.pop(field) for field in SHAPES[call.name].fields]
+            value = getattr(self.manager, call.name)(*given, **options)
         except KvcoreError as error:
             return write_error(error)
         if isinstance(value, Hit):
