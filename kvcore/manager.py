@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
-from kvcore.codec import decode
+from kvcore.backend import HANDED_ON, Recordable, decode_valid, default_backend, make_backend
 from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
-from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
@@ -35,7 +33,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager(Questions):
+class KVCacheManager(Recordable, Questions):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
@@ -380,11 +378,6 @@ class KVCacheManager(Questions):
         config = decode_valid(data).config
         self._core.restore(data)
         self.config = config
-
-    def state(self) -> State:
-        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
-        core: Any = self._core
-        return core.state() if isinstance(core, PythonBackend) else decode.decode(core.encode())
 
     def check(self) -> None:
         """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""

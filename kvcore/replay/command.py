@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from kvcore.cli.arguments import parse
 from kvcore.cli.pipes import ends_cleanly
+from kvcore.record.reader import is_record
 from kvcore.replay.command_options import Arguments, make_parser, read_arguments
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
+from kvcore.replay.records.command import main as make_again
 from kvcore.replay.report_json import to_json
 from kvcore.replay.report_text import to_text
 from kvcore.replay.request_trace import TraceReader
@@ -39,8 +41,11 @@ FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay one trace; returns the exit code.
 
-    arguments: those behind `kvcore replay`, the process's by default.
+    arguments: those behind `kvcore replay`, the process's by default. A record is made again.
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    if any(is_record(word) for word in words):
+        return make_again(words)
     given = parse(make_parser(), arguments)
     try:
         call = read_arguments(given)

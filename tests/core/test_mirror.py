@@ -67,6 +67,7 @@ RUST_ONLY = {
     "types/error_fields": "in Python any value is a field, and has a literal",
     "check/world/calls": "makes a call of oracle/calls.rs: kvcore/trace/calls.py",
     "check/names/same": "Python compares states by their bytes",
+    "record/pen": "Python joins bytes, and writes them at once",
     "check/tests/checked_calls": "tests of the properties, which Python has under tests/",
     "check/tests/checked_progress": "tests of the properties, which Python has under tests/",
     "check/tests/checked_states": "tests of the properties, which Python has under tests/",

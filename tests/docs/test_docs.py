@@ -24,10 +24,11 @@ CHECKING = ROOT / "docs" / "checking.md"
 GENERATIONS = ROOT / "docs" / "generations.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 ADAPTER = ROOT / "docs" / "engines" / "write-an-adapter.md"
+RECORDER = ROOT / "docs" / "recorder.md"
 SANITIZER = ROOT / "docs" / "sanitizer.md"
 EXPLAIN = ROOT / "docs" / "explain.md"
 WITH_PROGRAMS = (
-    *(ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS, SANITIZER),
+    *(ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS, RECORDER, SANITIZER),
     EXPLAIN,
 )
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("engines/*.md")])

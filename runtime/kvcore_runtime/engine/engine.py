@@ -28,6 +28,7 @@ from typing import Literal
 import attrs
 
 from kvcore import Config, KVCacheManager
+from kvcore.record.recorder import record_if_asked
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_in_fork
@@ -111,7 +112,9 @@ class Engine:
         self.model = model
         self.options = options or EngineOptions()
         self.metrics = Metrics()
-        self.manager = timed(KVCacheManager(config, self.options.backend), self.metrics)
+        manager = KVCacheManager(config, self.options.backend)
+        record_if_asked(manager)
+        self.manager = timed(manager, self.metrics)
         _check_budget(config, self.options)
         self.runtime, groups = make_runtime(
             model,
