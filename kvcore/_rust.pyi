@@ -143,6 +143,11 @@ class Manager:
         Device blocks in the free queue.
         """
     @property
+    def num_due_blocks(self, /) -> int:
+        """
+        Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
+        """
+    @property
     def num_free_host_blocks(self, /) -> int:
         """
         Host blocks in the free queue; 0 without a host tier.

@@ -32,15 +32,14 @@ from kvcore.types.values import (
     Verdict,
 )
 
-OWN = {"config", "backend", "_core", *HANDED_ON}
-"""Attributes of a manager; all others are a subclass's."""
+OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
 class KVCacheManager:
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
-    PoolTooLarge.
+    InvalidConfig, PoolTooLarge.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
@@ -356,6 +355,11 @@ class KVCacheManager:
     def num_free_blocks(self) -> int:
         """Device blocks in the free queue. Changes nothing."""
         return self._core.num_free_blocks
+
+    @property
+    def num_due_blocks(self) -> int:
+        """Free blocks that waiting requests will look up (`queue_aware`). Changes nothing."""
+        return self._core.num_due_blocks
 
     @property
     def num_free_host_blocks(self) -> int:

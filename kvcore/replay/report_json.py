@@ -35,6 +35,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "sweep": [
             {
                 "num_blocks": each.options.num_blocks,
+                "policy": each.options.policy,
                 "refused": each.num_refused,
                 **_outcome(each),
             }

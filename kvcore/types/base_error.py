@@ -81,3 +81,9 @@ class ConcurrentCall(KvcoreError):
     """One manager runs one call at a time."""
 
     message = "another call of this manager is running: make one call at a time"
+
+
+class PolicyFailed(KvcoreError):
+    """An eviction policy raised, or answered what is no block or place."""
+
+    message = "policy {policy}: {hook} {reason}"

@@ -17,10 +17,11 @@ from kvcore.types.config import Duplicates, Eviction, Publish
 from kvcore.types.extra_inputs import LoRA, MediaItem
 from kvcore.types.groups import Kind
 from kvcore.types.keys import Hashing
+from kvcore.types.policies import BUILT_IN
 from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 
-EVICTIONS: list[Eviction] = ["lru", "uncached_first"]
+EVICTIONS: list[Eviction] = ["lru", "lru", "uncached_first", *BUILT_IN]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
 PUBLISHES: list[Publish] = ["scheduled", "scheduled", "completed"]
 HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]

@@ -142,6 +142,9 @@ def _name(
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
+    if state.next_due:
+        dues = [state.waiting[request.request_id][0] for request in order]
+        name += [sorted(dues).index(due) for due in dues]
     renaming = Renaming(order, device, host, tree, prefixes)
     if state.in_flight or len(state.operations) or len(state.batch.published_keys) or state.loads:
         name += in_flight(state, renaming)

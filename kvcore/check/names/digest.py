@@ -89,6 +89,8 @@ def _told_apart(state: State) -> bytes:
     for load in state.loads:
         reporters = [(each.request_id, each.counted, each.most) for each in load.reporters]
         parts.append((number - load.batch, load.first, load.end, reporters, load.blocks))
+    if state.next_due:
+        parts.append(sorted((name, due) for name, (due, _) in state.waiting.items()))
     if len(state.batch.published_keys):
         parts.append(tuple(state.batch.published_keys))
     return _bytes(parts)

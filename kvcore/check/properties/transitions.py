@@ -29,7 +29,7 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     of the others stays.
     """
     same = outcome.state.device is before.device and not outcome.commands
-    if same or call.name == "cancel":
+    if same or call.name == "cancel" or before.device.policy is not None:
         return
     pool, waits = outcome.state.device, quarantined(outcome.state.device)
     queue = list(before.device.queue)

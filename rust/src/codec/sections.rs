@@ -8,6 +8,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::codec::policy_sections::{
+    place_blocks, read_uses, read_waiting, write_uses, write_waiting,
+};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
 use crate::types::errors::Error;
@@ -25,6 +28,10 @@ const OPTIONS: u8 = 3;
 const OUTPUT: u8 = 4;
 /// The tag of the rows that are held back.
 const HELD_ROWS: u8 = 5;
+/// The tag of the order in which requests arrived.
+const WAITING: u8 = 6;
+/// The tag of what an eviction policy remembers.
+const USES: u8 = 7;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -34,12 +41,14 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 5] = [
+    let sections: [Section; 7] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, with_output(state).next().is_some(), write_output),
         (HELD_ROWS, !state.held_rows.is_empty(), write_held_rows),
+        (WAITING, state.waiting.as_ref().is_some_and(|each| each.next_due > 0), write_waiting),
+        (USES, state.device.policy.as_ref().is_some_and(|each| each.is_remembered()), write_uses),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -110,9 +119,11 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             EXTRA_KEYS => read_ends,
             OPTIONS => read_options,
             OUTPUT => read_output,
+            WAITING => read_waiting,
+            USES => read_uses,
             _ => read_held_rows,
         };
-        if !(LOADS..=HELD_ROWS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=USES).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -130,7 +141,7 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     if !state.requests().all(keys) {
         return Err(source.damaged("embeddings without a number of rows"));
     }
-    Ok(())
+    place_blocks(source, state)
 }
 
 /// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.

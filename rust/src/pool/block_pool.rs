@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::mutants::{Mutant, seeded};
 use crate::pool::free_queue::{CURRENT, FreeQueue, make_free_queue};
 use crate::pool::hash_index::HashIndex;
+use crate::pool::policy_state::{PolicyState, make_policy_state};
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
@@ -45,6 +46,8 @@ pub struct BlockPool {
     pub(crate) quarantine: Option<Quarantine>,
     /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
+    /// What a policy that orders the queue has to go by; None if there is none.
+    pub(crate) policy: Option<Box<PolicyState>>,
 }
 
 clone_in_place!(BlockPool {
@@ -55,7 +58,8 @@ clone_in_place!(BlockPool {
     index,
     pins,
     quarantine,
-    priorities
+    priorities,
+    policy
 });
 
 /// One word per block with everything that a write or a release reads of it.
@@ -74,7 +78,7 @@ pub fn make_pool(
     quarantine: bool,
 ) -> BlockPool {
     let first_block = u32::from(null_block);
-    BlockPool {
+    let mut pool = BlockPool {
         first_block,
         eviction,
         owners: touched_zeros(num_blocks as usize),
@@ -83,7 +87,10 @@ pub fn make_pool(
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
         priorities: None,
-    }
+        policy: make_policy_state(eviction, num_blocks),
+    };
+    let _ = pool.place_blocks(); // without keys they have one place
+    pool
 }
 
 impl BlockPool {
@@ -169,7 +176,7 @@ impl BlockPool {
     /// Give `count` blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let blocks: Taken = self.queue.take_front(count).collect();
+        let blocks = self.take_free(count);
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {
@@ -185,17 +192,34 @@ impl BlockPool {
         blocks
     }
 
+    /// Take `count` blocks out of the free queue, from the front.
+    #[inline]
+    fn take_free(&mut self, count: u32) -> Taken {
+        if self.policy.is_none() {
+            return self.queue.take_front(count).collect();
+        }
+        let next = |_| {
+            let block = self.next_by_policy()?;
+            self.dequeue(block);
+            Some(block)
+        };
+        (0..count).map_while(next).collect()
+    }
+
     /// Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
     /// content.
     pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
         if self.ref_count(block) == 0 {
             let waits = self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block));
             if !waits && !seeded(Mutant::TouchNotDequeued) {
-                self.queue.remove(block);
+                self.dequeue(block);
             }
             effects.emit(Command::Touch { block });
         }
         self.owners[block.index()] += 1;
+        if self.policy.is_some() && self.owners[block.index()] > KEYED {
+            self.note_found(block);
+        }
     }
 
     /// Take one owner from each; those left without join the free queue in the order given, or the
@@ -226,10 +250,12 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
-            self.queue.prepend(block);
-        } else {
-            self.queue.append(block, CURRENT);
+        match self.eviction {
+            Eviction::UncachedFirst if self.owners[block.index()] != KEYED => {
+                self.queue.prepend(block);
+            }
+            Eviction::Lru | Eviction::UncachedFirst => self.queue.append(block, CURRENT),
+            _ => self.enqueue_by_policy(block),
         }
     }
 
@@ -280,12 +306,21 @@ impl BlockPool {
         if self.index.remove(block) {
             effects.announce_removed(self.index.key(block));
         }
+        if let Some(policy) = &mut self.policy {
+            policy.history.remember(block, *self.index.key(block));
+            self.move_by_policy(block);
+        }
     }
 
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
+        let orders = self.policy.is_some();
+        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
+        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
+        self.policy.iter_mut().for_each(|policy| policy.history.clear());
+        cached.into_iter().for_each(|block| self.move_by_policy(block));
         effects.emit(Command::EvictAll);
     }
 

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use rustc_hash::FxBuildHasher;
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_pool};
@@ -151,6 +152,23 @@ pub struct Operation {
     pub(crate) first_token: u32,
 }
 
+/// The requests in the order of their arrival.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Waiting {
+    pub(crate) requests: HashMap<Row, WaitingRequest, FxBuildHasher>,
+    /// Of the next arrival.
+    pub(crate) next_due: u64,
+}
+
+/// A request as a policy that goes by waiting requests knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct WaitingRequest {
+    /// Its place in the order of arrival.
+    pub(crate) due: u64,
+    /// What it will look up while it waits, else none.
+    pub(crate) keys: Vec<Key>,
+}
+
 clone_in_place! {
     /// Everything that a manager knows.
     #[derive(Debug)]
@@ -193,6 +211,8 @@ clone_in_place! {
         pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
         /// External ones that may still fail.
         pub(crate) loads: Vec<UnconfirmedLoad>,
+        /// For policies that go by what waiting requests will look up.
+        pub(crate) waiting: Option<Box<Waiting>>,
         /// Calls of `pin` so far, no part of the bytes.
         pub(crate) num_pins: u64,
     }
@@ -211,7 +231,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         has_windows: config.groups.iter().any(Group::is_windowed),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
-        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction, waits)),
+        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
         output_from: Vec::new(),
         rows: HashMap::new(),
@@ -226,6 +246,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         next_operation: 0,
         in_flight: Vec::new(),
         loads: Vec::new(),
+        waiting: config.eviction.sees_waiting().then(Box::default),
         num_pins: 0,
         config,
     })

@@ -127,6 +127,9 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                 publishes = false;
             } else {
                 device.publish(block, key);
+                if device.policy.is_some() {
+                    device.note_computed(block, position);
+                }
                 if !loads.is_empty() {
                     keyed.push((block, (position + 1) * size));
                 }

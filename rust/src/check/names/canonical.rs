@@ -25,7 +25,7 @@ use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
-use crate::types::ids::BlockId;
+use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 use crate::types::violation::Violation;
 
@@ -139,6 +139,7 @@ impl Namer {
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
             write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
         }
+        self.write_dues(state, rows);
         let Namer { name, device, host, tree, .. } = self;
         let mut renaming = Renaming {
             state,
@@ -176,6 +177,18 @@ impl Namer {
         self.device.clear(state.device.num_blocks(), (0..kept).map(BlockId));
         let hosts = (0..kept_hosts).map(BlockId);
         self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
+    }
+
+    /// The order in which requests arrived, if an eviction policy goes by it.
+    fn write_dues(&mut self, state: &State, rows: &[usize]) {
+        let Some(waiting) = state.waiting.as_ref().filter(|waiting| waiting.next_due > 0) else {
+            return;
+        };
+        let due = |&row: &usize| waiting.requests.get(&Row(row as u32)).map(|each| each.due);
+        let dues: SmallVec<[u64; 8]> = rows.iter().filter_map(due).collect();
+        for due in &dues {
+            put(&mut self.name, dues.iter().filter(|other| *other < due).count());
+        }
     }
 
     /// The ids and rows of requests, where they are not renamed.

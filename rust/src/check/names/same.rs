@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::codec::encode::encode;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{BatchInFlight, RequestEntries, in_order};
@@ -34,6 +35,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && (one.next_operation, &one.operations) == (other.next_operation, &other.operations)
         && all_same(&one.in_flight, &other.in_flight, same_batch_in_flight)
         && one.config == other.config
+        && (one.device.policy.is_none() || encode(one) == encode(other))
 }
 
 /// Whether two lists are as long, and same entry by entry.
