@@ -89,7 +89,11 @@ def _add_options(group: Any) -> None:
     add("--max-in-flight", type=natural, metavar="N", help="batches in flight (0)")
     add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
     add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
-    add("--eviction", choices=("lru", "uncached_first"), help="which free block leaves first")
+    add(
+        "--eviction",
+        choices=("lru", "uncached_first", "queue_aware"),
+        help="which free block leaves first",
+    )
     add("--watermark", type=natural, metavar="N", help="blocks that an admission leaves free (0)")
     add("--events", action="store_true", default=None, help="make events, and check them")
 
