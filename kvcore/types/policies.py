@@ -29,7 +29,6 @@ class QueueAware(EvictionPolicy):
     """Least recently used first of what no waiting request will look up; then what is due last."""
 
     sees_waiting = True
-    is_closed = True
 
     def on_release(self, memory: Memory, block: Seen) -> tuple[Memory, Place]:
         """Behind all that is not due, the later the sooner it is due."""

@@ -72,13 +72,11 @@ class EvictionPolicy:
     """Which free block with a key leaves first; the one that came first, unless overridden.
 
     remembers: uses are counted, also of contents that left, up to the number of the pool's blocks.
-    sees_waiting: `due` is known. is_closed: a block never stays longer than the one before its
-    prefix, if that holds for the blocks of each release.
+    sees_waiting: `due` is known.
     """
 
     remembers = False
     sees_waiting = False
-    is_closed = False
 
     def start(self, num_blocks: int) -> Memory:
         """The memory of an empty pool of this size."""

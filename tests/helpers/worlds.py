@@ -13,15 +13,15 @@ from kvcore import Config, Group, Hit, KvcoreError, Request
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.state.state import State
 from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.config import EVICTIONS as POLICIES
 from kvcore.types.config import Duplicates, Eviction, Publish
 from kvcore.types.extra_inputs import LoRA, MediaItem
 from kvcore.types.groups import Kind
 from kvcore.types.keys import Hashing
-from kvcore.types.policies import BUILT_IN
 from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 
-EVICTIONS: list[Eviction] = ["lru", "lru", "uncached_first", *BUILT_IN]
+EVICTIONS: list[Eviction] = ["lru", *POLICIES]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
 PUBLISHES: list[Publish] = ["scheduled", "scheduled", "completed"]
 HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]

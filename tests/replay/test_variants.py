@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 
 from kvcore.replay import command
@@ -29,10 +30,7 @@ def talks() -> list[TraceRequest]:
             arrival=0.01 * turn,
             prompt_len=UNIT * (4 + turn) + 1,
             output_len=8,
-            hash_ids=[
-                *(1000 * user + place for place in range(4 + turn)),
-                10**6 + 12 * turn + user,
-            ],
+            hash_ids=[*range(1000 * user, 1000 * user + 4 + turn), 10**6 + 12 * turn + user],
             unit=UNIT,
         )
         for turn in range(NUM_ROUNDS)
@@ -42,8 +40,9 @@ def talks() -> list[TraceRequest]:
 
 def options(policy: EvictionName, num_known: int) -> Options:
     """A pool of a few requests, on an engine that is too slow for them."""
+    slow = 0.001
     return Options(
-        num_blocks=120, policy=policy, num_known=num_known, seconds_per_prefill_token=0.001
+        num_blocks=120, policy=policy, num_known=num_known, seconds_per_prefill_token=slow
     )
 
 
@@ -61,8 +60,6 @@ def test_who_waits_is_found_again_if_the_policy_knows_of_it(backend: Backend) ->
 
 
 def test_an_admission_that_spares_nothing_finds_no_more() -> None:
-    import attrs
-
     greedy = attrs.evolve(options("queue_aware", 16), spared=0.0)
     spared = replay(talks(), options("queue_aware", 16), backend="python")
     assert replay(talks(), greedy, backend="python").hit_tokens < spared.hit_tokens
@@ -89,15 +86,8 @@ def test_policies_are_runs_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     assert sizes[:2] == [(60, "lru"), (60, "uncached_first")]
     assert len(sizes) == len(set(sizes)) == 12
     for row in data["sweep"]:
-        alone = [
-            *words[2:],
-            "--blocks",
-            str(row["num_blocks"]),
-            "--policy",
-            row["policy"],
-            "--json",
-        ]
-        assert command.main([str(path), *alone]) == 0
+        alone = ["--blocks", str(row["num_blocks"]), "--policy", row["policy"], "--json"]
+        assert command.main([str(path), *words[2:], *alone]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == row["tokens"]
     assert command.main([str(path), *words, "--policies", "lru2,lru"]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if " lru" in line]
