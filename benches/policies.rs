@@ -5,8 +5,9 @@
 //! allocation costs more than under `lru` is the decision; requests wait for a tenth of the pool.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use cpu_time::ThreadTime;
 use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::allocate_slots;
 use kvcore::transitions::batches::take_batch;
@@ -52,12 +53,12 @@ fn serve(state: &mut State, number: u32, spent: &mut (Duration, Duration)) {
     let (name, tokens) = (format!("r{number}"), prompt(number));
     add_request(state, Request::new(&name, &tokens)).expect("it is new");
     let request = SlotRequest::new(i64::from(PROMPT));
-    let start = Instant::now();
+    let start = ThreadTime::now();
     let got = allocate_slots(state, &name, &request).expect("the call is right");
     spent.0 += start.elapsed();
     assert!(got.is_ok(), "the pool has room");
     take_batch(state).expect("none is in flight");
-    let start = Instant::now();
+    let start = ThreadTime::now();
     free(state, &name).expect("it is known");
     remove_request(state, &name).expect("it holds nothing");
     spent.1 += start.elapsed();
