@@ -20,10 +20,11 @@ import gc
 import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+import attrs
 
 from kvcore.legacy.blocks.blocks import MODULES, BackendName, Backing
 
@@ -64,7 +65,7 @@ class Each:
         return len(self.rows)
 
 
-@dataclass
+@attrs.define
 class Noted:
     """What a phase asks of the core, and how many calls of the facade it is."""
 

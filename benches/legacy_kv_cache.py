@@ -8,7 +8,8 @@ by the core's hashing, once a request; further look-ups are timed apart.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import attrs
 
 from benches.legacy import Each, Work
 from kvcore import _twin
@@ -27,14 +28,14 @@ NUM_REQUESTS = 128
 NUM_BLOCKS = 8192
 
 
-@dataclass
+@attrs.define
 class Request:
     """What the manager reads of a request."""
 
     request_id: str
     all_token_ids: list[int]
     num_computed_tokens: int = 0
-    spec_token_ids: list[int] = field(default_factory=list)
+    spec_token_ids: list[int] = attrs.field(factory=list)
     mm_positions: None = None
     lora_request: None = None
     status: str = "RUNNING"

@@ -11,7 +11,7 @@ import statistics
 import time
 
 from kvcore.sanitizer import CacheGroup, Sanitizer
-from kvcore.sanitizer.twin import TwinJudge
+from kvcore.sanitizer.twin import TwinSlotChecker
 
 NUM_BLOCKS = 65_536
 NUM_REQUESTS, CONTEXT, STEPS = 256, 2048, 512
@@ -19,8 +19,8 @@ NUM_REQUESTS, CONTEXT, STEPS = 256, 2048, 512
 
 def bytes_per_slot(block_size: int) -> float:
     """Bytes of contents, events and claims per slot of a full pool."""
-    judge = TwinJudge([CacheGroup(block_size=block_size)], NUM_BLOCKS, full=False)
-    return judge.num_bytes() / (NUM_BLOCKS * block_size)
+    checker = TwinSlotChecker([CacheGroup(block_size=block_size)], NUM_BLOCKS, full=False)
+    return checker.num_bytes() / (NUM_BLOCKS * block_size)
 
 
 def decode_step() -> float:

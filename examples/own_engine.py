@@ -12,7 +12,8 @@ with the one that is computed without a cache.
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
-from typing import NamedTuple
+
+import attrs
 
 from kvcore import Batch, Config, KVCacheManager, Reason, Refused, Request, SetTable
 
@@ -20,7 +21,8 @@ NUM_BLOCKS, BLOCK_SIZE, CHUNK = 22, 4, 12
 NUM_TOKEN_IDS, STOP, MAX_ANSWER = 60, 0, 20
 
 
-class Work(NamedTuple):
+@attrs.frozen
+class Work:
     """What a step computes for one request: these tokens from position `first` on; if there are
     none, one position with the token that the device sampled last in this row.
     """

@@ -10,7 +10,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Manager", "SanitizerJudge", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]
+__all__ = ["Manager", "SlotChecker", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]
 
 @final
 class Manager:
@@ -234,11 +234,11 @@ class Manager:
         """
 
 @final
-class SanitizerJudge:
+class SlotChecker:
     """
     Contents, tables and verified lengths. `kvcore.sanitizer.Sanitizer` is the way to use it.
     """
-    def __new__(cls, groups: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None, bool, SupportsIndex, bool, SupportsIndex, bool]], num_blocks: SupportsIndex, full: bool, /) -> SanitizerJudge:
+    def __new__(cls, groups: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None, bool, SupportsIndex, bool, SupportsIndex, bool]], num_blocks: SupportsIndex, full: bool, /) -> SlotChecker:
         """
         Follow empty pools of this many blocks.
         """
@@ -246,7 +246,7 @@ class SanitizerJudge:
         """
         Say that the weights changed.
         """
-    def begin(self, serial: SupportsIndex, tokens: Any, base: SupportsIndex, parent: SupportsIndex | None, judged: bool, /) -> None:
+    def begin(self, serial: SupportsIndex, tokens: Any, base: SupportsIndex, parent: SupportsIndex | None, checked: bool, /) -> None:
         """
         Follow a request from here on; a fork reads what its parent may read.
         """
@@ -292,7 +292,7 @@ class SanitizerJudge:
         """
     def step(self, step: SupportsIndex, serials: Any, starts: Any, counts: Any, drafts: Any, slots: Any, tables: Any, /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
         """
-        Write and read as the rows of a step do; what is wrong, at most once a row.
+        Write and read as the chunks of a step do; what is wrong, at most once a chunk.
         """
     def zero(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, /) -> None:
         """

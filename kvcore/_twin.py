@@ -25,7 +25,7 @@ else:
 if TYPE_CHECKING:
     Backend: TypeAlias = _rust.Manager
     Blocks: TypeAlias = _rust.Tiers
-    SanitizerJudge: TypeAlias = _rust.SanitizerJudge
+    SlotChecker: TypeAlias = _rust.SlotChecker
 
 
 def available() -> bool:
@@ -47,10 +47,12 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
     return _rust.Tiers(num_blocks, num_host_blocks, **options)
 
 
-def make_judge(groups: Sequence[tuple[Any, ...]], num_blocks: int, full: bool) -> SanitizerJudge:
-    """The judge of `kvcore/sanitizer/judge.py` over the twin. Raises BackendMissing."""
+def make_slot_checker(
+    groups: Sequence[tuple[Any, ...]], num_blocks: int, full: bool
+) -> SlotChecker:
+    """The twin of `kvcore/sanitizer/slot_checker.py`. Raises BackendMissing."""
     _check_there()
-    return _rust.SanitizerJudge(groups, num_blocks, full)
+    return _rust.SlotChecker(groups, num_blocks, full)
 
 
 def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:

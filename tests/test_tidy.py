@@ -23,6 +23,23 @@ FUNCTION_LINES_MAX = 60
 MODULES_MAX = 190
 TABLE_ROOMS = re.compile(r"(kvcore|rust/src)/(pool|state|transitions)/")
 TABLE_COMMANDS = re.compile(r"\b(SetTable|CutTable)\b")
+STRUCT_ROOMS = re.compile(r"kvcore/(types|state|pool|transitions|compat)/")
+ROWS_OF_A_READER = {"kvcore/replay/request_trace.py", "tests/core/codec/test_event_msgpack.py"}
+"""The other files with structs: msgspec itself makes them, from JSON or msgpack."""
+NO_ATTRS = {
+    "kvcore/legacy/v1_0_8/block_hashes.py": "engines compare vLLM's record with plain tuples",
+    "kvcore/legacy/v1_0_8/kv_cache_interface.py": "engines copy the specs by dataclasses.replace",
+    "tests/conformance/legacy_utils/test_sizes.py": "specs as an engine declares them",
+    "benches/peers/replay.py": "runs in the environment of a peer, which may have no attrs",
+    "benches/peers/work.py": "the same",
+    "tools/bootstrap.py": "runs before anything is installed",
+    "kvcore/sanitizer/engines/mini_sglang.py": "the engine's scheduler unpacks it",
+}
+"""Files whose values are tuples with names, or dataclasses, and why."""
+ENGINES = ("kvcore/sanitizer/engines/", "kvcore/check/managers/")
+"""Adapters, each for the environment of its engine, which computes with torch itself. They are
+loaded by the name that a user gives, so that nothing else of kvcore needs what they import.
+"""
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 GENERATED = ("kvcore/_rust.pyi",)
 
@@ -63,6 +80,15 @@ def imports(path: Path) -> Iterator[str]:
             module = "." * node.level + (node.module or "")
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def imports_by_name(path: Path) -> Iterator[str]:
+    """Each module that a Python file imports by a call; of a name with gaps, what begins it."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).split(".")[-1]
+            if called in {"import_module", "__import__", "find_spec"}:
+                yield ast.unparse(node.args[0]).lstrip("f").strip("'\"")
 
 
 def python_functions(path: Path) -> Iterator[tuple[str, int]]:
@@ -139,9 +165,21 @@ def test_the_core_imports_no_torch_and_no_runtime() -> None:
     core = [path for path in sources(".py") if name_of(path).startswith("kvcore/")]
     assert core
     for path in core:
-        packages = {module.split(".")[0] for module in imports(path)}
+        modules = {*imports(path), *imports_by_name(path)}
+        packages = {module.split(".")[0] for module in modules}
         foreign = packages & {"torch", "numpy", "kvcore_runtime", "engines", "tests", "benches"}
+        if name_of(path).startswith(ENGINES):
+            foreign -= {"torch", "numpy"}
+        else:
+            adapters = tuple(folder.replace("/", ".") for folder in ENGINES)
+            foreign |= {module for module in modules if f"{module}.".startswith(adapters)}
         assert not foreign, f"{name_of(path)} imports {foreign}"
+
+
+def test_an_import_by_name_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "late.py"
+    file.write_text("x = importlib.import_module('torch.nn')\n__import__(f'a.{x}')\n")
+    assert sorted(imports_by_name(file)) == ["a.{x}", "torch.nn"]
 
 
 def test_one_file_of_each_language_changes_block_tables() -> None:
@@ -151,6 +189,21 @@ def test_one_file_of_each_language_changes_block_tables() -> None:
         if TABLE_ROOMS.match(name_of(path)) and TABLE_COMMANDS.search(code):
             found.add(name_of(path))
     assert found == {"kvcore/state/table_edit.py", "rust/src/state/table_edit.rs"}
+
+
+def made_as(path: Path) -> set[str]:
+    """The last words of what the classes of a file derive from, and of their decorators."""
+    classes = [node for node in statements(path) if isinstance(node, ast.ClassDef)]
+    origins = [each for node in classes for each in (*node.bases, *node.decorator_list)]
+    return {ast.unparse(each).partition("(")[0].split(".")[-1] for each in origins}
+
+
+def test_values_are_attrs_classes_and_structs_only_where_calls_make_them() -> None:
+    made = {name_of(path): made_as(path) for path in sources(".py")}
+    structs = {name for name, words in made.items() if "Struct" in words}
+    assert {name for name in structs if not STRUCT_ROOMS.match(name)} == ROWS_OF_A_READER
+    others = {name for name, words in made.items() if words & {"NamedTuple", "dataclass"}}
+    assert others == NO_ATTRS.keys()
 
 
 def test_one_file_imports_the_compiled_twin() -> None:
@@ -166,6 +219,15 @@ def test_nothing_names_a_machine_or_a_registry() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             found = MACHINE_PATH.search(line) or REGISTRY.search(line)
             assert found is None, f"{name_of(path)}:{number} names {found}"
+
+
+def test_the_readme_of_the_tests_names_each_folder() -> None:
+    told = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    parts = [name_of(path).split("/") for path in tracked("tests/*")]
+    folders = {each[1] for each in parts if len(each) > 2}
+    assert {folder for folder in folders if f"`{folder}/" not in told} == set()
+    files = {each[1] for each in parts if len(each) == 2} - {"README.md", "conftest.py"}
+    assert {file for file in files if f"`{file}`" not in told} == set()
 
 
 def test_the_lock_pins_every_package_by_hash() -> None:

@@ -61,8 +61,8 @@ class Recorded(Sanitizer):
         self.tables: dict[str, list[int]] = {}
         RECORDED.append(self)
 
-    def extend(self, name: str, group: int, blocks: Sequence[int], *args: Any) -> None:
-        super().extend(name, group, blocks, *args)
+    def extend(self, name: str, group_id: int, blocks: Sequence[int], *args: Any) -> None:
+        super().extend(name, group_id, blocks, *args)
         self.tables.setdefault(name, []).extend(blocks)
 
     def drop(self, name: str) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps cost over kvcore, as a ratio to what they cost over its own manager, and
-what a sanitizer costs beside them.
+"""What an engine's steps cost over kvcore, as a ratio to what they cost over its own manager; what
+calls of `kvcore.compat` cost over the core's; what a shadow or a sanitizer costs beside the steps.
 
 Run: python -m benches.engines [--engines vllm] [--running 256] [--loads decode] [--modes async]
-[--by-call]. CPU time of steps and elapsed time of a manager's calls, both sides in turn, in each
-engine's own environment. What is not installed is left out with the reason; `python -m
-benches.peers.install` installs vLLM and transformers.
+[--by-call]. CPU time of the thread, both sides in turn, in each engine's own environment. What is
+not installed is left out with the reason; `python -m benches.peers.install` installs vLLM and
+transformers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ PATHS = (ROOT, ROOT / "engines" / "vllm")
 
 @attrs.frozen
 class Bench:
-    """The program that measures an engine. family: the environment it needs, or that it starts."""
+    """The program that measures an engine.
+
+    family: the environment it needs, or that it starts; empty for none. None: nano-vllm's checkout.
+    """
 
     module: str
     family: str | None = None
@@ -38,7 +41,7 @@ class Bench:
         """Why it cannot run; None if it can."""
         if self.family is None:
             return checkout.missing()
-        if install.is_installed(self.family):
+        if not self.family or install.is_installed(self.family):
             return None
         return f"{install.PACKAGES[self.family].requirement} is not in {install.home()}"
 
@@ -53,7 +56,9 @@ class Bench:
 
 
 BENCHES = {
+    "compat": Bench("benches.compat", ""),
     "vllm": Bench("benches.engines.vllm_steps", "vllm033", runs_there=True),
+    "vllm-shadow": Bench("benches.engines.vllm_shadow", "vllm033", runs_there=True),
     "vllm-sanitizer": Bench("benches.engines.vllm_sanitizer", "vllm033", runs_there=True),
     "nano-vllm": Bench("benches.nano_vllm", options=("--quick",)),
     "transformers": Bench("benches.transformers_steps", "transformers"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 
-ENGINES = ("vllm", "vllm-sanitizer", "nano-vllm", "transformers")
+ENGINES = ("compat", "vllm", "vllm-shadow", "vllm-sanitizer", "nano-vllm", "transformers")
 SIZES = (64, 256, 1024)
 LOADS = ("decode", "mix")
 MODES = ("sync", "async")

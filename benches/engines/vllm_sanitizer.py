@@ -22,10 +22,10 @@ from benches.engines.vllm_steps import Case, Drive, each_case
 
 # isort: split
 
-from kvcore.sanitizer import vllm as watched
+from kvcore.sanitizer.engines.vllm import scheduler as watched
 
 EVERY = (1, 16)
-"""All requests are judged, or one in this many."""
+"""All requests are checked, or one in this many."""
 KINDS = {False: watched.Scheduler, True: watched.AsyncScheduler}
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import attrs
 import torch
 
+from benches.engines.manager_calls import CALLS, Spent, clocked
 from benches.engines.options import Options, read_options
 from benches.vllm.compare import MODEL  # sets the environment that vLLM reads
 
@@ -49,31 +50,12 @@ VOCABULARY = 50_000
 WARM_UP = 20
 CALL_STEPS = 128
 """Steps whose calls are measured."""
-INTERRUPTED = 0.002
-"""Seconds of elapsed time from which a call counts as interrupted; it is left out."""
 
 SIDES = ("vllm", "kvcore")
 KINDS = {
     False: (Scheduler, kvcore_vllm.Scheduler),
     True: (AsyncScheduler, kvcore_vllm.AsyncScheduler),
 }
-CALLS = (
-    "new_step_starts",
-    "get_computed_blocks",
-    "allocate_slots",
-    "get_blocks",
-    "get_block_ids",
-    "free",
-    "cache_blocks",
-    "record_prefix_cache_stats",
-    "take_new_block_ids",
-    "take_kv_cache_block_copies",
-    "take_boundary_state_offloads",
-    "take_events",
-    "make_prefix_cache_stats",
-    "estimate_cached_tokens",
-)
-"""What the scheduler calls on a manager in these loads."""
 
 
 @attrs.frozen
@@ -199,49 +181,6 @@ def answer(planned: Any) -> ModelRunnerOutput:
         prompt_logprobs_dict={},
         pooler_output=[],
     )
-
-
-@attrs.define
-class Spent:
-    """Wall seconds and number of the calls of a manager, by name."""
-
-    seconds: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(CALLS, 0.0))
-    counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(CALLS, 0))
-
-    @property
-    def total(self) -> float:
-        """Seconds of all calls."""
-        return sum(self.seconds.values())
-
-
-def clocked(manager: Any) -> Spent:
-    """What a manager's calls spend from here on, less what calls of an empty function take."""
-    spent = Spent()
-    for name in CALLS:
-        setattr(manager, name, timed(name, getattr(manager, name), spent))
-    return spent
-
-
-def timed(name: str, call: Any, spent: Spent) -> Any:
-    """A call, with an empty one before it by the same arguments."""
-    clock, seconds, counts = time.perf_counter, spent.seconds, spent.counts
-
-    def both(*args: Any, **options: Any) -> Any:
-        start = clock()
-        empty(*args, **options)
-        between = clock()
-        got = call(*args, **options)
-        end = clock()
-        if end - start < INTERRUPTED:
-            seconds[name] += end - between - (between - start)
-            counts[name] += 1
-        return got
-
-    return both
-
-
-def empty(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 @attrs.define

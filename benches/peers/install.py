@@ -10,7 +10,6 @@ program. Nothing is done twice.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
+
+from kvcore.sanitizer.hunter.adapter import peer_python, peers_home
 
 HERE = Path(__file__).parent
 RUST = "rust"
@@ -42,16 +43,12 @@ PACKAGES = {
 
 def home() -> Path:
     """Where the peers are."""
-    named = os.environ.get("KVCORE_PEERS")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "kvcore" / "peers"
+    return peers_home()
 
 
 def python_of(family: str) -> Path:
     """The interpreter of a peer's environment."""
-    return home() / family / "bin" / "python"
+    return peer_python(family)
 
 
 def program() -> Path:

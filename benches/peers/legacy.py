@@ -19,7 +19,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import attrs
 
 from benches.legacy import BACKENDS, Work, seconds
 from benches.peers import install
@@ -39,7 +41,8 @@ class Story(Protocol):
         ...
 
 
-class Beside(NamedTuple):
+@attrs.frozen
+class Beside:
     """A story on an original, and the same on the facade that stands for it."""
 
     title: str
@@ -47,7 +50,8 @@ class Beside(NamedTuple):
     facade: Callable[[BackendName], Story]
 
 
-class Row(NamedTuple):
+@attrs.frozen
+class Row:
     """One phase: microseconds of one call of the original, and of the facade by backend."""
 
     phase: str

@@ -55,7 +55,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from benches.vllm import connector
 from benches.vllm.options import MODES, read_options
-from benches.vllm.report import Step, Verdict, judge, summary
+from benches.vllm.report import Step, Verdict, summary, verdict_of
 from benches.vllm.rules import RULES, Watch, explain, unexplained_keys
 from benches.vllm.traffic import Arrival, Traffic, sampled
 
@@ -340,7 +340,7 @@ def main() -> int:
             verdicts: list[Verdict] = []
             for seed in options.seeds:
                 world = world_of(mode, seed)
-                verdict = judge(run(world, seed, options.steps, model))
+                verdict = verdict_of(run(world, seed, options.steps, model))
                 if verdict.differs:
                     rule = f", by rule: {RULES[verdict.rule]}" if verdict.rule else ""
                     print(f"{world}{rule}: {verdict.differs}", flush=True)

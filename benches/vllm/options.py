@@ -35,6 +35,8 @@ MODES = {
     "sync-windows": Mode(is_async=False, has_drafts=False, has_windows=True),
     "async-loads": Mode(is_async=True, has_drafts=False, has_loads=True),
     "sync-loads": Mode(is_async=False, has_drafts=False, has_loads=True),
+    "async-drafts-loads": Mode(is_async=True, has_drafts=True, has_loads=True),
+    "sync-drafts-loads": Mode(is_async=False, has_drafts=True, has_loads=True),
 }
 
 

@@ -36,7 +36,7 @@ class Verdict:
     rule: str = ""
 
 
-def judge(steps: Iterable[Step]) -> Verdict:
+def verdict_of(steps: Iterable[Step]) -> Verdict:
     """Go through a run up to the first step that differs."""
     verdict = Verdict()
     for step in steps:

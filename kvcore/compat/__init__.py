@@ -16,6 +16,7 @@ from kvcore.compat.errors import (
     UnreadCommands,
 )
 from kvcore.compat.manager import KVCacheManager
+from kvcore.compat.pool_config import make_config
 
 __all__ = [
     "BehindWindow",
@@ -27,4 +28,5 @@ __all__ = [
     "NotOneGroup",
     "TokensChanged",
     "UnreadCommands",
+    "make_config",
 ]

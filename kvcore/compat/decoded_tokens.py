@@ -9,7 +9,7 @@ back inside a block, so with them no token waits. Everything else is for `alloca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import gcd
 from struct import Struct
 from typing import Any
@@ -22,7 +22,8 @@ from kvcore.manager import KVCacheManager as Core
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Refused
 
-BLOCK = Struct("i")
+read_block = Struct("12xi").unpack
+"""The block of a place of one table that an `append` set, from the columns of that place."""
 
 
 class DecodedTokens:
@@ -51,10 +52,7 @@ class DecodedTokens:
         self._fills_later = keeps_same and not config.enable_events  # those have an order
 
     def append(self, request: Any) -> KVCacheBlocks | None:
-        """Schedule the next token of a request that decodes: `allocate_slots(request, 1)`.
-
-        None, and nothing is scheduled, if that has more to look at.
-        """
+        """Schedule a decoding request's next token; None, and it is not, if there is more to do."""
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
             start, place = known.num_computed, known.num_computed - known.num_ahead
@@ -66,9 +64,9 @@ class DecodedTokens:
         num_new = num_tokens - place
         if len(tail) != num_new + 1 or num_new > 1 or place > start or start >= self._length_limit:
             return None
-        if tail[0] is not known.last_token and tail[0] != known.last_token:
+        if tail[0] != known.last_token:
             return None
-        steps, size = self._steps, self._block_divisor
+        steps, size, new = self._steps, self._block_divisor, b""
         if steps.first is not None:
             first, before, _, first_start = steps.first
             if (
@@ -77,13 +75,12 @@ class DecodedTokens:
                 or first.num_tokens > before
             ) and steps.notice(Seen(request.request_id, num_tokens, start)):
                 return None
-        fills, new = num_new and num_tokens % size == 0, b""
-        if fills and known.num_hashes is not None:
-            new = self._read_hash(known, num_tokens // size)
-            if not new:
-                return None
-        blocks: KVCacheBlocks | None = self.empty_kv_cache_blocks
-        if start % size and (self._fills_later if fills else self._keeps_all):
+        offset, fills = start % size, num_new and num_tokens % size == 0
+        own = fills and known.num_hashes is not None
+        if own and not (new := self._read_hash(known, num_tokens // size)):
+            return None
+        blocks = self.empty_kv_cache_blocks
+        if offset and (self._fills_later if fills else self._keeps_all):
             if steps.waiting and num_new != (len(steps.tokens) > 0):
                 steps.settle()
             if num_new:
@@ -94,12 +91,19 @@ class DecodedTokens:
             steps.waiting.append(known)
             if new:
                 steps.hashes[known] = new
-            if steps.first is None:
-                steps.begin((request, num_tokens, start, start))
-        else:
-            blocks = self._append_now(known, num_tokens, tail[1:], new)
-            if blocks is None:
+        elif offset or (start and self._grows_by_one):
+            done = self._core.append((request.request_id,), (tail[1],) if num_new else None)
+            if not done.done:
                 return None
+            if new:
+                steps.publish(known, new)
+            if not offset:
+                blocks = self._read_grown(done)
+            steps.told.append(known)
+        else:
+            return None
+        if steps.first is None:
+            steps.begin((request, num_tokens, start, start))
         known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
         if num_new:
             known.last_token = tail[1]
@@ -126,29 +130,10 @@ class DecodedTokens:
         num_known = scheduled - known.num_ahead
         return 0 <= count <= scheduled and count < num_known - num_known % size + size
 
-    def _append_now(
-        self, known: RegisteredRequest, num_tokens: int, token: Sequence[int], new: bytes
-    ) -> KVCacheBlocks | None:
-        """The same if a block begins or ends there, at once."""
-        request, start, size = known.request, known.num_computed, self._block_divisor
-        if start % size == 0 and not (start and self._grows_by_one):
-            return None
-        name = request.request_id
-        done = self._core.append((name,), token if len(token) else None)
-        if not done.done:
-            return None
-        if new:
-            self._steps.publish(known, new)
-        self._steps.schedule(name, (request, num_tokens, start, start))
-        columns = done.columns
-        if start % size or not columns:
-            return self.empty_kv_cache_blocks
-        if self._num_groups == 1:
-            return KVCacheBlocks((BLOCK.unpack_from(columns, 12),), self._has_key)
-        return self._read_grown(done)
-
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
         """The block that an append of one request began in each group; none where it had it."""
+        if self._num_groups == 1:
+            return KVCacheBlocks((read_block(done.columns),), self._has_key)
         _, groups, _, blocks = done.grown
         grown: list[tuple[int, ...]] = [()] * self._num_groups
         for group, block in zip(groups, blocks, strict=True):

@@ -53,6 +53,8 @@ def see(request: EngineRequest) -> Seen:
     except AttributeError:
         expected = "an object with request_id, num_tokens and num_computed_tokens"
         raise WrongArgument(name="request", expected=expected, value=request) from None
+    if type(tokens) is type(computed) is int and tokens >= 0 <= computed:  # what it is most often
+        return Seen(name, tokens, computed)
     return Seen(name, read_count("num_tokens", tokens), read_count("num_computed_tokens", computed))
 
 
@@ -108,7 +110,8 @@ def is_finished(request: EngineRequest) -> bool:
     """
     asked = getattr(request, "is_finished", None)
     if callable(asked):
-        return bool(asked())
+        over: bool = asked()
+        return over
     status = getattr(request, "status", "")
     return str(getattr(status, "name", status)).upper().startswith("FINISHED")
 

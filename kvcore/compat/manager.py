@@ -35,6 +35,8 @@ from kvcore.types.events import Event
 from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
+ZERO: int = 0  # asked for by identity, since each token of a step is: another 0 goes the long way
+
 
 class KVCacheManager(DecodedTokens):
     """Decides which block holds which tokens of an engine's requests; touches no tensor.
@@ -124,14 +126,17 @@ class KVCacheManager(DecodedTokens):
         """Schedule the next tokens of a request; the blocks that its tables grew by, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts if `spec_token_ids` has them, else their ids come later. The rest, and
-        what is raised, as in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and
-        TokensChanged besides.
+        num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, as
+        in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and TokensChanged besides.
         """
-        no_hit = new_computed_blocks is None and num_new_computed_tokens == 0
-        alone = num_lookahead_tokens == num_external_computed_tokens == num_encoder_tokens == 0
-        no_gate = delay_cache_blocks is full_sequence_must_fit is False and reserved_blocks == 0
-        if no_hit and alone and no_gate and num_new_tokens == 1 and (grown := self.append(request)):
+        if (
+            num_new_tokens == 1
+            and new_computed_blocks is None
+            and num_new_computed_tokens is num_lookahead_tokens is num_external_computed_tokens
+            and num_external_computed_tokens is num_encoder_tokens is reserved_blocks is ZERO
+            and delay_cache_blocks is full_sequence_must_fit is False
+            and (grown := self.append(request))
+        ):
             return grown
         counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
@@ -145,19 +150,16 @@ class KVCacheManager(DecodedTokens):
         self._steps.notice(seen)
         known = self._registry.bring(request, seen)
         span = find_span(self._core, self._steps, known, seen, counts)
-        blocks = self.empty_kv_cache_blocks
-        if span.num_new or span.num_external:
-            got = self._allocate(
-                *(known, seen, span, hit),
-                delay_cache_blocks=delay_cache_blocks or span.again,
-                num_encoder_tokens=num_encoder_tokens,
-                full_sequence_must_fit=full_sequence_must_fit,
-                reserved_blocks=reserved_blocks,
-            )
-            if isinstance(got, Refused):
-                self.last_refusal = got
-                return None
-            blocks = self.create_kv_cache_blocks(new_blocks(self._core, span, got))
+        got = self._allocate(
+            *(known, seen, span, hit),
+            delay_cache_blocks=delay_cache_blocks or span.again,
+            num_encoder_tokens=num_encoder_tokens,
+            full_sequence_must_fit=full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
+        )
+        if isinstance(got, Refused):
+            self.last_refusal = got
+            return None
         self.last_refusal = None
         self._steps.schedule(seen.name, (request, seen.num_tokens, seen.num_computed, span.start))
         counted = span.start if counts.num_new else seen.num_computed
@@ -166,7 +168,7 @@ class KVCacheManager(DecodedTokens):
             self._registry.note_counts(known, seen.name)
         elif not delay_cache_blocks:
             self._steps.publish_later(seen.name, span.end)
-        return blocks
+        return self.create_kv_cache_blocks(new_blocks(self._core, span, got))
 
     def free(self, request: EngineRequest) -> None:
         """Give back a request's blocks, tail first; one that holds nothing is left as it is.
@@ -175,16 +177,18 @@ class KVCacheManager(DecodedTokens):
         in it. Nothing past a lowered num_computed_tokens stays findable, so that is reset after
         this call. Raises HitInOpenBatch.
         """
-        seen = see(request)
-        known = self._known.get(seen.name)
-        if known is None:
-            return
-        self._steps.notice(seen)
-        if known.was_lowered(seen):
-            withdraw(self._core, self._steps, seen)
-        self._core.free(seen.name)
-        self._steps.leave(seen.name)
-        self._registry.leave(known, request, seen.name)
+        steps, known = self._steps, self._known.get(getattr(request, "request_id", ""))
+        if known is None or steps.first is not None or known.request is not request:
+            seen = see(request)
+            if known is None:
+                return
+            steps.notice(seen)
+        if request.num_computed_tokens < known.least_computed:
+            withdraw(self._core, steps, see(request))
+        name = request.request_id
+        self._core.free(name)
+        steps.leave(name)
+        self._registry.leave(known, request, name)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at num_computed_tokens or later sees.
@@ -292,6 +296,8 @@ class KVCacheManager(DecodedTokens):
 
         reserved_blocks bind this call's blocks only, as in vLLM, not the gate of the full sequence.
         """
+        if not (span.num_new or span.num_external):
+            return self._grant(seen, full_sequence_must_fit=options["full_sequence_must_fit"])
         to_come = self._registry.put_drafts(known, seen, span.end - seen.num_tokens)
         options["num_lookahead_tokens"] = span.num_lookahead
         options["num_external_computed_tokens"] = span.num_external
@@ -309,3 +315,13 @@ class KVCacheManager(DecodedTokens):
                 self._steps.change()
                 self._registry.put_drafts(known, seen, 0)
         return got
+
+    def _grant(self, seen: Seen, *, full_sequence_must_fit: bool) -> CoreBlocks | Refused:
+        """No blocks for tokens that have slots, unless the gate refuses those of the rest."""
+        end = min(seen.num_tokens, self.config.length_limit)
+        num_rest = end - self._core.num_computed_tokens(seen.name)
+        if full_sequence_must_fit and num_rest > 0:
+            whole = self._core.can_allocate(seen.name, num_rest, full_sequence_must_fit=True)
+            if whole is not Verdict.OK:
+                return self._core.allocate_slots(seen.name, num_rest, full_sequence_must_fit=True)
+        return CoreBlocks(())

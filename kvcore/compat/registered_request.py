@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import attrs
 
-from kvcore.compat.engine_request import EngineRequest, Seen, read_hashes
+from kvcore.compat.engine_request import EngineRequest, read_hashes
 
 
 @attrs.define(eq=False)
@@ -40,9 +40,10 @@ class RegisteredRequest:
             self.end = max(self.end, self.num_computed)
         self.num_computed, self.decodes = 0, False
 
-    def was_lowered(self, seen: Seen) -> bool:
-        """Whether the engine counts less than when the request was scheduled last."""
-        return seen.num_computed < (self.num_computed - 1 if self.decodes else self.counted)
+    @property
+    def least_computed(self) -> int:
+        """What the engine counted when the request was scheduled last; less was lowered."""
+        return self.num_computed - 1 if self.decodes else self.counted
 
     def is_another(self, request: EngineRequest) -> bool:
         """Whether this object is not the request that is known, or its own hashes changed: those

@@ -115,8 +115,10 @@ class RequestRegistry:
         if is_finished(request):
             self._forget(name)
             return
-        known.look_at()
-        known.request, known.drafts, known.counted, known.end = request, [], 0, 0
+        known.request, known.num_computed, known.decodes = request, 0, False
+        known.counted = known.end = 0
+        if known.drafts:
+            known.drafts = []
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
@@ -205,12 +207,14 @@ class RequestRegistry:
             known.last_hash = new[-1]
 
     def _rest(self, name: str) -> None:
-        self._resting.pop(name, None)
-        self._resting[name] = None
-        if len(self._resting) > MAX_RESTING:
-            self._forget(next(iter(self._resting)))
+        resting = self._resting
+        resting.pop(name, None)
+        resting[name] = None
+        if len(resting) > MAX_RESTING:
+            self._forget(next(iter(resting)))
 
     def _forget(self, name: str) -> None:
         self._core.remove_request(name)
         del self.known[name]
-        self._resting.pop(name, None)
+        if name in self._resting:
+            del self._resting[name]

@@ -34,7 +34,7 @@ class Steps:
     the request that the open batch scheduled first, if it has any. mark: stands for the open batch.
     waiting: requests of it that get a slot in a block of theirs each, which the core is still to be
     told, and with the tokens that they have more, each or none. hashes: the own ones of the
-    blocks that those fill.
+    blocks that those fill. told: requests of it whose token the core has, to be noted like them.
     """
 
     def __init__(self, core: Core, *, keep_commands: bool) -> None:
@@ -45,6 +45,7 @@ class Steps:
         self.first: Scheduled | None = None
         self.mark = object()
         self.waiting: list[RegisteredRequest] = []
+        self.told: list[RegisteredRequest] = []
         self.tokens = array("I")
         self.hashes: dict[RegisteredRequest, bytes] = {}
         self._late: dict[str, int] = {}
@@ -67,7 +68,7 @@ class Steps:
                 self.first = scheduled
 
     def begin(self, scheduled: Scheduled) -> None:
-        """Note what the open batch schedules first, which waits."""
+        """Note what the open batch schedules first, which waits or was told."""
         self.first, self._changed = scheduled, True
 
     def has_key(self, block_id: int) -> bool:
@@ -77,7 +78,12 @@ class Steps:
 
     def settle(self) -> None:
         """Tell the core of the requests that wait, which have been told of their slots."""
-        for known in self._hand_over():
+        told, self.told = self.told, []
+        self._note(told)
+        self._note(self._hand_over())
+
+    def _note(self, decoded: list[RegisteredRequest]) -> None:
+        for known in decoded:
             start, request = known.num_computed - 1, known.request
             num_tokens = known.num_computed - known.num_ahead
             self._scheduled[request.request_id] = (request, num_tokens, start, start)
@@ -129,7 +135,7 @@ class Steps:
 
         Returns whether the open batch schedules the request.
         """
-        if self.waiting:
+        if self.waiting or self.told:
             self.settle()
         first = self.first
         if first is None:
@@ -164,6 +170,7 @@ class Steps:
             self._unread.append(batch)
         late, self._late = self._late, {}
         self._scheduled.clear()
+        self.told.clear()
         self.first = None
         for name, num_tokens in late.items():
             self._core.cache_blocks(name, num_tokens)

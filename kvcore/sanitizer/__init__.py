@@ -5,18 +5,18 @@ An adapter tells what an engine does, and nothing of kvcore is in the engine. Wh
 must be what was written for its prefix; all else is a finding (docs/sanitizer.md).
 """
 
+from kvcore.sanitizer.chunks import CacheGroup, Chunk, SlotChunk
 from kvcore.sanitizer.errors import AdapterError, AlreadyAttached, UnsupportedEngine
 from kvcore.sanitizer.findings import Finding
-from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
 from kvcore.sanitizer.sanitizer import Sanitizer
 
 __all__ = [
     "AdapterError",
     "AlreadyAttached",
     "CacheGroup",
+    "Chunk",
     "Finding",
-    "Row",
     "Sanitizer",
-    "SlotRow",
+    "SlotChunk",
     "UnsupportedEngine",
 ]

@@ -2,7 +2,7 @@
 """A sanitizer in a serving engine: what it does is set in the environment, and it never stops it.
 
 KVCORE_SANITIZER=off|log|raise, log unless set: `log` writes each finding once and lets the engine
-go on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n judges one request in n. An
+go on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n checks one request in n. An
 adapter that errs switches its sanitizer off with one line of log.
 """
 
@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from kvcore.sanitizer.errors import AdapterError, UnsupportedEngine
+from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.sanitizer import Sanitizer
 
@@ -51,21 +51,21 @@ def check_version(engine: str, found: str, tested: tuple[str, ...]) -> None:
 
 
 class Guard:
-    """Tells a sanitizer of an engine, reports what it finds, and ends with the first misuse."""
+    """Tells a sanitizer of an engine, reports what it finds, and ends with the first error."""
 
     def __init__(self, attach: Callable[[], Sanitizer]) -> None:
         self.sanitizer: Sanitizer | None = None if mode() == "off" else attach()
         self._raises = mode() == "raise"
         self._num_suspicions = 0
 
-    def tell(self, observe: Callable[[Sanitizer], list[Finding] | None]) -> list[Finding]:
+    def observe(self, tell: Callable[[Sanitizer], list[Finding] | None]) -> list[Finding]:
         """Let an adapter observe; what was found, none once it is off."""
         if self.sanitizer is None:
             return []
         try:
-            return observe(self.sanitizer) or []
-        except AdapterError as error:
-            LOG.error("the sanitizer is off from here on: %s", error)
+            return tell(self.sanitizer) or []
+        except Exception as error:  # of any kind: the engine goes on
+            LOG.error("the sanitizer is off from here on: %s: %s", type(error).__name__, error)
             self.sanitizer = None
             return []
 

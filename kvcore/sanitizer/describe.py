@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a finding of what a judge saw: names for serials, and the last events."""
+"""Makes a finding of what a slot checker saw: names for serials, and the last events."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import DELTA_MAX, GIVES, Event, Held
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, ZEROS
 from kvcore.sanitizer.findings import CERTAIN, Finding
-from kvcore.sanitizer.judge import Judge
 from kvcore.sanitizer.lines import Wrong
 from kvcore.sanitizer.names import Named, Names, differing
-from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
-from kvcore.sanitizer.twin import TwinJudge
+from kvcore.sanitizer.twin import TwinSlotChecker
 
 
 class Describer:
@@ -21,17 +21,17 @@ class Describer:
 
     def __init__(
         self,
-        judge: Judge | TwinJudge,
+        checker: SlotChecker | TwinSlotChecker,
         names: Names,
         groups: Sequence[CacheGroup],
         show_tokens: bool,
         engine: str,
     ) -> None:
-        self._judge, self._names, self._groups = judge, names, groups
+        self._checker, self._names, self._groups = checker, names, groups
         self._show_tokens, self._engine = show_tokens, engine
 
     def describe(self, wrong: Wrong) -> Finding:
-        """The finding that a judge's verdict is."""
+        """The finding that a slot checker's verdict is."""
         request = self._names.of(wrong.serial)
         event = wrong.event
         writer = self._names.of(event.serial) if event is not None else None
@@ -46,7 +46,7 @@ class Describer:
             certain=name in CERTAIN,
             step=wrong.step,
             request=self._name_of(wrong.serial),
-            group=wrong.group,
+            group_id=wrong.group_id,
             start=wrong.start,
             position=wrong.position,
             block=wrong.block,
@@ -64,9 +64,9 @@ class Describer:
             engine=self._engine,
         )
 
-    def empty_step(self, step: int, num_rows: int) -> Finding:
-        """A step whose rows have no tokens."""
-        detail = f"step {step} has {num_rows} rows and no tokens"
+    def empty_step(self, step: int, num_chunks: int) -> Finding:
+        """A step whose chunks have no tokens."""
+        detail = f"step {step} has {num_chunks} chunks and no tokens"
         return Finding(
             name="empty-step", certain=True, step=step, detail=detail, engine=self._engine
         )
@@ -74,7 +74,7 @@ class Describer:
     def _events(self, wrong: Wrong) -> Sequence[Event]:
         if wrong.block is None:
             return ()
-        return self._judge.events((DEVICE, self._groups[wrong.group].pool, wrong.block))
+        return self._checker.events((DEVICE, self._groups[wrong.group_id].pool, wrong.block))
 
     def _said(self, event: Event) -> str:
         match event.kind:
@@ -106,7 +106,7 @@ class Describer:
         event = wrong.event
         if event is None or event.kind not in GIVES or wrong.slot is None:
             return f"digest {held.digest:012x}, epoch {held.oldest_epoch}"
-        position = event.index * self._groups[wrong.group].block_size + wrong.slot
+        position = event.index * self._groups[wrong.group_id].block_size + wrong.slot
         return self._token(position, self._name_of(event.serial), writer, f"{held.oldest_epoch}")
 
     def _wanted(self, wrong: Wrong, request: Named | None) -> str:

@@ -25,7 +25,7 @@ class Finding:
     """One finding. str() is the whole text.
 
     name: one of CERTAIN, of the hunter's, or a suspicion: `alias`, `use-after-free`, `double-free`.
-    position: the token that was read or written. start: the first query of the row. held, wanted:
+    position: the token that was read or written. start: the first query of the chunk. held, wanted:
     what the slot holds and should. writer, written: who wrote it, in which step; None if nobody did
     or it is forgotten.
     block_events, request_events: the last of each, the oldest first. differs: of cross-tenant, the
@@ -36,7 +36,7 @@ class Finding:
     certain: bool
     step: int | None = None
     request: str | None = None
-    group: int | None = None
+    group_id: int | None = None
     start: int | None = None
     position: int | None = None
     block: int | None = None
@@ -57,8 +57,8 @@ class Finding:
         """The finding in one line."""
         parts = [f"{self.name}:"]
         if self.request is not None:
-            row = "" if self.group is None else f" (group {self.group}, queries from {self.start})"
-            parts.append(f"{self.request}{row}")
+            where = f" (group {self.group_id}, queries from {self.start})"
+            parts.append(f"{self.request}{'' if self.group_id is None else where}")
         parts.append(self._what())
         return " ".join(parts) + "".join(f"; {text}" for text in self._tail())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of a step while it is judged, and what may be wrong with it.
+"""A chunk of a step while it is checked, and what may be wrong with it.
 
 Twin: rust/src/sanitizer/lines.rs.
 """
@@ -21,7 +21,7 @@ BlockLists = Sequence[Sequence[int]]
 
 @attrs.define
 class Line:
-    """One row of a step while it is judged.
+    """One chunk of a step while it is checked.
 
     oldest_epoch: of what it read and writes; written: what that was when it wrote. loads: what it
     writes comes from elsewhere, null blocks left out, and in one group if that is given.
@@ -35,20 +35,20 @@ class Line:
     oldest_epoch: int = 0
     written: int = 0
     loads: bool = False
-    group: int | None = None
+    group_id: int | None = None
     wrong: bool = False
 
 
 @attrs.frozen
 class Wrong:
-    """What a row did or found that is no right read; `alias` is the one that proves nothing.
+    """What a chunk did or found that is no right read; `alias` is the one that proves nothing.
 
     block, slot, held and event are None if the table has no block for the position.
     """
 
     name: str
     serial: int
-    group: int
+    group_id: int
     start: int
     position: int
     block: int | None

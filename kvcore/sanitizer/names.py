@@ -13,7 +13,7 @@ from kvcore.sanitizer.contents import NUM_EVENTS
 
 NUM_ENDED = 65_536
 """How many ended requests keep their names."""
-PARTS = ("adapter", "salt", "media", "embeddings")
+PARTS = ("LoRA adapter", "salt", "media", "embeddings")
 
 
 @attrs.define

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine says of its blocks' owners and keys, and the suspicions that follow.
+"""What an engine says of its blocks' owners, and the suspicions that follow.
 
 All of it is optional, and proves nothing: content decides.
 """
@@ -12,13 +12,12 @@ from kvcore.sanitizer.findings import Finding
 
 
 class Owners:
-    """Released blocks, published keys, and each suspicion once per cause."""
+    """Released blocks, and each suspicion once per cause."""
 
     def __init__(self, engine: str) -> None:
         self.suspicions: list[Finding] = []
         self._engine = engine
         self._released: set[tuple[int, int]] = set()
-        self._published: dict[object, tuple[int, ...]] = {}
         self._causes: set[tuple[object, ...]] = set()
 
     def allocate(self, block: int, pool: int = 0) -> None:
@@ -31,20 +30,8 @@ class Owners:
             self._suspect("double-free", None, None, (pool, block))
         self._released.add((pool, block))
 
-    def publish(self, key: object, blocks: Sequence[int]) -> None:
-        """Say that the engine's prefix cache names blocks by a key."""
-        self._published[key] = tuple(blocks)
-
-    def unpublish(self, key: object) -> None:
-        """Say that a key names nothing any more."""
-        self._published.pop(key, None)
-
-    def find(self, key: object, blocks: Sequence[int] | None) -> bool:
-        """Whether a look-up gave what was published under a key. Nothing is recorded."""
-        return self._published.get(key) == (None if blocks is None else tuple(blocks))
-
     def _suspect_use(self, request: str, step: int, pool: int, blocks: Sequence[int]) -> None:
-        for block in blocks if self._released else ():
+        for block in blocks:
             if (pool, block) in self._released:
                 self._suspect("use-after-free", request, step, (pool, block))
 

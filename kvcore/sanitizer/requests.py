@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as the judge follows it: its tokens, its tables, and what is known of them.
+"""A request as the slot checker follows it: its tokens, its tables, and what is known of them.
 
 Twin: rust/src/sanitizer/requests.rs.
 """
@@ -17,7 +17,7 @@ class Followed:
 
     def __init__(self, serial: int, tokens: Sequence[int], base: int, epoch: int) -> None:
         self.serial, self.tokens, self.epoch = serial, tokens, epoch
-        self.base, self.judged = base, True
+        self.base, self.checked = base, True
         self.tables: list[list[int]] = []
         self.trimmed: list[int] = []
         self.empty_tables(0)

@@ -2,7 +2,7 @@
 """What an adapter tells about an engine, in the order of issue, and what follows from it.
 
 An observation is checked when it comes and takes effect in its turn: what was issued before it and
-whose tokens are not known yet goes first. So a step is judged by the tables of its issue, however
+whose tokens are not known yet goes first. So a step is checked by the tables of its issue, however
 late its tokens are known. An observation that contradicts those before it raises AdapterError, and
 nothing has changed.
 """
@@ -14,51 +14,45 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-import attrs
-
-from kvcore import _twin
+from kvcore.sanitizer.chunks import CacheGroup, Chunk, SlotChunk
 from kvcore.sanitizer.describe import Describer
 from kvcore.sanitizer.digests import namespace_digest
 from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.findings import Finding
-from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer.issued import (
+    END_MAX,
+    EPOCH_MAX,
+    Issued,
+    check_drafts,
+    check_end,
+    check_numbered,
+    check_step,
+)
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
 from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.owners import Owners
-from kvcore.sanitizer.rows import CacheGroup, Row, SlotRow
 from kvcore.sanitizer.tables import DEVICE
-from kvcore.sanitizer.twin import TwinJudge
-from kvcore.types.base_error import BackendMissing
+from kvcore.sanitizer.twin import make_slot_checker
 
 Pairs = Iterable[tuple[int, int]]
-STEP_MAX = 2**32 - 1
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 NO_SLOTS: Mapping[int, SlotLists] = {}
 NO_TABLES: Mapping[int, BlockLists] = {}
 
 
-@attrs.define
-class Issued:
-    """A step that waits for its tokens."""
-
-    step: int
-    serials: Sequence[int]
-    starts: Sequence[int]
-    counts: Sequence[int]
-    drafts: Mapping[int, Sequence[int]]
-    slots: Mapping[int, SlotLists]
-    tables: Mapping[int, BlockLists]
-    is_complete: bool = False
-    is_cancelled: bool = False
-
-
 class Sanitizer(Owners):
-    """Follows the slots of one engine's cache and judges what its steps read.
+    """Follows the slots of one engine's cache and checks what its steps read.
 
     num_blocks: device blocks of each pool, null blocks included. full: read everything in every
-    step, which finds the same and costs more. every: judge the requests whose name's hash is 0 mod
+    step, which finds the same and costs more. every: check the requests whose name's hash is 0 mod
     this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
     and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
+
+    Blocks are ids of the group's pool; starts, counts and positions are in tokens of the request; a
+    place in a table is in blocks. Each method that takes one of these raises AdapterError unless
+    the request lives (for `begin`: unless it does not), group and block exist, the place is in the
+    table or at its end, no position is above 2**32 - 1, and steps rise, each completed or cancelled
+    once. Nothing has changed then. Raises AdapterError, BackendMissing.
     """
 
     def __init__(
@@ -72,20 +66,31 @@ class Sanitizer(Owners):
         engine: str = "",
         backend: str | None = None,
     ) -> None:
+        if not (groups and num_blocks > 0 and every > 0):
+            reason = (
+                f"{len(groups)} groups of {num_blocks} blocks, every {every}: none may be below 1"
+            )
+            raise AdapterError(observation="Sanitizer", reason=reason)
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
         super().__init__(engine)
         self.findings: list[Finding] = []
+        self._num_told = 0  # by a step; a load tells nobody
+        self._num_epochs = 0
         self._names = Names()
-        self._judge = make_judge(self.groups, num_blocks, full, backend)
-        self._describer = Describer(self._judge, self._names, self.groups, show_tokens, engine)
+        self._checker = make_slot_checker(self.groups, num_blocks, full, backend)
+        self._describer = Describer(self._checker, self._names, self.groups, show_tokens, engine)
         self._queue: deque[Issued | Callable[[], object]] = deque()
         self._waiting: dict[int, Issued] = {}
         self._last = -1
-        self._now = 0  # the step that was issued last, for texts
 
     def __contains__(self, name: str) -> bool:
         """Whether a request of this name lives."""
         return name in self._names.live
+
+    @property
+    def _now(self) -> int:
+        """The step that was issued last, for texts."""
+        return max(self._last, 0)
 
     def begin(
         self,
@@ -96,85 +101,88 @@ class Sanitizer(Owners):
     ) -> None:
         """Follow a request. tokens: the engine's own growing list, read when a step completes.
 
-        namespace: adapter, salt, media and embeddings. parent: the request that it is a fork of.
+        namespace: LoRA adapter, salt, media, embeddings. parent: the request that it is a fork of.
         """
         if name in self._names.live:
             raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
         origin = None if parent is None else self._live("begin", parent).serial
         named = self._names.begin(name, namespace, tokens, len(self.groups))
         named.events.append((self._now, "begins with {} tokens", len(tokens)))
-        base, judged = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
-        self._do(self._judge.begin, named.serial, tokens, base, origin, judged)
+        base, checked = namespace_digest(namespace), crc32(name.encode()) % self.every == 0
+        self._do(self._checker.begin, named.serial, tokens, base, origin, checked)
 
     def renew(self, name: str) -> None:
         """Let a request that gave up its blocks expect KV of the present weights."""
-        self._do(self._judge.renew, self._live("renew", name).serial)
+        self._do(self._checker.renew, self._live("renew", name).serial)
 
     def extend(
-        self, name: str, group: int, blocks: Sequence[int], position: int | None = None
+        self, name: str, group_id: int, blocks: Sequence[int], position: int | None = None
     ) -> None:
         """Put blocks into a request's table of a group, new ones or hits alike.
 
         position: the place of the first one, for what stands there; the table's end unless given.
         """
         named = self._live("extend", name)
-        self._check_blocks("extend", group, blocks)
-        length, now = named.num_blocks[group], self._now
+        self._check_blocks("extend", group_id, blocks)
+        length, now = named.num_blocks[group_id], self._now
         first = length if position is None else self._place("extend", name, position, length)
-        named.num_blocks[group] = max(length, first + len(blocks))
-        named.events.append((now, "table {} gets {} blocks from {} on", group, len(blocks), first))
+        named.num_blocks[group_id] = max(length, first + len(blocks))
+        text = "table {} gets {} blocks from {} on"
+        named.events.append((now, text, group_id, len(blocks), first))
         if self._released:
-            self._suspect_use(name, now, self.groups[group].pool, blocks)
-        self._do(self._judge.extend, named.serial, group, first, tuple(blocks), now)
+            self._suspect_use(name, now, self.groups[group_id].pool, blocks)
+        self._do(self._checker.extend, named.serial, group_id, first, tuple(blocks), now)
 
-    def cut(self, name: str, group: int, length: int) -> None:
+    def cut(self, name: str, group_id: int, length: int) -> None:
         """Shorten a request's table of a group to this many blocks."""
         named = self._live("cut", name)
-        self._check_blocks("cut", group, ())
-        named.num_blocks[group] = self._place("cut", name, length, named.num_blocks[group])
-        named.events.append((self._now, "table {} is cut to {} blocks", group, length))
-        self._do(self._judge.cut, named.serial, group, length, self._now)
+        self._check_blocks("cut", group_id, ())
+        named.num_blocks[group_id] = self._place("cut", name, length, named.num_blocks[group_id])
+        named.events.append((self._now, "table {} is cut to {} blocks", group_id, length))
+        self._do(self._checker.cut, named.serial, group_id, length, self._now)
 
     def drop(self, name: str) -> None:
         """Give up a request's tables: preempted, finished, or sent anew."""
         named = self._live("drop", name)
         named.num_blocks = [0] * len(self.groups)
         named.events.append((self._now, "gives up its tables"))
-        self._do(self._judge.drop, named.serial, self._now)
+        self._do(self._checker.drop, named.serial, self._now)
 
     def end(self, name: str) -> None:
         """Let a request leave, and its tables with it."""
         named = self._live("end", name)
         named.events.append((self._now, "ends"))
         self._names.end(name)
-        self._do(self._judge.end, named.serial, self._now)
+        self._do(self._checker.end, named.serial, self._now)
 
-    def load(self, name: str, start: int, num_tokens: int, group: int | None = None) -> None:
+    def load(self, name: str, start: int, num_tokens: int, group_id: int | None = None) -> None:
         """Say that the KV of these positions came from elsewhere, and is what it should be.
 
-        group: the only one that it came to; all of them unless given.
+        group_id: the only one that it came to; all of them unless given.
         """
-        serial = self._check_row(f"load({name!r})", Row(name, start, num_tokens))
-        self._check_blocks("load", group or 0, ())
-        self._do(self._load, serial, group, start, num_tokens, self._now)
+        serial = self._check_chunk(f"load({name!r})", Chunk(name, start, num_tokens))
+        self._check_blocks("load", group_id or 0, ())
+        self._do(self._load, serial, group_id, start, num_tokens, self._now)
 
-    def issue(self, step: int, rows: Sequence[Row | SlotRow]) -> None:
+    def issue(self, step: int, chunks: Sequence[Chunk | SlotChunk]) -> None:
         """Say what a step does, when it is issued. step: above those before it."""
-        self._check_step(step)
-        serials = [self._check_row(f"issue({step})", row) for row in rows]
+        check_step(step, self._last)
+        serials = [self._check_chunk(f"issue({step})", chunk) for chunk in chunks]
         drafts = {
-            at: row.drafts for at, row in enumerate(rows) if isinstance(row, Row) and row.drafts
+            at: chunk.drafts
+            for at, chunk in enumerate(chunks)
+            if isinstance(chunk, Chunk) and chunk.drafts
         }
         slots = {
-            at: (row.group, tuple(row.writes), tuple(row.reads))
-            for at, row in enumerate(rows)
-            if isinstance(row, SlotRow)
+            at: (chunk.group_id, tuple(chunk.writes), tuple(chunk.reads))
+            for at, chunk in enumerate(chunks)
+            if isinstance(chunk, SlotChunk)
         }
-        starts, counts = [row.start for row in rows], [row.num_tokens for row in rows]
+        starts, counts = [chunk.start for chunk in chunks], [chunk.num_tokens for chunk in chunks]
         self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
-        """Say that the tokens of a step's rows are known; what is certain in all judged by it."""
+        """Say that the tokens of a step are known; what is certain in all steps checked since."""
         self._pending("complete", step).is_complete = True
         return self._drain()
 
@@ -192,11 +200,11 @@ class Sanitizer(Owners):
         drafts: Mapping[int, Sequence[int]] | None = None,
         tables: Mapping[int, BlockLists] | None = None,
     ) -> list[Finding]:
-        """Issue a step and complete it at once, rows by column.
+        """Issue a step and complete it at once, chunks by column.
 
-        drafts, and blocks that are appended to the tables of all groups: by the number of the row.
+        drafts, and blocks that are appended to the tables of all groups: by the chunk's number.
         """
-        self._check_step(step)
+        check_step(step, self._last)
         try:
             serials = list(map(self._names.serials.__getitem__, names))
         except KeyError as error:
@@ -206,72 +214,84 @@ class Sanitizer(Owners):
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        tables = tables or NO_TABLES
+        if serials and max(starts) + max(counts) > END_MAX:  # seldom: then each chunk
+            for chunk in zip(names, starts, counts, strict=True):
+                check_end(f"step({step})", *chunk)
+        drafts, tables = drafts or NO_DRAFTS, tables or NO_TABLES
+        if drafts or tables:
+            check_numbered(f"step({step})", names, counts, drafts, tables)
         if tables:
             self._append(f"step({step})", [(names[at], tables[at]) for at in tables])
         if self._queue:  # it is read later, and the engine may go on with its lists
             starts, counts = tuple(starts), tuple(counts)
-            drafts = {at: tuple(tokens) for at, tokens in (drafts or NO_DRAFTS).items()}
+            drafts = {at: tuple(tokens) for at, tokens in drafts.items()}
             tables = {at: tuple(map(tuple, lists)) for at, lists in tables.items()}
-        self._issue(Issued(step, serials, starts, counts, drafts or NO_DRAFTS, NO_SLOTS, tables))
+        self._issue(Issued(step, serials, starts, counts, drafts, NO_SLOTS, tables))
         return self.complete(step)
 
     def copy(
-        self, pairs: Pairs, group: int = 0, source: str = DEVICE, target: str = DEVICE
+        self, pairs: Pairs, group_id: int = 0, source: str = DEVICE, target: str = DEVICE
     ) -> None:
         """Copy blocks in order, (source, target), within a tier or between two."""
-        self._transfer("copy", pairs, group, source, target)
+        self._transfer("copy", pairs, group_id, source, target)
 
     def move(
-        self, pairs: Pairs, group: int = 0, source: str = DEVICE, target: str = DEVICE
+        self, pairs: Pairs, group_id: int = 0, source: str = DEVICE, target: str = DEVICE
     ) -> None:
         """Copy blocks and leave the sources unwritten."""
-        self._transfer("move", pairs, group, source, target)
+        self._transfer("move", pairs, group_id, source, target)
 
-    def fail(self, blocks: Sequence[int], group: int = 0, target: str = DEVICE) -> None:
+    def fail(self, blocks: Sequence[int], group_id: int = 0, target: str = DEVICE) -> None:
         """Say that copies to these blocks failed: they are unwritten."""
-        self._check_blocks("fail", group, blocks, target)
+        self._check_blocks("fail", group_id, blocks, target)
         for block in blocks:
-            place = (target, self.groups[group].pool, block)
-            self._do(self._judge.lose, place, self._now)
+            place = (target, self.groups[group_id].pool, block)
+            self._do(self._checker.lose, place, self._now)
 
-    def zero(self, blocks: Sequence[int], group: int = 0) -> None:
+    def zero(self, blocks: Sequence[int], group_id: int = 0) -> None:
         """Zero blocks: unwritten, but readable if the group says so."""
-        self._check_blocks("zero", group, blocks)
+        self._check_blocks("zero", group_id, blocks)
         for block in blocks:
-            self._do(self._judge.zero, (DEVICE, self.groups[group].pool, block), self._now)
+            self._do(self._checker.zero, (DEVICE, self.groups[group_id].pool, block), self._now)
 
     def epoch(self) -> None:
-        """Say that the weights changed: requests that begin from here on expect KV of these."""
-        self._do(self._judge.advance_epoch)
+        """Say that the weights changed: requests that begin from here on expect KV of these.
 
-    def _transfer(self, what: str, pairs: Pairs, group: int, source: str, target: str) -> None:
+        Raises AdapterError at the 65,536th change.
+        """
+        if self._num_epochs == EPOCH_MAX:
+            reason = f"weights change up to {EPOCH_MAX} times"
+            raise AdapterError(observation="epoch()", reason=reason)
+        self._num_epochs += 1
+        self._do(self._checker.advance_epoch)
+
+    def _transfer(self, what: str, pairs: Pairs, group_id: int, source: str, target: str) -> None:
         pairs = list(pairs)
-        self._check_blocks(what, group, [pair[0] for pair in pairs], source)
-        self._check_blocks(what, group, [pair[1] for pair in pairs], target)
-        pool = self.groups[group].pool
+        self._check_blocks(what, group_id, [pair[0] for pair in pairs], source)
+        self._check_blocks(what, group_id, [pair[1] for pair in pairs], target)
+        pool = self.groups[group_id].pool
         for read, written in pairs:
             places = (source, pool, read), (target, pool, written)
-            self._do(self._judge.copy, *places, self._now, what == "move")
+            self._do(self._checker.copy, *places, self._now, what == "move")
 
     def _append(self, what: str, tables: Sequence[tuple[str, BlockLists]]) -> None:
-        """Check blocks that rows append to tables, and count them."""
+        """Check blocks that chunks append to tables, and count them."""
         for _, lists in tables:
-            for group, blocks in enumerate(lists):
-                self._check_blocks(what, group, blocks)
+            for group_id, blocks in enumerate(lists):
+                self._check_blocks(what, group_id, blocks)
         for name, lists in tables:
             named = self._names.live[name]
-            for group, blocks in enumerate(lists):
-                first, count = named.num_blocks[group], len(blocks)
-                named.num_blocks[group] = first + count
+            for group_id, blocks in enumerate(lists):
+                first, count = named.num_blocks[group_id], len(blocks)
+                named.num_blocks[group_id] = first + count
                 if count > 1:  # a decode step appends no event
                     text = "table {} gets {} blocks from {} on"
-                    named.events.append((self._now, text, group, count, first))
+                    named.events.append((self._now, text, group_id, count, first))
                 if self._released:
-                    self._suspect_use(name, self._now, self.groups[group].pool, blocks)
+                    self._suspect_use(name, self._now, self.groups[group_id].pool, blocks)
 
     def _load(self, *arguments: Any) -> None:
-        self._sort(self._judge.load(*arguments))
+        self._sort(self._checker.load(*arguments))
 
     def _place(self, what: str, name: str, position: int, length: int) -> int:
         if 0 <= position <= length:
@@ -287,7 +307,7 @@ class Sanitizer(Owners):
             change(*args)
 
     def _issue(self, issued: Issued) -> None:
-        self._last = self._now = issued.step
+        self._last = issued.step
         self._waiting[issued.step] = issued
         self._queue.append(issued)
 
@@ -300,25 +320,25 @@ class Sanitizer(Owners):
 
     def _drain(self) -> list[Finding]:
         """Let all take effect up to the first step whose tokens are not known."""
-        before = len(self.findings)
         while self._queue:
             first = self._queue[0]
+            if isinstance(first, Issued) and not (first.is_complete or first.is_cancelled):
+                break
+            self._queue.popleft()  # before it runs: what raises is not done again
             if not isinstance(first, Issued):
                 first()
-            elif first.is_complete or first.is_cancelled:
-                del self._waiting[first.step]
-                if first.is_complete:
-                    self._run(first)
-            else:
-                break
-            self._queue.popleft()
-        return self.findings[before:]
+                continue
+            del self._waiting[first.step]
+            if first.is_complete:
+                self._run(first)
+        told, self._num_told = self._num_told, len(self.findings)
+        return self.findings[told:]
 
     def _run(self, issued: Issued) -> None:
-        """Judge a step."""
+        """Check a step."""
         columns = issued.serials, issued.starts, issued.counts, issued.drafts, issued.slots
         tables = issued.tables
-        self._sort(self._judge.step(issued.step, *columns, tables))
+        self._sort(self._checker.step(issued.step, *columns, tables))
         if issued.serials and not any(issued.counts):
             empty = self._describer.empty_step(issued.step, len(issued.serials))
             self.findings.append(empty)
@@ -339,10 +359,10 @@ class Sanitizer(Owners):
         raise AdapterError(observation=what, reason=f"no request {name!r} lives")
 
     def _check_blocks(
-        self, what: str, group: int, blocks: Sequence[int], tier: str = DEVICE
+        self, what: str, group_id: int, blocks: Sequence[int], tier: str = DEVICE
     ) -> None:
-        if not 0 <= group < len(self.groups):
-            reason = f"group {group} of {len(self.groups)}"
+        if not 0 <= group_id < len(self.groups):
+            reason = f"group {group_id} of {len(self.groups)}"
             raise AdapterError(observation=what, reason=reason)
         if not blocks:
             return
@@ -351,45 +371,23 @@ class Sanitizer(Owners):
             reason = f"block {low if low < 0 else high} of {self.num_blocks} ({tier})"
             raise AdapterError(observation=what, reason=reason)
 
-    def _check_step(self, step: int) -> None:
-        if step <= self._last:
-            reason = f"step {self._last} came before it, and steps rise"
-            raise AdapterError(observation=f"issue({step})", reason=reason)
-        if step > STEP_MAX:
-            reason = f"steps are numbered up to {STEP_MAX}"
-            raise AdapterError(observation=f"issue({step})", reason=reason)
-
-    def _check_row(self, what: str, row: Row | SlotRow) -> int:
-        named = self._live(what, row.name)
-        if row.start < 0 or row.num_tokens < 0:
-            reason = f"{row.name} has start {row.start} and {row.num_tokens} tokens"
+    def _check_chunk(self, what: str, chunk: Chunk | SlotChunk) -> int:
+        named = self._live(what, chunk.name)
+        if chunk.start < 0 or chunk.num_tokens < 0:
+            reason = f"{chunk.name} has start {chunk.start} and {chunk.num_tokens} tokens"
             raise AdapterError(observation=what, reason=reason)
-        if isinstance(row, Row):
-            if len(row.drafts) > row.num_tokens:
-                reason = f"{len(row.drafts)} drafts in {row.num_tokens} tokens of {row.name}"
-                raise AdapterError(observation=what, reason=reason)
+        check_end(what, chunk.name, chunk.start, chunk.num_tokens)
+        if isinstance(chunk, Chunk):
+            check_drafts(what, chunk.name, chunk.num_tokens, chunk.drafts)
             return named.serial
-        self._check_blocks(what, row.group, ())
-        size = self.groups[row.group].block_size
-        self._check_blocks(what, row.group, [max(slot, 0) // size for slot in row.writes])
-        self._check_blocks(what, row.group, [slot // size for slot in row.reads])
-        ends = row.start if self.groups[row.group].ring else row.start + row.num_tokens
-        if len(row.writes) != row.num_tokens or len(row.reads) > ends:
-            reason = f"{row.name}: {len(row.writes)} writes and {len(row.reads)} reads of a row"
+        self._check_blocks(what, chunk.group_id, ())
+        size = self.groups[chunk.group_id].block_size
+        self._check_blocks(what, chunk.group_id, [max(slot, 0) // size for slot in chunk.writes])
+        self._check_blocks(what, chunk.group_id, [slot // size for slot in chunk.reads])
+        ends = chunk.start if self.groups[chunk.group_id].ring else chunk.start + chunk.num_tokens
+        if len(chunk.writes) != chunk.num_tokens or len(chunk.reads) > ends:
+            reason = (
+                f"{chunk.name}: {len(chunk.writes)} writes and {len(chunk.reads)} reads of a chunk"
+            )
             raise AdapterError(observation=what, reason=f"{reason} that ends at {ends}")
         return named.serial
-
-
-def make_judge(
-    groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
-) -> Judge | TwinJudge:
-    """The judge of a backend, "rust" or "python"; None: the twin if it is compiled.
-
-    Raises BackendMissing.
-    """
-    if backend is None:
-        backend = "rust" if _twin.available() else "python"
-    judges: dict[str, type[Judge | TwinJudge]] = {"rust": TwinJudge, "python": Judge}
-    if backend not in judges:
-        raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
-    return judges[backend](groups, num_blocks, full)

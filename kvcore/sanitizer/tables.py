@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import Blocks, Event, Place
 from kvcore.sanitizer.requests import DISTURBED, Followed
-from kvcore.sanitizer.rows import CacheGroup
 
 DEVICE = "device"
 
@@ -29,12 +29,12 @@ class Tables:
         self._epoch = 0
 
     def begin(
-        self, serial: int, tokens: Sequence[int], base: int, parent: int | None, judged: bool
+        self, serial: int, tokens: Sequence[int], base: int, parent: int | None, checked: bool
     ) -> None:
         """Follow a request from here on; a fork reads what its parent may read."""
         epoch = self._epoch if parent is None else self._requests[parent].epoch
         request = self._requests[serial] = Followed(serial, tokens, base, epoch)
-        request.judged = judged
+        request.checked = checked
         request.empty_tables(len(self.groups))
 
     def renew(self, serial: int) -> None:

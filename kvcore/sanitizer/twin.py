@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of judge.py, compiled: the same calls, and the same values.
+"""The slot checker of slot_checker.py, compiled: the same calls and values; and which one is used.
 
 Twin: rust/src/bindings/sanitizer.rs.
 """
@@ -11,19 +11,22 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from kvcore import _twin
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import Event, Held, Place
 from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
-from kvcore.sanitizer.rows import CacheGroup
+from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
+from kvcore.types.base_error import BackendMissing
 
 NumberedPlace = tuple[int, int, int]
 
 
-class TwinJudge:
-    """The judge over the compiled twin. Raises BackendMissing."""
+class TwinSlotChecker:
+    """The slot checker over the compiled twin. Raises BackendMissing."""
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: int, full: bool) -> None:
-        self._twin = _twin.make_judge([attrs.astuple(group) for group in groups], num_blocks, full)
+        facts = [attrs.astuple(group) for group in groups]
+        self._twin = _twin.make_slot_checker(facts, num_blocks, full)
         self._tiers = {DEVICE: 0}
         self.begin, self.renew, self.end = self._twin.begin, self._twin.renew, self._twin.end
         self.extend, self.cut, self.drop = self._twin.extend, self._twin.cut, self._twin.drop
@@ -62,7 +65,7 @@ class TwinJudge:
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
-        """Write and read as the rows of a step do; what is wrong, at most once a row."""
+        """Write and read as the chunks of a step do; what is wrong, at most once a chunk."""
         columns = serials, starts, counts, dict(drafts), dict(slots), dict(tables)
         found = self._twin.step(step, *columns)
         return [_wrong(*fields) for fields in found] if found else []
@@ -78,7 +81,7 @@ class TwinJudge:
 def _wrong(
     name: str,
     serial: int,
-    group: int,
+    group_id: int,
     start: int,
     position: int,
     block: int | None,
@@ -87,7 +90,25 @@ def _wrong(
     event: tuple[str, int, int | None, int] | None,
     step: int,
 ) -> Wrong:
-    """A value of the twin's as the judge's."""
+    """A value of the twin's as the slot checker's."""
     by = None if event is None else Event(*event)
     content = None if held is None else Held(held[0], held[1], by, held[2])
-    return Wrong(name, serial, group, start, position, block, slot, content, by, step)
+    return Wrong(name, serial, group_id, start, position, block, slot, content, by, step)
+
+
+def make_slot_checker(
+    groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
+) -> SlotChecker | TwinSlotChecker:
+    """The slot checker of a backend, "rust" or "python"; None: the twin if it is compiled.
+
+    Raises BackendMissing.
+    """
+    if backend is None:
+        backend = "rust" if _twin.available() else "python"
+    checkers: dict[str, type[SlotChecker | TwinSlotChecker]] = {
+        "rust": TwinSlotChecker,
+        "python": SlotChecker,
+    }
+    if backend not in checkers:
+        raise BackendMissing(backend=backend, reason="it is neither 'rust' nor 'python'")
+    return checkers[backend](groups, num_blocks, full)

@@ -8,7 +8,7 @@ same values are attributes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class KvcoreRuntimeError(Exception):
@@ -27,11 +27,21 @@ class KvcoreRuntimeError(Exception):
         """The fields as the message shows them."""
         return self.fields
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), str(self)), self.__dict__)
+
     def __getattr__(self, name: str) -> object:
         fields: dict[str, object] = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+
+
+def _rebuild(kind: type[KvcoreRuntimeError], text: str) -> KvcoreRuntimeError:
+    """An error of another process; its fields follow as its state."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    return error
 
 
 class ModelNotFound(KvcoreRuntimeError):

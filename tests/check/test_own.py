@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Config, KVCacheManager, Request, State, _twin
+from kvcore import KVCacheManager, Request, State, _twin
 from kvcore.check.extend.manager_model import ManagerModel
 from kvcore.check.extend.policies import LRU, FreeBlock, check_policy, check_scheduler
 from kvcore.check.search.report import Report
@@ -19,10 +19,10 @@ from kvcore.check.world.world import Move, World
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.trace.calls import Call
 from tests.check.worlds import world
+from tests.check.wrong_managers import CONFIG, Mixes, Raises, Refuses, Stops, Unmade, Wrong
 from tests.conftest import need_twin
 
 SMALL = world(2, 2, 3)
-CONFIG = Config(2, 2, null_block=False)
 
 
 def found(report: Report) -> tuple[str, str]:
@@ -214,38 +214,11 @@ def test_the_compiled_manager_is_right_from_outside_too() -> None:
     assert report.verdict == "bounded by depth"
 
 
-class Wrong(KVCacheManager):
-    """The Python manager with a mistake in one method."""
-
-    def __init__(self) -> None:
-        super().__init__(CONFIG, "python")
-
-
-class Raises(Wrong):
-    def free(self, request_id: str) -> None:
-        raise RuntimeError(request_id)
-
-
 class Leaks(Wrong):
     @property
     def num_free_blocks(self) -> int:
         free = super().num_free_blocks
         return free - self.state().batch.number if free == CONFIG.num_usable_blocks else free
-
-
-class Refuses(Wrong):
-    def allocate_slots(self, *_: Any, **__: Any) -> Any:
-        return None
-
-
-class Stops(Wrong):
-    def append(self, *_: Any, **__: Any) -> Any:
-        return None
-
-
-class Mixes(Wrong):
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return tuple([0 for _ in ids] for ids in super().get_block_ids(request_id))
 
 
 class Forgets(Wrong):
@@ -272,11 +245,6 @@ def test_a_wrong_manager_is_found_by_what_users_see(make: Any, name: str, said: 
     assert said in detail
     assert report.violation is not None
     assert render(report.violation, model, colour=False).startswith(f"{name} (")
-
-
-class Unmade(Wrong):
-    def __init__(self) -> None:
-        raise OSError("no pool")
 
 
 class Lacks(Wrong):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, KVCacheManager, Request, State
+from kvcore import KVCacheManager, Request, State
 from kvcore.check import NotWritable, Property, World, check, pytest_text, trace_text
 from kvcore.check.extend.manager_model import ManagerModel
 from kvcore.check.extend.policies import LRU, FreeBlock, check_policy, check_scheduler
@@ -16,9 +16,9 @@ from kvcore.check.world.model import Violation
 from kvcore.trace.calls import Call
 from kvcore.types.errors import InvariantViolation
 from tests.check.worlds import world
+from tests.check.wrong_managers import CONFIG, Mixes, Raises, Refuses, Stops, Unmade, Wrong
 
 SMALL = world(2, 2, 3)
-CONFIG = Config(2, 2, null_block=False)
 
 
 def room(state: State) -> Iterator[str]:
@@ -66,38 +66,6 @@ def lost(_: World, state: State) -> Iterator[Call]:
     if len(state.requests):
         raise LookupError("nobody")
     yield Call("add_request", (Request("a", [1, 2]),))
-
-
-class Wrong(KVCacheManager):
-    """The Python manager with a mistake in one method."""
-
-    def __init__(self) -> None:
-        super().__init__(CONFIG, "python")
-
-
-class Raises(Wrong):
-    def free(self, request_id: str) -> None:
-        raise RuntimeError(request_id)
-
-
-class Refuses(Wrong):
-    def allocate_slots(self, *_: Any, **__: Any) -> Any:
-        return None
-
-
-class Stops(Wrong):
-    def append(self, *_: Any, **__: Any) -> Any:
-        return None
-
-
-class Mixes(Wrong):
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return tuple([0 for _ in ids] for ids in super().get_block_ids(request_id))
-
-
-class Unmade(Wrong):
-    def __init__(self) -> None:
-        raise OSError("no pool")
 
 
 def violation_of(report: Any) -> Violation:
@@ -179,7 +147,7 @@ def test_a_manager_is_made_and_driven_again(
     check_that_it_fails(text, name)
     with pytest.raises(NotWritable, match="a trace is replayed on kvcore's own managers"):
         trace_text(found, model)
-    monkeypatch.setattr(f"tests.check.test_own_files.{make.__name__}", Wrong)
+    monkeypatch.setattr(f"tests.check.wrong_managers.{make.__name__}", Wrong)
     run_test(text)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of `compat_engine` with asynchronous scheduling: one step is always under way."""
+"""The engine of `engine.py` with asynchronous scheduling: one step is always under way."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+
+import attrs
 
 from kvcore.compat import KVCacheManager
 from tests.compat.engine import Chunk, Engine
@@ -25,7 +26,7 @@ class AheadEngine(Engine):
             if not chunk.request.status.startswith("FINISHED"):
                 self._sample(chunk)
         known = [
-            replace(chunk, tokens=chunk.request.all_token_ids)
+            attrs.evolve(chunk, tokens=chunk.request.all_token_ids)
             for chunk in chunks
             if chunk.request in self.running
         ]

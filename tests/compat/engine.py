@@ -8,13 +8,14 @@ may come with a request's first step, later, in part or not at all.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+
+import attrs
 
 from kvcore.compat import BehindWindow, KVCacheBlocks, KVCacheManager
 from tests.compat.worker import VOCABULARY, EngineRequest, Worker, answer, next_token
 
 
-@dataclass(frozen=True)
+@attrs.frozen
 class Chunk:
     """Positions of a request that a step computes; tokens: with drafts."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import Group
+from kvcore import Group, Reason, Refused
 from kvcore.compat import BehindWindow, KVCacheManager
 from tests.compat.stories import admit, decode, finish, make, num_found
 from tests.compat.worker import EngineRequest
@@ -54,6 +54,21 @@ def test_what_a_delayed_load_brought_in_part_is_published_when_it_is_whole(
     assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 2
     request.num_computed_tokens = 7
     assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 6
+
+
+def test_the_gate_of_the_whole_sequence_counts_what_lies_behind_slots_that_are_there(
+    manager: KVCacheManager,
+) -> None:
+    request = EngineRequest("r", list(range(14)))
+    assert manager.allocate_slots(request, 0, 0, None, 0, 8, True) is not None
+    other, _ = admit(manager, "other", list(range(20, 28)))
+    request.num_computed_tokens = 2  # of the load; it goes on in four of the seven blocks it needs
+    assert manager.allocate_slots(request, 4, full_sequence_must_fit=True) is None
+    assert manager.last_refusal == Refused(Reason.LATER, needed=3, available=1)
+    assert manager.core.num_computed_tokens("r") == 8
+    finish(manager, other)
+    assert manager.allocate_slots(request, 4, full_sequence_must_fit=True) is not None
+    assert manager.last_refusal is None
 
 
 def test_nothing_that_was_to_be_computed_again_stays_findable(manager: KVCacheManager) -> None:

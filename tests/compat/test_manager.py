@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvcore import Config, KvcoreError, Reason, Refused
 from kvcore import KVCacheManager as Core
-from kvcore import KvcoreError, Reason, Refused
-from kvcore.compat import KVCacheBlocks, KVCacheManager
+from kvcore.compat import KVCacheBlocks, KVCacheManager, make_config
 from kvcore.types.errors import (
     BeyondComputed,
     CachingDisabled,
@@ -241,3 +241,24 @@ def test_merged_duplicates_need_the_commands(backend: Backend) -> None:
     manager = make(backend, duplicates="merge", keep_commands=True)
     assert isinstance(manager.core, Core)
     assert "9 of 9 blocks free" in repr(manager)
+
+
+def test_a_pool_that_is_too_small_for_the_longest_request_is_taken_with_a_warning(
+    backend: Backend,
+) -> None:
+    told = "requests of full length will not fit: .*max_model_len=40 tokens needs 20 blocks"
+    with pytest.warns(RuntimeWarning, match=told):
+        config = make_config(10, 2, max_model_len=40)
+    assert config.max_model_len is None
+    manager = KVCacheManager(config, backend=backend)
+    assert manager.allocate_slots(EngineRequest("fits", list(range(18))), 18) is not None
+    assert manager.allocate_slots(EngineRequest("long", list(range(40))), 40) is None
+    assert manager.last_refusal == Refused(Reason.NEVER, needed=20, available=0)
+
+
+def test_a_pool_that_is_large_enough_keeps_the_limit_and_other_faults_are_errors() -> None:
+    assert make_config(21, 2, max_model_len=40) == Config(
+        21, 2, max_model_len=40, max_num_batched_tokens=40
+    )
+    with pytest.raises(InvalidConfig, match="max_in_flight"):
+        make_config(10, 2, max_model_len=40, max_in_flight=-1)

@@ -7,7 +7,7 @@ returns. Each cell holds the prefix that its token ends, so a wrong block is a w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import attrs
 
 from kvcore import Config
 from kvcore.types.groups import skipped_blocks, skipped_tokens
@@ -17,16 +17,16 @@ Cell = tuple[int, int, int]
 """Group, block, offset."""
 
 
-@dataclass
+@attrs.define(slots=False)  # an engine may set more
 class EngineRequest:
     """What an engine knows of a request, by vLLM's names."""
 
     request_id: str
     prompt: list[int]
     max_tokens: int = 8
-    output: list[int] = field(default_factory=list)
+    output: list[int] = attrs.field(factory=list)
     num_computed_tokens: int = 0
-    spec_token_ids: list[int] = field(default_factory=list)
+    spec_token_ids: list[int] = attrs.field(factory=list)
     status: str = "WAITING"
 
     @property

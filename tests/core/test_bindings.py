@@ -7,8 +7,9 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import attrs
 import pytest
 
 from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request, _twin
@@ -33,7 +34,8 @@ def twin() -> None:
     need_twin()
 
 
-class Call(NamedTuple):
+@attrs.frozen
+class Call:
     """A call of a manager."""
 
     name: str

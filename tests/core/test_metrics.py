@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def aggregates(metrics: PrefixCachingMetrics) -> tuple[int, int, int]:
     )
 
 
-@dataclass
+@attrs.define
 class EngineStats:
     """Counts as an engine keeps them."""
 

@@ -25,7 +25,11 @@ GENERATIONS = ROOT / "docs" / "generations.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 ADAPTER = ROOT / "docs" / "engines" / "write-an-adapter.md"
 POLICIES = ROOT / "docs" / "policies.md"
-WITH_PROGRAMS = (ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS, POLICIES)
+SANITIZER = ROOT / "docs" / "sanitizer.md"
+WITH_PROGRAMS = (
+    *(ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS),
+    *(POLICIES, SANITIZER),
+)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("engines/*.md")])
 HEADING = re.compile(r"^#+ +(.*)$")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -80,6 +84,15 @@ def test_a_program_prints_the_comments_that_follow_its_prints(
     said = re.findall(r"^# (.*)$", source, re.MULTILINE)
     assert len(said) >= 3
     assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_sanitizer_prints_the_finding_of_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = SANITIZER.read_text(encoding="utf-8")
+    source, shown = re.findall(
+        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    )[0]
+    exec(compile(source, SANITIZER.name, "exec"), {"__name__": "__page__"})
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)

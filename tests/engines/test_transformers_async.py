@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from transformers import CompileConfig
 from tests.engines.transformers_models import (
     LAYERS,
     PAGE,
-    Served,
+    both,
     draw_prompts,
     generated,
     reference,
@@ -34,6 +35,7 @@ from tests.engines.transformers_streams import ActedStream, act_streams
 
 pytestmark = pytest.mark.transformers
 ROOMY, SMALL = 60, 16
+overlapped = partial(both, use_async_batching=True)
 
 
 @pytest.fixture(autouse=True)
@@ -41,22 +43,12 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     act_streams(monkeypatch)
 
 
-def both(kind: str, seed: int, **changed: Any) -> tuple[Served, Served]:
-    """The same prompts over transformers' cache and over kvcore's, steps overlapped."""
-    model, prompts = tiny(kind), draw_prompts(seed)
-    native = serve(model, prompts, use_async_batching=True, **changed)
-    with kvcore_transformers.installed():
-        ours = serve(model, prompts, use_async_batching=True, **changed)
-    assert native.errors == ours.errors == {}
-    return native, ours
-
-
 @pytest.mark.parametrize("num_blocks", [ROOMY, SMALL])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_overlapped_steps_give_the_tokens_of_the_native_cache_and_of_generate(
     kind: str, num_blocks: int
 ) -> None:
-    native, ours = both(kind, 0, num_blocks=num_blocks)
+    native, ours = overlapped(kind, 0, num_blocks=num_blocks)
     assert ours.tokens == native.tokens == reference(kind, 0)
     assert ours.num_leaked() == 0
     assert ours.hits >= max(native.hits, 1) or num_blocks == SMALL
@@ -65,7 +57,7 @@ def test_overlapped_steps_give_the_tokens_of_the_native_cache_and_of_generate(
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_samples_of_one_prompt_share_blocks_while_steps_overlap(kind: str) -> None:
-    native, ours = both(kind, 1, n=3, num_blocks=SMALL)
+    native, ours = overlapped(kind, 1, n=3, num_blocks=SMALL)
     answers = reference(kind, 1)
     for tokens in (native.tokens, ours.tokens):
         assert len(tokens) == 3 * len(answers)

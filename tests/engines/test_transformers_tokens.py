@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ import kvcore_transformers
 
 from tests.engines.transformers_models import (
     LAYERS,
-    Served,
+    both,
     draw_prompts,
     generated,
     reference,
@@ -26,16 +25,6 @@ from tests.engines.transformers_models import (
 
 pytestmark = pytest.mark.transformers
 ROOMY, SMALL = 60, 16
-
-
-def both(kind: str, seed: int, **changed: Any) -> tuple[Served, Served]:
-    """The same prompts over transformers' cache and over kvcore's."""
-    model, prompts = tiny(kind), draw_prompts(seed)
-    native = serve(model, prompts, **changed)
-    with kvcore_transformers.installed():
-        ours = serve(model, prompts, **changed)
-    assert native.errors == ours.errors == {}
-    return native, ours
 
 
 @pytest.mark.parametrize("num_blocks", [ROOMY, SMALL])

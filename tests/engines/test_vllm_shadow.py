@@ -120,6 +120,25 @@ def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) 
     assert seen[1000] is None
 
 
+def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    allocate = manager.kvcore.allocate_slots
+
+    def refuses_later(*args: Any, **options: Any) -> Any:
+        return None if manager.tally.num_steps > 2 else allocate(*args, **options)
+
+    monkeypatch.setattr(manager.kvcore, "allocate_slots", refuses_later)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert ", step 3: allocate_slots of request 'r0' gave " in told
+    assert " and None with kvcore " in told
+    assert manager.tally.num_timed == 1, "the clock is read in one step of sixteen"
+    assert "(of 1 steps that were timed, times " in manager.tally.report()
+
+
 def test_blocks_that_a_connector_holds_are_held_in_both() -> None:
     scheduler, manager = make_shadow()
     run(scheduler, {"r": PREFIX})

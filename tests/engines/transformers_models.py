@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import attrs
+import kvcore_transformers
 import torch
 from transformers import (
     ContinuousBatchingConfig,
@@ -160,6 +161,16 @@ def serve(
         counts["computed"],
         processor.cache,
     )
+
+
+def both(kind: str, seed: int, **changed: Any) -> tuple[Served, Served]:
+    """The same prompts over transformers' cache and over kvcore's."""
+    model, prompts = tiny(kind), draw_prompts(seed)
+    native = serve(model, prompts, **changed)
+    with kvcore_transformers.installed():
+        ours = serve(model, prompts, **changed)
+    assert native.errors == ours.errors == {}
+    return native, ours
 
 
 def check_counts(processor: Any) -> None:

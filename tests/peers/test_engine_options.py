@@ -65,17 +65,21 @@ def test_an_engine_whose_bench_fails_is_named_and_the_others_run(
     assert bench.main(["--running", "64"]) == 1
     assert "vllm: ended with status 3" in capsys.readouterr().out
     assert asked == [
+        ["benches.compat"],
         ["benches.engines.vllm_steps", "--running", "64"],
+        ["benches.engines.vllm_shadow", "--running", "64"],
         ["benches.engines.vllm_sanitizer", "--running", "64"],
         ["benches.nano_vllm"],
         ["benches.transformers_steps"],
     ]
 
 
-def test_runs_are_two_hundred_unless_told() -> None:
+def test_runs_are_at_least_two_hundred_and_drafts_meet_failed_loads() -> None:
     options = read_runs([])
     assert options.modes == list(MODES)
-    assert len(options.modes) * len(options.seeds) == 200
+    assert len(options.modes) * len(options.seeds) >= 200
+    both = [mode.is_async for mode in MODES.values() if mode.has_drafts and mode.has_loads]
+    assert sorted(both) == [False, True]
     assert options.steps == 300
     options = read_runs(["--modes", "sync,sync-loads", "--first", "4", "--seeds", "3"])
     assert (options.modes, options.seeds) == (["sync", "sync-loads"], range(4, 7))

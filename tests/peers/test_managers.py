@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,18 @@ def explored(python: object, manager: str, words: str, **environment: str) -> di
     assert run.stdout, run.stderr
     report: dict[str, Any] = json.loads(run.stdout)
     assert run.returncode == int(report["violation"] is not None)
+    if report["verdict"] == "complete":
+        assert (report["states"], report["edges"]) == counts_of(f"--manager {named} {words}")
     return report
+
+
+def counts_of(command: str) -> tuple[int, int]:
+    """The states and edges that the page tells of a command, all of it in one row."""
+    [row] = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if f"`{command}`" in line
+    ]
+    states, edges = re.findall(r"\| ([\d,]+) (?=\|)", row)
+    return int(states.replace(",", "")), int(edges.replace(",", ""))
 
 
 def environment_of(family: str) -> Path:

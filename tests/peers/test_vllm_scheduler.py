@@ -7,6 +7,7 @@ What `make engines-vllm` runs, shorter; and what it says of steps that differ.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 
 from benches.peers import install
 from benches.vllm.__main__ import FAMILY, PATHS, ROOT
-from benches.vllm.report import Step, judge, summary
+from benches.vllm.options import MODES
+from benches.vllm.report import Step, summary, verdict_of
 from benches.vllm.rules import Watch, explain, unexplained_keys
 
 
@@ -23,7 +25,8 @@ from benches.vllm.rules import Watch, explain, unexplained_keys
 def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
     if not install.is_installed(FAMILY):
         pytest.skip(f"vLLM 0.33.0 is not in {install.home()}: make engines-vllm installs it")
-    options = ["--modes", "async-drafts,async-loads", "--seeds", "4", "--steps", "60"]
+    modes = ("async-drafts", "async-loads", "sync-drafts-loads")
+    options = ["--modes", ",".join(modes), "--seeds", "4", "--steps", "60"]
     done = subprocess.run(
         [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *options],
         cwd=ROOT,
@@ -33,8 +36,15 @@ def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "async-drafts: 4 of 4 runs of 60 steps are the same: " in done.stdout, done.stdout
-    assert "async-loads: 3 of 4 runs of 60 steps are the same, 1 by rule 'unsure': " in done.stdout
+    lines = {line.partition(":")[0]: line for line in done.stdout.splitlines()}
+    for mode in modes:
+        found = re.match(r".*: (\d+) of 4 runs of 60 steps are the same(.*?): ", lines[mode])
+        assert found is not None, done.stdout
+        rules = {name: int(count) for count, name in re.findall(r"(\d+) by rule '(\w+)'", found[2])}
+        assert int(found[1]) + sum(rules.values()) == 4, done.stdout  # each that parts has a rule
+        allowed = {"unsure", "failed"} if MODES[mode].has_loads else set()
+        assert rules.keys() <= allowed, done.stdout
+        assert int(found[1]) > 0, done.stdout
 
 
 def decided(**changed: Any) -> dict[str, Any]:
@@ -52,7 +62,7 @@ def decided(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("rule", ["", "unwritten"])
 def test_the_first_step_that_differs_is_shown_and_ends_the_run(rule: str) -> None:
     other = decided(blocks={"r": [[1, 2, 4]], "s": None})
-    verdict = judge(
+    verdict = verdict_of(
         [
             Step(1, decided(), decided()),
             Step(2, decided(), other, rule),
@@ -66,7 +76,7 @@ def test_the_first_step_that_differs_is_shown_and_ends_the_run(rule: str) -> Non
         "    kvcore: {'r': [[1, 2, 4]], 's': None}",
     ]
     assert verdict.rule == rule
-    line = summary("async", [verdict, judge([])], 3)
+    line = summary("async", [verdict, verdict_of([])], 3)
     by_rule = f", 1 by rule {rule!r}" if rule else ""
     assert line.startswith(f"async: 1 of 2 runs of 3 steps are the same{by_rule}: 6 tokens")
     assert line.endswith("8 tokens hit, 1 preemptions")

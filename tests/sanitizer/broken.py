@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import Row, UnsupportedEngine
+from kvcore.sanitizer import Chunk, UnsupportedEngine
 from kvcore.sanitizer.hunter.template import Adapter, Engine, Request, Scheduler
 
 
@@ -66,6 +66,15 @@ class LosesBlocks(Scheduler):
         if request.blocks and len(request.tokens) < request.ends:
             request.blocks.pop()
         super().leave(request)
+
+
+class LosesBlocksWhenIdle(Scheduler):
+    """A step without requests takes a block."""
+
+    def schedule(self) -> list[Request]:
+        batch = super().schedule()
+        del self.free[: not batch]
+        return batch
 
 
 class WaitsForEver(Scheduler):
@@ -150,7 +159,7 @@ class TellsWrongStart(Adapter):
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        changed = _Changed(sanitizer, lambda row: Row(row.name, row.start + 1, row.num_tokens))
+        changed = _Changed(sanitizer, lambda row: Chunk(row.name, row.start + 1, row.num_tokens))
         Adapter.attach(target, changed)
 
 
@@ -163,7 +172,7 @@ class _Changed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sanitizer, name)
 
-    def issue(self, step: int, rows: list[Row]) -> None:
+    def issue(self, step: int, rows: list[Chunk]) -> None:
         self.sanitizer.issue(step, [row for row in map(self.change, rows) if row is not None])
 
 
@@ -222,11 +231,64 @@ class KnowsTooMuch(Adapter):
     MOVES = frozenset({"abort", "teleport"})
 
 
+class LoadsLong(Adapter):
+    """An adapter whose engine takes long to load what it needs, once in a process."""
+
+    class Engine(Engine):
+        loaded = False
+
+        def __init__(self, world: Any) -> None:
+            while not self.loaded and time.process_time() < 7:
+                sum(range(1_000_000))
+            type(self).loaded = True
+            super().__init__(world)
+
+
+class Misspells(Adapter):
+    """An adapter that asks its own table for a request that is not in it."""
+
+    class Engine(Engine):
+        def step(self) -> None:
+            self.requests["nobody"].blocks.clear()
+
+
+class TakesTokensBack(Adapter):
+    """An adapter whose engine makes one token, takes it back, and goes on so for ever."""
+
+    class Engine(Engine):
+        num_steps = 0
+
+        def step(self) -> None:
+            self.num_steps += 1
+
+        def progress(self) -> object:
+            return self.num_steps
+
+        def tokens(self) -> list[tuple[str, int, list[int]]]:
+            made = self.num_steps % 2
+            return [
+                (name, 0, [*each.tokens, self.world.token(len(each.tokens))][: 1 + made])
+                for name, each in self.requests.items()
+            ]
+
+
+class TellsRemoved(Adapter):
+    """An adapter whose engine says that a block is removed which it still hits; and loses some."""
+
+    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc]
+        def events(self) -> list[tuple[str, int, Any]]:
+            return [("stored", 1, (0, (1,))), ("removed", 1, None)]
+
+        def hits(self, tenant: int, tokens: tuple[int, ...]) -> int:
+            del tenant
+            return len(tokens)
+
+
 class Forgets(Adapter):
     """An adapter without a method."""
 
     class Engine(Engine):
-        settle = property()
+        finish_batches = property()
 
 
 class Newer(Adapter):

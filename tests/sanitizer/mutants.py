@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore.sanitizer import digests, judge, sanitizer
-from kvcore.sanitizer.judge import Judge
+from kvcore.sanitizer import digests, sanitizer, slot_checker
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.lines import Line
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.sanitizer import Sanitizer
+from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import Tables
 from tests.sanitizer import rules
 from tests.sanitizer.rules import Make
@@ -56,7 +56,7 @@ def ignored(*_: Any) -> None:
 
 
 def step_in_order(*phases: str) -> Callable[..., list[Any]]:
-    """A judge's step that does its phases in another order."""
+    """A slot checker's step that does its phases in another order."""
 
     def step(self: Any, number: int, serials: Any, starts: Any, counts: Any, *_: Any) -> list[Any]:
         self._found = []
@@ -71,7 +71,7 @@ def step_in_order(*phases: str) -> Callable[..., list[Any]]:
                 else:
                     self._read(line, number, rings=phase == "rings")
         for line in lines:
-            self._settle(line)
+            self._record_verified(line)
         return list(self._found)
 
     return step
@@ -80,8 +80,8 @@ def step_in_order(*phases: str) -> Callable[..., list[Any]]:
 def begin_now(original: Any) -> Callable[..., None]:
     """A `begin` that takes no parent."""
 
-    def begin(self: Any, serial: int, tokens: Any, base: int, _: Any, judged: bool) -> None:
-        original(self, serial, tokens, base, None, judged)
+    def begin(self: Any, serial: int, tokens: Any, base: int, _: Any, checked: bool) -> None:
+        original(self, serial, tokens, base, None, checked)
 
     return begin
 
@@ -102,7 +102,7 @@ def run_at_once(_: Any, change: Callable[..., object], *args: Any) -> None:
 
 
 def complete_at_once(self: Any, step: int) -> list[Any]:
-    """Judge a step when it completes, whatever was issued before it."""
+    """Check a step when it completes, whatever was issued before it."""
     issued = self._waiting.pop(step)
     self._queue.remove(issued)
     before = len(self.findings)
@@ -135,17 +135,17 @@ MUTANTS = [
     Mutant(
         "reads before writes for a full group",
         rules.a_steps_writes_come_before_its_reads,
-        replaced(Judge, "step", step_in_order("rings", "full", "write")),
+        replaced(SlotChecker, "step", step_in_order("rings", "full", "write")),
     ),
     Mutant(
         "writes before reads for a ring",
         rules.a_ring_is_read_before_it_is_written,
-        replaced(Judge, "step", step_in_order("write", "rings", "full")),
+        replaced(SlotChecker, "step", step_in_order("write", "rings", "full")),
     ),
     Mutant(
         "verified not cut by a rejected draft",
         rules.a_rejected_draft_is_written_anew,
-        behind(Judge, "_settle", keep_drafts),
+        behind(SlotChecker, "_record_verified", keep_drafts),
     ),
     Mutant(
         "fork of the current epoch",
@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant(
         "old weights not carried through the chain",
         rules.old_weights_taint_what_is_computed_from_them,
-        behind(Judge, "_set_out", forget_old_weights),
+        behind(SlotChecker, "_set_out", forget_old_weights),
     ),
     Mutant(
         "copy before the writes of the step issued earlier",
@@ -163,14 +163,14 @@ MUTANTS = [
         replaced(Sanitizer, "_do", run_at_once),
     ),
     Mutant(
-        "judged in the order of completion",
+        "checked in the order of completion",
         rules.steps_take_effect_in_the_order_of_issue,
         replaced(Sanitizer, "complete", complete_at_once),
     ),
     Mutant(
         "unknown token equal to unknown token",
         rules.an_unknown_token_is_like_no_other,
-        replaced(judge, "_writer", lambda *_: None),
+        replaced(slot_checker, "_writer", lambda *_: None),
     ),
     Mutant(
         "window too long by one",
@@ -185,7 +185,7 @@ MUTANTS = [
     Mutant(
         "digest without position",
         rules.equal_tokens_elsewhere_are_another_prefix,
-        replaced(judge, "mix", lambda token, _: PLAIN_MIX(token, 0)),
+        replaced(slot_checker, "mix", lambda token, _: PLAIN_MIX(token, 0)),
     ),
     Mutant(
         "namespace left out",

@@ -2,9 +2,9 @@
 """Random queues of observations of a manager that is often wrong, to be played more than once.
 
 Blocks are given at random: free ones, ones that another request fills with the same prefix, any.
-Rows begin where a request's tables end, or earlier, or too late. Steps complete late, out of order,
-or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork, tables
-are edited, and KV comes from elsewhere.
+Chunks begin where a request's tables end, or earlier, or too late. Steps complete late, out of
+order, or are cancelled. Tokens stay unknown, drafts are rejected, weights change, requests fork,
+tables are edited, and KV comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Finding, Row, Sanitizer, SlotRow
+from kvcore.sanitizer import CacheGroup, Chunk, Finding, Sanitizer, SlotChunk
 
 Observation = tuple[str, tuple[Any, ...]]
 LETTERS = 2
@@ -23,7 +23,7 @@ TIERS = ("device", "device", "host")
 
 
 @attrs.define
-class Asked:
+class LiveRequest:
     """What the generator knows of a request."""
 
     tokens: list[int]
@@ -46,7 +46,7 @@ class Queue:
     late: bool = False
     most_live: int = 3
     moves: list[Observation] = attrs.field(factory=list)
-    live: dict[str, Asked] = attrs.field(factory=dict)
+    live: dict[str, LiveRequest] = attrs.field(factory=dict)
     pending: list[int] = attrs.field(factory=list)
     num_begun: int = 0
     num_steps: int = 0
@@ -58,6 +58,7 @@ class Queue:
             self.leave: 1,
             self.preempt: 1,
             self.step: 8,
+            self.columns: 3,
             self.transfer: 1,
             self.complete: 3,
             self.edit: 0.7,
@@ -89,7 +90,7 @@ class Queue:
             tokens = list(self.live[parent].tokens)
         salt = dice.choice([None, None, None, "other"])
         self.say("begin", name, tokens, (None, salt), parent)
-        self.live[name] = Asked(tokens, [[] for _ in self.groups])
+        self.live[name] = LiveRequest(tokens, [[] for _ in self.groups])
 
     def leave(self) -> None:
         """A request ends."""
@@ -115,16 +116,16 @@ class Queue:
         if not asked_of:
             return
         name, asked = dice.choice(list(asked_of.items()))
-        what, group = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
-        table, size = asked.tables[group], self.groups[group].block_size
+        what, group_id = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
+        table, size = asked.tables[group_id], self.groups[group_id].block_size
         at = dice.randrange(len(table) + (what == "cut")) if table else 0
         if what == "replace" and table:
-            table[at] = self.block(group)
-            self.say("extend", name, group, [table[at]], at)
+            table[at] = self.block(group_id)
+            self.say("extend", name, group_id, [table[at]], at)
             self.say("load", name, at * size, max(0, min(size, len(asked.tokens) - at * size)))
         elif what == "cut":
             del table[at:]
-            self.say("cut", name, group, at)
+            self.say("cut", name, group_id, at)
             asked.computed = min(asked.computed, at * size)
         else:
             self.extend(name, asked, len(asked.tokens))
@@ -133,48 +134,70 @@ class Queue:
             asked.computed = max(0, asked.computed + count - self.wrong())
 
     def step(self) -> None:
-        """Some requests get blocks and a row."""
+        """Some requests get blocks and a chunk."""
         dice = self.numbers
-        rows: list[Row | SlotRow] = []
+        chunks: list[Chunk | SlotChunk] = []
         for name, asked in self.live.items():
-            if dice.random() < 0.3:
-                continue
-            room = len(asked.tokens) - asked.computed
-            if room <= 0:
-                continue
-            if asked.computed == 0 and not asked.tables[0]:
-                asked.computed = self.hit(name, asked)
-                room = len(asked.tokens) - asked.computed
-            count, start = dice.randint(1, max(1, room)), asked.computed
-            if self.wrong():
-                start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
-            drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
-            drafts = drafts if start + count == len(asked.tokens) else []
-            end = start + count + len(drafts)
-            self.extend(name, asked, end)
-            rows += self.rows(name, asked, start, count + len(drafts), drafts)
-            asked.computed = start + count
-        self.say("issue", self.num_steps, rows)
+            if (chunk := self.chunk(name, asked)) is not None:
+                self.extend(name, asked, chunk.start + chunk.num_tokens)
+                chunks += self.chunks(asked, chunk)
+        self.say("issue", self.num_steps, chunks)
         self.pending.append(self.num_steps)
         self.num_steps += 1
         if dice.random() < 0.6:
             self.complete()
+        self.sample()
+
+    def columns(self) -> None:
+        """The same by columns, with the blocks, and complete at once."""
+        chunks: list[Chunk] = []
+        tables: dict[int, list[list[int]]] = {}
         for name, asked in self.live.items():
-            if asked.computed >= len(asked.tokens) and dice.random() < 0.8:
-                self.say("grow", name, dice.randrange(LETTERS))
+            if (chunk := self.chunk(name, asked)) is not None:
+                blocks = self.blocks(asked, chunk.start + chunk.num_tokens)
+                if any(blocks):
+                    tables[len(chunks)] = blocks
+                chunks.append(chunk)
+        drafts = {at: chunk.drafts for at, chunk in enumerate(chunks) if chunk.drafts}
+        names, starts = [chunk.name for chunk in chunks], [chunk.start for chunk in chunks]
+        counts = [chunk.num_tokens for chunk in chunks]
+        self.say("step", self.num_steps, names, starts, counts, drafts, tables)
+        self.num_steps += 1
+        self.sample()
+
+    def chunk(self, name: str, asked: LiveRequest) -> Chunk | None:
+        """What is computed of a request next, if anything."""
+        dice = self.numbers
+        if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
+            return None
+        if asked.computed == 0 and not asked.tables[0]:
+            asked.computed = self.hit(name, asked)
+        room = len(asked.tokens) - asked.computed
+        count, start = dice.randint(1, max(1, room)), asked.computed
+        if self.wrong():
+            start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
+        drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
+        drafts = drafts if start + count == len(asked.tokens) else []
+        asked.computed = start + count
+        return Chunk(name, start, count + len(drafts), drafts)
+
+    def sample(self) -> None:
+        """Most requests whose tokens are all computed get one more."""
+        for name, asked in self.live.items():
+            if asked.computed >= len(asked.tokens) and self.numbers.random() < 0.8:
+                self.say("grow", name, self.numbers.randrange(LETTERS))
                 asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
 
-    def rows(
-        self, name: str, asked: Asked, start: int, count: int, drafts: list[int]
-    ) -> list[Row | SlotRow]:
-        """A row of all groups, or the slots of each."""
-        if drafts or self.numbers.random() < 0.8:
-            return [Row(name, start, count, drafts)]
-        rows: list[Row | SlotRow] = []
+    def chunks(self, asked: LiveRequest, chunk: Chunk) -> list[Chunk | SlotChunk]:
+        """A chunk of all groups, or the slots of each."""
+        name, start, count = chunk.name, chunk.start, chunk.num_tokens
+        if chunk.drafts or self.numbers.random() < 0.8:
+            return [chunk]
+        chunks: list[Chunk | SlotChunk] = []
         for group_id, group in enumerate(self.groups):
             table, size = asked.tables[group_id], group.block_size
             end = start if group.ring else start + count
-            first = 0 if group.window is None else max(0, start - group.window + 1)
+            first = group.first(start)
             slots = [
                 table[at // size % len(table) if group.ring else at // size] * size + at % size
                 for at in range(max(end, start + count))
@@ -182,20 +205,26 @@ class Queue:
             writes, reads = slots[start : start + count], slots[first:end]
             if self.wrong():
                 reads = reads[1:]
-            rows.append(SlotRow(name, group_id, start, count, writes, reads))
-        return rows
+            chunks.append(SlotChunk(name, group_id, start, count, writes, reads))
+        return chunks
 
-    def extend(self, name: str, asked: Asked, end: int) -> None:
-        """Blocks for all positions before an end; a ring gets two at once."""
+    def extend(self, name: str, asked: LiveRequest, end: int) -> None:
+        """Blocks for all positions before an end, each group's by itself."""
+        for group_id, blocks in enumerate(self.blocks(asked, end)):
+            if blocks:
+                self.say("extend", name, group_id, blocks)
+
+    def blocks(self, asked: LiveRequest, end: int) -> list[list[int]]:
+        """Put blocks for all positions before an end into each table; a ring gets all at once."""
+        new = []
         for group_id, group in enumerate(self.groups):
             table = asked.tables[group_id]
             missing = -(-end // group.block_size) - len(table)
             if group.ring:
                 missing = 0 if table else 3
-            if missing > 0:
-                blocks = [self.block(group_id) for _ in range(missing)]
-                table += blocks
-                self.say("extend", name, group_id, blocks)
+            new.append([self.block(group_id) for _ in range(missing)])
+            table += new[-1]
+        return new
 
     def block(self, group_id: int) -> int:
         """A block that nobody has; at times any."""
@@ -213,7 +242,7 @@ class Queue:
             return self.numbers.choice(free)
         return self.numbers.randrange(first, self.num_blocks)
 
-    def hit(self, name: str, asked: Asked) -> int:
+    def hit(self, name: str, asked: LiveRequest) -> int:
         """Take over the full blocks of a request with the same prefix; how many tokens that is."""
         for other in self.live.values():
             common = 0
@@ -247,13 +276,13 @@ class Queue:
         """Blocks are copied, moved, zeroed or lost; seldom, since they are anybody's."""
         if not self.wrong():
             return
-        dice, group = self.numbers, self.numbers.randrange(len(self.groups))
+        dice, group_id = self.numbers, self.numbers.randrange(len(self.groups))
         blocks = [dice.randrange(self.num_blocks) for _ in range(2)]
         what = dice.choice(["copy", "copy", "move", "zero", "fail"])
         if what in ("zero", "fail"):
-            self.say(what, blocks[:1], group)
+            self.say(what, blocks[:1], group_id)
         else:
-            self.say(what, [tuple(blocks)], group, dice.choice(TIERS), dice.choice(TIERS))
+            self.say(what, [tuple(blocks)], group_id, dice.choice(TIERS), dice.choice(TIERS))
 
     def epoch(self) -> None:
         """The weights change."""
@@ -272,7 +301,7 @@ def play(moves: Sequence[Observation], sanitizer: Sanitizer) -> list[list[Findin
                 sanitizer.begin(name, tokens[name], namespace, parent)
             case "grow":
                 tokens[arguments[0]].append(arguments[1])
-            case "complete" | "cancel":
+            case "complete" | "cancel" | "step":
                 found.append(getattr(sanitizer, what)(*arguments))
             case _:
                 getattr(sanitizer, what)(*arguments)

@@ -18,7 +18,7 @@ FAULTS = {
     broken.IsMoody: "one world gave two runs",
     broken.HasNoSize: "AXES has no values of block_size",
     broken.KnowsTooMuch: "MOVES names teleport",
-    broken.Forgets: "Engine has no settle",
+    broken.Forgets: "Engine has no finish_batches",
 }
 
 

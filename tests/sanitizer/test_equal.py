@@ -14,6 +14,7 @@ from tests.sanitizer.queues import Queue, play
 GROUPS = {
     "one": [CacheGroup(block_size=2)],
     "window": [CacheGroup(block_size=2, window=3, num_null=1)],
+    "chunked": [CacheGroup(block_size=2, window=4, num_null=1, chunked=True)],
     "two": [CacheGroup(block_size=2), CacheGroup(block_size=2, window=2)],
     "pools": [CacheGroup(block_size=2), CacheGroup(block_size=1, pool=1, zeros_readable=True)],
     "ring": [CacheGroup(block_size=2), CacheGroup(block_size=1, window=3, ring=True, pool=1)],

@@ -6,12 +6,14 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer import CacheGroup, Chunk, Sanitizer
+from kvcore.sanitizer.hunter.hunt import FULL_EVERY, MUTED_AFTER, Hunt
 from kvcore.sanitizer.hunter.isolated import outcome_of
-from kvcore.sanitizer.hunter.run import run
+from kvcore.sanitizer.hunter.run import Outcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.template import Adapter, Scheduler
+from kvcore.sanitizer.hunter.watch import GOALS, Watch
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World, world_from_json
 from tests.sanitizer import broken
 
@@ -66,6 +68,20 @@ def test_only_lets_a_hunt_look_behind_another_finding() -> None:
     assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
 
 
+def test_only_harness_passes_nothing_else() -> None:
+    events = Hunt(broken.Crashing, 1, only="harness").events(0.5)
+    assert [event for event in events if event["event"] == "found"] == []
+
+
+def test_a_hunt_looks_behind_a_wrong_event() -> None:
+    adapter: type[Adapter] = broken.TellsRemoved
+    plain = [event["name"] for event in Hunt(adapter, 1).events(2.0) if "name" in event]
+    assert plain[0] == "wrong-event"
+    assert "leak" in plain
+    events = Hunt(adapter, 1, only="leak").events(1.0)
+    assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
+
+
 def test_the_same_seed_draws_the_same_worlds() -> None:
     one, other = (Generator(Adapter.AXES, 5) for _ in range(2))
     worlds = [one.next() for _ in range(50)]
@@ -91,6 +107,21 @@ def test_a_world_draws_requests_that_fit_and_lengths_at_the_edge_of_blocks() -> 
     assert repeated > 0.1 * num_requests
 
 
+def test_worlds_are_drawn_in_which_much_comes_together() -> None:
+    axes = {"block_size": (4, 2), **dict.fromkeys("abcd", (False, True))}
+    generator = Generator(axes, 1)
+    worlds = [generator.next() for _ in range(400)]
+    assert sum(all(world.axes[name] for name in "abcd") for world in worlds) > 8
+    short = 0  # worlds with too few blocks for two requests, of which the later is more urgent
+    for world in worlds:
+        first, *rest = (move for move in world.moves if isinstance(move, Arrive))
+        for second in rest[:1]:
+            tokens = sum(len(each.prompt) + each.new for each in (first, second))
+            is_short = tokens > world.num_blocks * world.block_size
+            short += is_short and first.priority > second.priority
+    assert short > 45
+
+
 def test_a_rare_world_is_varied() -> None:
     generator = Generator(Adapter.AXES, 1)
     rare = generator.next()
@@ -98,6 +129,65 @@ def test_a_rare_world_is_varied() -> None:
     near = [world for world in (generator.next() for _ in range(40)) if world.axes == rare.axes]
     shared = max(len({*map(repr, rare.moves)} & {*map(repr, each.moves)}) for each in near)
     assert shared > len({*map(repr, rare.moves)}) // 2
+
+
+def test_options_and_sizes_of_a_rare_world_are_varied_too() -> None:
+    axes = {"block_size": (4, 2), "mode": ("plain", "odd"), "fixed": (0, 1)}
+    generator = Generator(axes, 1, {"fixed": 1})
+    moves = (Arrive("r0", (1,) * 20, 1), "step")
+    rare = World({"block_size": 4, "mode": "plain", "fixed": 1}, 9, 5, 3, moves)
+    near = [generator._near(rare) for _ in range(300)]
+    assert {world.axes["mode"] for world in near} == {"plain", "odd"}
+    assert {(world.axes["block_size"], world.axes["fixed"]) for world in near} == {(4, 1)}
+    assert {4, 5, 8, 13, 32} <= {world.token_budget for world in near}
+    assert {world.max_rows for world in near} == {2, 3, 4, 8}
+    firsts = [world.moves[0] for world in near if world.moves]
+    lengths = {len(each.prompt) for each in firsts if isinstance(each, Arrive)}
+    assert {16, 24} <= lengths
+
+
+def test_a_drawn_world_that_reaches_a_rare_goal_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[World] = []
+    hunt = Hunt(Adapter, 1)
+    monkeypatch.setattr(hunt, "before", seen.append)
+    hunt.tally.reached.update(dict.fromkeys(GOALS, 1000))
+    goals = iter(("chunk-preempted-in-its-step", "hit"))
+    monkeypatch.setattr(
+        "kvcore.sanitizer.hunter.hunt.run", lambda *_, **__: Outcome(None, frozenset({next(goals)}))
+    )
+    for _ in range(2):
+        list(hunt._one())
+    assert hunt.generator.rare == seen[:1]
+
+
+def test_full_mode_checks_runs_that_look_behind_findings_and_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hunt, ran = Hunt(Adapter, 1), set()
+
+    def noted(*_: object, full: bool, muted: frozenset[str]) -> Outcome:
+        ran.add((full, "wrong-kv" in muted))
+        return Outcome()
+
+    monkeypatch.setattr("kvcore.sanitizer.hunter.hunt.run", noted)
+    hunt.cut["wrong-kv", ""] = MUTED_AFTER
+    for _ in range(2 * FULL_EVERY):
+        list(hunt._one())
+    assert ran == {(full, muted) for full in (False, True) for muted in (False, True)}
+
+
+def test_a_request_that_ends_in_flight_was_not_preempted_there() -> None:
+    for comes_back in (False, True):
+        watch = Watch(Sanitizer([CacheGroup(block_size=4)], num_blocks=2))
+        watch.begin("r0", [1, 2])
+        watch.extend("r0", 0, [0])
+        watch.issue(1, [Chunk("r0", 0, 2)])
+        watch.drop("r0")
+        if comes_back:
+            watch.extend("r0", 0, [1])
+        watch.complete(1)
+        watch.end("r0")
+        assert ("preempted-in-flight" in watch.reached) == comes_back
 
 
 def test_a_world_is_the_same_after_json() -> None:
@@ -137,7 +227,12 @@ def test_small_worlds_come_in_order_of_length_and_hold_what_they_may() -> None:
     lengths = [len(world.moves) for world in first_ones]
     assert lengths == sorted(lengths)
     assert {world.block_size for world in first_ones} == {2}
-    assert all(run(Adapter, world).found is None for world in first_ones[:300])
+    for world in first_ones[:300]:
+        arrivals = [move for move in world.moves if isinstance(move, Arrive)]
+        assert all(len(each.prompt) + each.new <= world.max_tokens for each in arrivals)
+        outcome = run(Adapter, world)
+        assert outcome.found is None
+        assert outcome.num_steps > 0 or any(isinstance(move, Abort) for move in world.moves)
     without = small_worlds(Adapter.AXES, set(), {})
     assert not any(isinstance(m, Abort) for _ in range(500) for m in next(without).moves)
 
@@ -158,6 +253,28 @@ def test_a_run_that_does_not_end_is_a_hang_with_its_function(
     found = run(broken.adapter_of(broken.Spins), world).found
     assert found is not None
     assert (found.name, found.where) == ("hang", "update")
+
+
+def test_a_token_that_is_made_again_is_no_progress() -> None:
+    world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 3), "step"))
+    adapter: type[Adapter] = broken.TakesTokensBack
+    found = run(adapter, world).found
+    assert found is not None
+    assert found.name == "stuck"
+
+
+def test_what_an_idle_step_takes_is_a_leak() -> None:
+    world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 1), "step"))
+    found = run(broken.adapter_of(broken.LosesBlocksWhenIdle), world).found
+    assert found is not None
+    assert found.text == "leak: all have left, 7 of 8 blocks can be used (8 before)"
+
+
+def test_what_an_adapter_raises_is_no_crash_of_its_engine() -> None:
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    names = [run(each, world).found for each in (broken.Misspells, broken.Crashing)]
+    assert [found.name for found in names if found] == ["harness", "crash"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SAN-SOUND: no false alarm on the pure core. SAN-ORDER: judging late finds what judging at issue
+"""SAN-SOUND: no false alarm on the pure core. SAN-ORDER: checking late finds what checking at issue
 finds. SAN-COMPLETE: seeded bugs of the core are found by its commands alone.
 """
 
@@ -16,7 +16,7 @@ from kvcore.check.simulate.runs import simulate
 from kvcore.check.simulate.setting import Fixed
 from kvcore.oracle.device import DeviceSize
 from kvcore.sanitizer import CacheGroup
-from kvcore.sanitizer.kvcore import Observer
+from kvcore.sanitizer.engines.kvcore import Observer
 from kvcore.sanitizer.sanitizer import Sanitizer
 from tests.sanitizer.queues import Observation, Queue, play
 from tests.sanitizer.test_equal import GROUPS
@@ -26,7 +26,7 @@ STEPS = 40
 
 
 def observed(seeds: range, steps: int, *, full: bool, backend: str | None = None) -> int:
-    """Simulate runs of the pure core beside a sanitizer; how many steps were judged."""
+    """Simulate runs of the pure core beside a sanitizer; how many steps were checked."""
     observers: list[Observer] = []
 
     def make(plan: DeviceSize) -> Observer:
@@ -101,7 +101,7 @@ def early(moves: list[Observation]) -> list[Observation]:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_judging_late_finds_what_judging_at_issue_finds(name: str) -> None:
+def test_checking_late_finds_what_checking_at_issue_finds(name: str) -> None:
     found = 0
     for seed in range(60):
         queue = Queue(random.Random(seed), GROUPS[name], 8, 0.05, late=True)

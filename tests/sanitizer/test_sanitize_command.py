@@ -3,19 +3,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, load, python_of
+from kvcore.sanitizer import UnsupportedEngine
+from kvcore.sanitizer.hunter import report, session
+from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, commit_of, load, python_of
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
 from kvcore.sanitizer.hunter.report import engine_source
 from kvcore.sanitizer.hunter.template import Adapter
+from kvcore.sanitizer.hunter.world import Abort, Arrive, World
 from tests.sanitizer import broken
 
 ROOT = Path(__file__).parents[2]
@@ -94,9 +101,9 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
     assert {each["name"] for each in summary["findings"]} == {name}
     assert summary["runs"] > 10
     test = min(written.glob("test_*.py"))
-    report = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
-    assert "## Steps" in report
-    assert "1. r" in report
+    text = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
+    assert "## Steps" in text
+    assert "1. r" in text
     assert ("kvcore" in test.read_text()) == (name == "wrong-kv")
     assert not passes(test, tmp_path)
     module = tmp_path / f"{engine.partition(':')[0]}.py"
@@ -114,10 +121,44 @@ def test_a_world_that_was_found_runs_again(tmp_path: Path) -> None:
     assert main(["kvcore.sanitizer.hunter.template:Adapter", "--replay", str(world)]) == 0
 
 
-@pytest.mark.parametrize(
-    ("adapter", "name"),
-    [(broken.Dying, "died"), (broken.Sleeping, "hang"), (broken.Flooding, "flood")],
-)
+ENDS_ITS_PROCESS = [(broken.Dying, "died"), (broken.Sleeping, "hang"), (broken.Flooding, "flood")]
+
+
+@pytest.mark.parametrize(("adapter", "name"), ENDS_ITS_PROCESS)
+def test_a_world_that_ends_its_process_is_found_again(
+    adapter: type[Adapter],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 2.0)
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(world.to_json()))
+    assert main([named(adapter), "--replay", str(path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["name"], found["world"]) == (name, json.loads(path.read_text()))
+
+
+def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(tmp_path: Path) -> None:
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(World({"block_size": 4}, 8, 16, 4, ("step",)).to_json()))
+    assert main([named(broken.LoadsLong), "--replay", str(path)]) == 0
+
+
+def test_a_world_that_the_engine_refuses_is_not_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World({"block_size": 4, "mode": "odd"}, 8, 16, 4, ("step",))
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(world.to_json()))
+    assert main([named(broken.Refuses), "--replay", str(path)]) == 3
+    assert "refuses the options of this world" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("adapter", "name"), ENDS_ITS_PROCESS)
 def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
     adapter: type[Adapter],
     name: str,
@@ -133,10 +174,14 @@ def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
     assert shortest <= 12
 
 
-def test_a_wrong_adapter_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([named(broken.BeginsTwice), "--seconds", "1", "--seed", "1", "--json"]) == 3
+def test_a_wrong_adapter_ends_with_3_and_is_no_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--seconds", "1", "--seed", "1", "--json", "--write", str(tmp_path)]
+    assert main([named(broken.BeginsTwice), *options]) == 3
     text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
     assert "the adapter is wrong, not the engine" in text
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_is_not_there_ends_with_2(
@@ -154,10 +199,79 @@ def test_an_engine_that_is_not_there_ends_with_2(
         assert told in capsys.readouterr().err
 
 
+def test_an_engine_that_is_not_there_leaves_no_pipe_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        assert main(["transformers"]) == 2
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_hunt_that_is_terminated_ends_its_engine_and_leaves_no_folder(tmp_path: Path) -> None:
+    text = "import sys; from kvcore.sanitizer.hunter.command import main; sys.exit(main())"
+    adapter = "kvcore.sanitizer.hunter.template:Adapter"
+    hunt = subprocess.Popen(
+        [sys.executable, "-c", text, adapter, "--seed", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )
+    assert hunt.stderr is not None
+    assert any("CPU s" in line for line in hunt.stderr)
+    assert list(tmp_path.iterdir())
+    hunt.terminate()
+    hunt.stderr.read()
+    hunt.stderr.close()
+    assert hunt.wait(20) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_dies_before_its_first_run_does_not_blame_the_last_ones_world(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unfinished = tmp_path / "world"
+    died = {"event": "ended", "name": "died", "text": "it"}
+    processes = iter([[{"event": "start"}, died], [{"event": "found", "name": "died"}], [died]])
+
+    def process(_: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        events = next(processes)
+        if events[0]["event"] == "start":
+            unfinished.write_text("{}")
+        yield from events
+
+    monkeypatch.setattr(session, "_one_process", process)
+    job = {"do": "hunt", "engine": "it", "seed": 1, "seconds": 9, "unfinished": str(unfinished)}
+    *_, last = session.events(job)
+    assert last == {"event": "unsupported", "text": "died before any run: it"}
+
+
 def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([named(broken.Newer), "--seconds", "1"]) == 2
     told = "newer 2.0 is not supported: the adapter was tested with 1.0"
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["nano-vllm", "mini-sglang"])
+def test_a_checkout_at_another_commit_is_another_version(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "mini-sglang":
+        pytest.importorskip("torch", reason="its adapter makes tensors")
+    adapter = importlib.import_module(KNOWN[name].adapter.partition(":")[0])
+    monkeypatch.setenv(KNOWN[name].checkout or "", str(tmp_path))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UnsupportedEngine, match="of an unknown commit is not supported"):
+        adapter.Adapter.version()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "another"]):
+        subprocess.run([*git, *command], check=True)
+    with pytest.raises(UnsupportedEngine, match=r"[0-9a-f]{40} is not supported") as caught:
+        adapter.Adapter.version()
+    assert f"tested with {adapter.TESTED}" in str(caught.value)
+    head = str(caught.value).split()[1]
+    assert commit_of(name, head[:7]) == head[:7]
 
 
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,9 +308,49 @@ def test_the_engine_of_a_report_is_the_adapters_file_without_kvcore() -> None:
     assert "Engine" in namespace
 
 
+MINE = """from __future__ import annotations
+import dataclasses
+from kvcore.sanitizer.hunter import template
+
+@dataclasses.dataclass
+class Size:
+    tokens: Unknown = 4
+
+class Engine:
+    def __init__(self, world: Unknown) -> None:
+        self.size, self.live = Size(tokens=world.block_size), []
+    def arrive(self, arrival) -> None:
+        assert (arrival.samples, arrival.tenant) == (1, 0)
+    def step(self) -> None: ...
+    def finish_batches(self) -> None: ...
+
+class Mine(template.Adapter):
+    Engine = Engine
+"""
+
+
+def test_a_written_test_has_the_adapters_name_decorators_and_the_moves_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arrivals = (Arrive("r0", (1,), 1, samples=2, tenant=1), Arrive("r1", (1,) * 99, 1))
+    world = World({"block_size": 2}, 8, 16, 4, (*arrivals, "epoch", "reset", "step", Abort("r0")))
+    found = {"name": "crash", "where": "", "text": "it", "engine": "mine", "world": world.to_json()}
+    written = report.test_of(found, "mine:Mine")
+    assert "r1" not in written
+    namespace: dict[str, Any] = {}
+    exec(compile(written, "written", "exec"), namespace)
+    assert "Mine" not in namespace
+    namespace["test_crash"]()
+    exec(report.test_of({**found, "name": "wrong-kv", "muted": []}, "mine:Mine"), namespace)
+    assert namespace["Mine"].Engine.__module__ == "mine"
+
+
 def test_each_known_engine_has_a_file_and_a_way_to_install_it() -> None:
     for name, known in KNOWN.items():
-        assert (ROOT / "kvcore" / "sanitizer" / f"{known.module}.py").exists(), name
+        module = known.module.replace(".", "/")
+        assert (ROOT / "kvcore" / "sanitizer" / "engines" / f"{module}.py").exists(), name
 
 
 def installed(name: str) -> str:

@@ -60,6 +60,12 @@ MODULES = {
     ),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
+AROUND_SANITIZER = (
+    *("kvcore.sanitizer.attached.Guard", "kvcore.sanitizer.attached.WrongKv"),
+    *("kvcore.sanitizer.findings.CERTAIN", "kvcore.sanitizer.engines.kvcore.Observer"),
+    *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
+)
+"""What an adapter is made with, besides the names of `kvcore.sanitizer`."""
 COMMANDS = ("check", "simulate", "sanitize", "replay", "size", "trace", "generate")
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
@@ -89,6 +95,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     for name, content in (
         ("manager", _manager()),
+        ("sanitizer", _sanitizer()),
         ("batches", _batches()),
         ("commands", _commands()),
     ):
@@ -135,6 +142,18 @@ def _manager() -> str:
                 f"::: kvcore.manager.KVCacheManager.{name}\n    options: {{heading_level: 3}}"
             )
             parts += [f"All errors: WrongArgument, {links}."] * bool(links)
+    return "\n\n".join(parts)
+
+
+def _sanitizer() -> str:
+    """Each name that `kvcore.sanitizer` exports, and what adapters are made with."""
+    door = ast.parse((ROOT / "kvcore" / "sanitizer" / "__init__.py").read_text(encoding="utf-8"))
+    imported = [node for node in door.body if isinstance(node, ast.ImportFrom)]
+    names = [f"{node.module}.{each.name}" for node in imported for each in node.names]
+    parts = ["# The sanitizer"]
+    for name in (*names, *AROUND_SANITIZER):
+        inherited = str(name.endswith(".Sanitizer")).lower()
+        parts.append(f"::: {name}\n    options: {{inherited_members: {inherited}}}")
     return "\n\n".join(parts)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the caches that were made under one installation did, in numbers."""
 
-from dataclasses import dataclass
+import attrs
 
 
-@dataclass
+@attrs.define
 class Statistics:
     """queries and hits: prompt tokens that were looked up, and those found. evictions and copies:
     blocks whose content was given up, and shared blocks that were copied before a write. offloaded

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 from vllm.v1 import kv_cache_interface as specs
 from vllm.v1.core.kv_cache_coordinator import _validate_prefix_cache_retention_interval
 
 from kvcore import Config, Group
-from kvcore.errors import InvalidConfig
+from kvcore.compat import make_config
 from kvcore.types.groups import Kind
 from kvcore_vllm.pinned import NotServed
 
@@ -97,11 +98,11 @@ def read_config(
         "eviction": "uncached_first",
         "use_eagle": use_eagle,
     }
-    try:
-        config = Config(kv_cache_config.num_blocks, max_model_len=max_model_len, **options)
-    except InvalidConfig as error:
-        config = Config(kv_cache_config.num_blocks, **options)  # raises if it was another reason
-        logger.warning("Requests of full length will not fit: %s", error)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        config = make_config(kv_cache_config.num_blocks, max_model_len=max_model_len, **options)
+    for each in told:
+        logger.warning("%s", each.message)
     if enable_caching and config.hash_block_size != hash_block_size:
         raise NotServed(
             f"kvcore does not serve hashes of {hash_block_size} tokens, which are finer than the"

@@ -3,7 +3,8 @@
 
 vLLM's manager stays in charge, and each call costs what both cost. The first call whose answers
 differ is told with both answers and what both hold; from then on kvcore is not asked any more.
-KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only.
+KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only. The clock is read in one step of
+STEPS_PER_TIMED, since it takes as long as a small call.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from kvcore_vllm.short_ways import KVCacheManager
 logger = init_logger("vllm.kvcore")
 EVERY = "KVCORE_SHADOW_EVERY"
 SIDES = ("vLLM", "kvcore")
-COMPARED = ("cache_blocks", "free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
+COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
 """Calls that both managers get as they come, with answers that compare."""
+STEPS_PER_TIMED = 16
 MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "take_events")
 """Calls that both get, with answers that name blocks, which may lie elsewhere."""
 
@@ -40,13 +42,15 @@ class Tally:
 
     difference: the report of the first one, None before it. same_ids: whether the answers named the
     same blocks so far; where blocks lie is no difference. nanoseconds: in each manager, and of
-    comparing. hit_tokens: of all look-ups. num_evictions: of each manager.
+    comparing, in the num_timed steps that were timed. hit_tokens: of all look-ups. num_evictions:
+    of each manager.
     """
 
     difference: str | None = None
     same_ids: bool = True
     num_calls: int = 0
     num_steps: int = 0
+    num_timed: int = 0
     nanoseconds: Counter[str] = attrs.field(factory=Counter)
     hit_tokens: Counter[str] = attrs.field(factory=Counter)
     num_evictions: Counter[str] = attrs.field(factory=Counter)
@@ -55,14 +59,16 @@ class Tally:
     def report(self) -> str:
         """Log it, and return the text."""
         whole = max(1, perf_counter_ns() - self.started)
-        own, kvcore, comparing = (self.nanoseconds[each] / 1e9 for each in (*SIDES, "comparing"))
+        scale = max(1, self.num_steps) / max(1, self.num_timed) / 1e9
+        own, kvcore, comparing = (self.nanoseconds[each] * scale for each in (*SIDES, "comparing"))
         text = (
             f"kvcore in the shadow of vLLM's manager: {self.num_calls} calls in {self.num_steps} "
             f"steps, {'parted' if self.difference else 'no difference'}, blocks at "
             f"{'the same' if self.same_ids else 'other'} places; vLLM and kvcore: "
             f"{' and '.join(str(self.hit_tokens[side]) for side in SIDES)} hit tokens, "
             f"{' and '.join(str(self.num_evictions[side]) for side in SIDES)} evictions, "
-            f"{own:.3f} and {kvcore:.3f} s in the manager; comparing took {comparing:.3f} s, "
+            f"{own:.3f} and {kvcore:.3f} s in the manager (of {self.num_timed} steps that were "
+            f"timed, times {scale * 1e9:.1f}); comparing took {comparing:.3f} s, "
             f"{100e9 * comparing / whole:.1f} % of the time"
         )
         logger.info("%s", text)
@@ -81,6 +87,9 @@ class Shadow:
         self.block_pool = ShadowPool(self)
         self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
         self._every = read_every()
+        self._clock: Callable[[], int] = perf_counter_ns
+        self._puts_off = False  # in a step that is not timed, while there is no difference
+        self._put_off: list[tuple[Any, int, int | None, Any]] = []
         self._hits: dict[str, Any] = {}
         count_evictions(self)
         for name in COMPARED:
@@ -107,20 +116,71 @@ class Shadow:
         num_new_tokens: int,
         num_new_computed_tokens: int = 0,
         new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
         *args: Any,
         **options: Any,
     ) -> Any:
         """vLLM's slots, or None."""
+        if self._puts_off and not (
+            num_new_computed_tokens or new_computed_blocks or args or options
+        ):
+            answer = self.own.allocate_slots(request, num_new_tokens, 0, None, num_lookahead_tokens)
+            self._put_off.append((request, num_new_tokens, num_lookahead_tokens, answer))
+            return answer
         counts = (request, num_new_tokens, num_new_computed_tokens)
 
         def theirs() -> Any:
             hit = self._hits.pop(request.request_id, None) if new_computed_blocks else None
             if hit is not None:
                 hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
-            return self.kvcore.allocate_slots(*counts, hit, *args, **options)
+            return self.kvcore.allocate_slots(*counts, hit, num_lookahead_tokens, *args, **options)
 
-        mine = partial(self.own.allocate_slots, *counts, new_computed_blocks, *args, **options)
+        mine = partial(
+            self.own.allocate_slots,
+            *counts,
+            new_computed_blocks,
+            num_lookahead_tokens,
+            *args,
+            **options,
+        )
         return self.ask("allocate_slots", request.request_id, self._same_blocks, mine, theirs)
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        """Publish a request's full blocks in both."""
+        if self._puts_off:
+            self.own.cache_blocks(request, num_computed_tokens)
+            self._put_off.append((request, num_computed_tokens, None, None))
+        else:
+            self._ask_both("cache_blocks", None, request, num_computed_tokens)
+
+    def catch_up(self) -> None:
+        """Ask kvcore what was put off: the tokens of running requests and what they publish.
+
+        Nothing that these calls read changes before another call of the manager. One after the
+        other they cost half of what they cost in turn with vLLM's.
+        """
+        calls, self._put_off = self._put_off, []
+        ours, tally = self.kvcore, self.tally
+        own_nothing, nothing = self.own.empty_kv_cache_blocks, ours.empty_kv_cache_blocks
+        compares = tally.num_steps % self._every == 0
+        name, answer, other = "", None, None
+        request: Any = None
+        try:
+            for request, count, num_lookahead, answer in calls:
+                tally.num_calls += 1
+                if num_lookahead is None:
+                    name = "cache_blocks"
+                    ours.cache_blocks(request, count)
+                    continue
+                name = "allocate_slots"
+                other = ours.allocate_slots(request, count, 0, None, num_lookahead)
+                if other is nothing and answer is own_nothing:
+                    continue
+                if compares and not self._same_blocks(answer, other):
+                    self.part(name, request.request_id, answer, other)
+                    return
+        except Exception as error:  # whatever it is, vLLM's answers stand
+            self.part(name, request.request_id, answer, error)
 
     def pop_blocks_for_free(self, request: Any) -> Any:
         """vLLM's blocks; `block_pool.free_blocks` gives back both managers'."""
@@ -136,26 +196,30 @@ class Shadow:
         theirs: Callable[[], Any],
     ) -> Any:
         """vLLM's answer, with kvcore's compared to it if there is a way to."""
-        started = perf_counter_ns()
+        if self._put_off:
+            self.catch_up()
+        clock = self._clock
+        started = clock()
         answer = mine()
-        asked = perf_counter_ns()
+        asked = clock()
         self.tally.nanoseconds["vLLM"] += asked - started
         if self.tally.difference is not None:
             return answer
         self.tally.num_calls += 1
         try:
             other = theirs()
-            answered = perf_counter_ns()
+            answered = clock()
             self.tally.nanoseconds["kvcore"] += answered - asked
             if same and self.tally.num_steps % self._every == 0 and not same(answer, other):
                 self.part(name, request_id, answer, other)
-            self.tally.nanoseconds["comparing"] += perf_counter_ns() - answered
+            self.tally.nanoseconds["comparing"] += clock() - answered
         except Exception as error:  # whatever it is, vLLM's answer stands
             self.part(name, request_id, answer, error)
         return answer
 
     def part(self, name: str, request_id: str, mine: Any, theirs: Any) -> None:
         """Say what differs, and ask kvcore no more."""
+        self._puts_off = False
         sides = []
         for manager in (self.own, self.kvcore):
             try:
@@ -176,6 +240,10 @@ class Shadow:
 
     def _ask_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
         if name == "new_step_starts":
+            is_timed = self.tally.num_steps % STEPS_PER_TIMED == 0
+            self._clock = perf_counter_ns if is_timed else stopped
+            self._puts_off = not is_timed and self.tally.difference is None
+            self.tally.num_timed += is_timed
             self.tally.num_steps += 1
         request_id = getattr(args[0], "request_id", "") if args else ""
         calls = (partial(getattr(m, name), *args, **options) for m in (self.own, self.kvcore))
@@ -249,6 +317,11 @@ def shadowed(own: type[Any]) -> Callable[..., Shadow]:
         return Shadow(own(*args, **options), KVCacheManager(*args, **options))
 
     return make
+
+
+def stopped() -> int:
+    """The clock of steps that are not timed."""
+    return 0
 
 
 def read_every() -> int:

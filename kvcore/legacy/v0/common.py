@@ -10,8 +10,9 @@ the list of blocks is updated or reset. Source: S002-05, 34, 49, 66, 73.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import attrs
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.v0.block import Block, BlockId, chain
@@ -127,7 +128,7 @@ class CopyOnWriteTracker:
         return copies
 
 
-@dataclass
+@attrs.define
 class CacheMetricData:
     """Share of look-ups that hit, over completed batches of `block_size` and the current one."""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+
+import attrs
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.named_enum import NamedEnum
@@ -29,7 +30,7 @@ class EvictionPolicy(NamedEnum):
     LRU = enum.auto()
 
 
-@dataclass
+@attrs.define
 class BlockMetaData:
     """What is known of an evictable block."""
 

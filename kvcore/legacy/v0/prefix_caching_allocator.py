@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
+
+import attrs
 
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.blocks.named_enum import Device
@@ -35,7 +36,7 @@ from kvcore.legacy.v0.naive_block import HashlessAllocator
 from kvcore.legacy.v0.tier_blocks import TierBlocks, key_of_hash
 
 
-@dataclass(slots=True)
+@attrs.define
 class BlockTracker:
     """How one physical block is used inside a prefix-caching allocator."""
 

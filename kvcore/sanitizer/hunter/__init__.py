@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hunts for bugs: drives an engine's own scheduler with a fake model and judges its reads."""
+"""Hunts for bugs: drives an engine's own scheduler with a fake model and checks its reads."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup
+from kvcore.sanitizer import CacheGroup, UnsupportedEngine
 from kvcore.sanitizer.hunter.world import Arrive
 
 
@@ -46,7 +47,7 @@ class Engine(Protocol):
     def reset(self) -> None:
         """The engine is asked to empty its prefix cache."""
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         """The engine's loop turns until no batch is in flight. Nobody is live any more."""
 
     def close(self) -> None:
@@ -122,12 +123,17 @@ class Known:
     peer: str | None = None
     checkout: str | None = None
 
+    @property
+    def adapter(self) -> str:
+        """The adapter as `module:Class`."""
+        return f"kvcore.sanitizer.engines.{self.module}:Adapter"
+
 
 KNOWN = {
     "nano-vllm": Known("nano_vllm", checkout="KVCORE_NANO_VLLM"),
     "mini-sglang": Known("mini_sglang", checkout="KVCORE_MINI_SGLANG"),
     "transformers": Known("transformers", peer="transformers"),
-    "vllm": Known("vllm_hunt", peer="vllm033"),
+    "vllm": Known("vllm.hunt", peer="vllm033"),
     "sglang": Known("sglang", peer="sglang"),
     "kvcore": Known("reference"),
 }
@@ -144,10 +150,9 @@ def load(name: str) -> Adapter:
     """
     if name not in KNOWN and ":" not in name:
         raise ValueError(f"no adapter for {name!r}; known are {', '.join(KNOWN)} or module:Adapter")
-    module, _, attribute = name.partition(":")
     if name in KNOWN:
         _check_checkout(name)
-        module, attribute = f"kvcore.sanitizer.{KNOWN[name].module}", "Adapter"
+    module, _, attribute = (KNOWN[name].adapter if name in KNOWN else name).partition(":")
     try:
         found: Adapter = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -156,12 +161,25 @@ def load(name: str) -> Adapter:
     return found
 
 
+def commit_of(name: str, tested: str) -> str:
+    """The tested commit of an engine that is a checkout.
+
+    Raises UnsupportedEngine if the checkout is at another one, or Git cannot tell.
+    """
+    folder = os.environ[KNOWN[name].checkout or ""]
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if not found.startswith(tested):
+        raise UnsupportedEngine(engine=name, found=found or "of an unknown commit", tested=tested)
+    return tested
+
+
 def python_of(name: str) -> str:
     """The interpreter that has the engine: that of its peer's environment, or this one."""
     peer = KNOWN[name].peer if name in KNOWN else None
     if peer is None:
         return sys.executable
-    python = peers_home() / peer / "bin" / "python"
+    python = peer_python(peer)
     if not python.exists():
         raise NotInstalled(
             f"{name} is not installed in {python.parents[1]}. {how_to_install(name)}"
@@ -173,6 +191,11 @@ def peers_home() -> Path:
     """Where the engines are installed, outside the project."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("KVCORE_PEERS") or Path(cache) / "kvcore" / "peers")
+
+
+def peer_python(peer: str) -> Path:
+    """The interpreter of a peer's environment, there or not."""
+    return peers_home() / peer / "bin" / "python"
 
 
 def how_to_install(name: str) -> str:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -31,18 +34,27 @@ CLEAN, FOUND, UNSUPPORTED, HARNESS = range(4)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = parse(_parser(), arguments)
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         job = _job(options)
         return _Session(options).follow(job)
     except (NotInstalled, ValueError) as error:
         print(f"kvcore sanitize: {error}", file=sys.stderr)
         return UNSUPPORTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """End as at any exit: with the engine's process ended and its folder removed."""
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore sanitize",
-        description="Drive an engine's own scheduler with a fake model and judge what it reads.",
+        description="Drive an engine's own scheduler with a fake model and check what it reads.",
     )
     known = ", ".join(KNOWN)
     parser.add_argument("engine", help=f"{known}, or module:Adapter of your own")
@@ -114,8 +126,9 @@ class _Session:
             "found": self._on_found,
         }
         try:
-            for event in events(job):
-                handlers.get(event["event"], lambda _: None)(event)
+            with closing(events(job)) as told:
+                for event in told:
+                    handlers.get(event["event"], lambda _: None)(event)
         except KeyboardInterrupt:
             interrupted = True
         self.tally.merge(attrs.asdict(self.now))
@@ -123,6 +136,8 @@ class _Session:
             print(f"kvcore sanitize: {self.unsupported}", file=sys.stderr)
             return UNSUPPORTED
         self._end(job, interrupted)
+        if job["do"] == "again" and self.tally.skipped:
+            self._say(f"{job['engine']} refuses the options of this world")
         names = {event["name"] for event in self.found.values()}
         if "harness" in names or self._skips_too_much():
             return HARNESS
@@ -163,7 +178,9 @@ class _Session:
     def _end(self, job: Mapping[str, Any], interrupted: bool) -> None:
         if self.options.write is not None:
             for event in self.found.values():
-                for path in write(event, _module(self.options.engine), self.options.write):
+                if event["name"] == "harness":
+                    continue  # an error of the adapter is no report to the engine's project
+                for path in write(event, _adapter(self.options.engine), self.options.write):
                     self._say(f"wrote {path}")
         summary = {
             "engine": self.engine.get("engine", job["engine"]),
@@ -185,7 +202,7 @@ class _Session:
 
     def _tell_coverage(self) -> None:
         tally = self.tally
-        print(f"{tally.runs} runs, {tally.steps} steps judged, {tally.skipped} worlds refused")
+        print(f"{tally.runs} runs, {tally.steps} steps checked, {tally.skipped} worlds refused")
         for title, counts in (
             ("reached", tally.reached), ("moves", tally.moves),
             ("options", tally.values), ("findings", tally.found),
@@ -198,7 +215,6 @@ class _Session:
         print(text, file=sys.stderr, flush=True)
 
 
-def _module(engine: str) -> str:
-    if engine in KNOWN:
-        return f"kvcore.sanitizer.{KNOWN[engine].module}"
-    return engine.partition(":")[0]
+def _adapter(engine: str) -> str:
+    known = KNOWN.get(engine)
+    return known.adapter if known else engine

@@ -22,7 +22,7 @@ from kvcore.sanitizer.sanitizer import Sanitizer
 
 MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
 METHODS = (
-    *("arrive", "step", "settle", "close", "live", "tokens", "progress", "free", "total"),
+    *("arrive", "step", "finish_batches", "close", "live", "tokens", "progress", "free", "total"),
     *("target", "num_blocks"),
 )
 STEPS_MAX = 500
@@ -79,7 +79,7 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
         told.engine.step()
     else:
         yield f"a request that fits is still live after {STEPS_MAX} steps"
-    told.engine.settle()
+    told.engine.finish_batches()
     wanted = set(range(length + new - 1))
     missing = sorted(wanted - told.positions)
     if missing:
@@ -91,7 +91,7 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
 
 
 class _Told:
-    """An engine with a sanitizer that notes the positions of all rows."""
+    """An engine with a sanitizer that notes the positions of all chunks."""
 
     def __init__(self, adapter: Adapter, world: World) -> None:
         self.engine = adapter.Engine(world)
@@ -144,7 +144,7 @@ def _stands_alone(adapter: Adapter) -> Iterator[str]:
 
 
 def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
-    """No harness error; the sanitizer judges steps, and a request that aborts itself is none."""
+    """No harness error; the sanitizer checks steps, and a request that aborts itself is none."""
     generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 1)
     num_steps = 0
     for _ in range(num_runs):
@@ -155,4 +155,4 @@ def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
             yield f"the harness is wrong: {outcome.found.text}"
             return
     if not num_steps:
-        yield f"no step was judged in {num_runs} runs"
+        yield f"no step was checked in {num_runs} runs"

@@ -14,16 +14,15 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.findings import CERTAIN
 from kvcore.sanitizer.hunter.adapter import Adapter
-from kvcore.sanitizer.hunter.run import Found, Outcome, run
+from kvcore.sanitizer.hunter.run import MUTABLE, Found, Outcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.watch import GOALS, RARE
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World
 
-FULL_EVERY = 8
-"""One run of this many judges in full mode."""
+FULL_EVERY = 7
+"""One run of this many checks in full mode; odd, since every second run looks behind findings."""
 SHRINK_SHARE = 0.4
 """Cutting down takes at most this share of the time, the first of each kind apart."""
 MUTED_AFTER = 4
@@ -98,7 +97,7 @@ class Hunt:
 
     def events(self, seconds: float) -> Iterator[Event]:
         """Hunt for this many CPU seconds. Each event is a finding or the tally of a second."""
-        self._warm_up()
+        warm_up(self.adapter, self.generator.next())
         started = time.process_time()
         told = 0.0
         while self.tally.seconds < seconds:
@@ -109,13 +108,6 @@ class Hunt:
                 yield {"event": "tally", **attrs.asdict(self.tally)}
         yield {"event": "tally", **attrs.asdict(self.tally)}
 
-    def _warm_up(self) -> None:
-        """Let the engine import what its first run imports, which takes longer than a run may."""
-        try:
-            self.adapter.Engine(self.generator.next()).close()
-        except Exception as error:
-            del error  # the first runs will meet it again, and judge it
-
     def _one(self) -> Iterator[Event]:
         world = next(self.systematic, None) if self.tally.runs % 4 == 3 else None
         world = world or self.generator.next()
@@ -123,8 +115,8 @@ class Hunt:
         outcome = self._run(world, full, muted)
         self.tally.add(world, outcome)
         seldom = 1 + self.tally.runs // 50
-        if any(self.tally.reached[goal] <= seldom for goal in outcome.reached) or any(
-            goal in RARE and self.tally.runs % 4 == 0 for goal in outcome.reached
+        if RARE & outcome.reached or any(
+            self.tally.reached[goal] <= seldom for goal in outcome.reached
         ):
             self.generator.keep(world)
         if outcome.found is not None:
@@ -136,16 +128,16 @@ class Hunt:
 
     def _muted(self) -> frozenset[str]:
         if self.only is not None:
-            return frozenset({*CERTAIN} - {self.only})
+            return MUTABLE - {self.only}
         if self.tally.runs % 2:
             return frozenset()
         often = {name for (name, _), times in self.cut.items() if times >= MUTED_AFTER}
-        return frozenset(often & {*CERTAIN})
+        return MUTABLE & often
 
     def _found(
         self, world: World, found: Found, full: bool, muted: frozenset[str]
     ) -> Iterator[Event]:
-        if self.only not in (None, found.name, "harness") and found.name != "harness":
+        if found.name not in (self.only or found.name, "harness"):
             return
         share = self.shrinking / max(1.0, self.tally.seconds)
         if self.cut[found.key] and share > SHRINK_SHARE:
@@ -183,6 +175,14 @@ class Hunt:
             "seconds": self.tally.seconds,
             "engine": self.adapter.NAME,
         }
+
+
+def warm_up(adapter: Adapter, world: World) -> None:
+    """Let the engine import what its first run imports, which takes longer than a run may."""
+    try:
+        adapter.Engine(world).close()
+    except Exception as error:
+        del error  # the first runs will meet it again, and check it
 
 
 def _kind(move: object) -> str:

@@ -8,16 +8,17 @@ That of a finding about contents needs the sanitizer as well, since only it can 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvcore.sanitizer.findings import CERTAIN
-from kvcore.sanitizer.hunter.world import Arrive, Move, World, world_from_json
+from kvcore.sanitizer.hunter.run import MUTABLE
+from kvcore.sanitizer.hunter.world import Arrive, Move, World, playable, world_from_json
 
 HEADERS = {
     "crash": "A legal run of the engine must not raise",
@@ -41,8 +42,8 @@ def invariant(name: str) -> str:
     return HEADERS.get(name, READS)
 
 
-def write(found: Mapping[str, Any], module: str, folder: Path) -> list[Path]:
-    """Write a finding's test, report and world. module: of its adapter, in a known engine.
+def write(found: Mapping[str, Any], adapter: str, folder: Path) -> list[Path]:
+    """Write a finding's test, report and world. adapter: as `module:Class`.
 
     found: an event of a hunt. Gives the paths.
     """
@@ -50,7 +51,7 @@ def write(found: Mapping[str, Any], module: str, folder: Path) -> list[Path]:
     stem = "_".join([found["engine"].split()[0], found["name"], *found["needs"][:3]])
     stem = _free_stem(folder, re.sub(r"\W+", "_", stem.lower()).strip("_"))
     texts = {
-        f"test_{stem}.py": test_of(found, module),
+        f"test_{stem}.py": test_of(found, adapter),
         f"{stem}.md": report_of(found, f"test_{stem}.py"),
         f"{stem}.json": json.dumps(dict(found), indent=1) + "\n",
     }
@@ -59,22 +60,23 @@ def write(found: Mapping[str, Any], module: str, folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def test_of(found: Mapping[str, Any], module: str) -> str:
+def test_of(found: Mapping[str, Any], adapter: str) -> str:
     """A test that fails as long as the engine has the bug."""
     world = world_from_json(found["world"])
     title = f'"""{invariant(found["name"])}.\n\n{found["engine"]}: {_first_line(found)}\n"""'
-    if found["name"] in CERTAIN or found["name"] == "wrong-event":
-        return _with_sanitizer(found, world, title, module)
-    steps = _calls(world)
+    if found["name"] in MUTABLE:
+        return _with_sanitizer(found, world, title, adapter)
+    module, _, name = adapter.partition(":")
+    steps = _calls(playable(world, getattr(importlib.import_module(module), name).MOVES))
     if found["name"] in ("stuck", "leak"):
         steps += _drain(found["name"])
     else:
         steps += ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()",
-                  "engine.settle()", "engine.step()"]  # fmt: skip
+                  "engine.finish_batches()", "engine.step()"]  # fmt: skip
     return "\n".join(
         [
             title,
-            engine_source(module),
+            engine_source(module, name),
             _world_source(world),
             "",
             "",
@@ -122,32 +124,35 @@ def report_of(found: Mapping[str, Any], test: str) -> str:
     )
 
 
-def engine_source(module: str) -> str:
+def engine_source(module: str, adapter: str = "Adapter") -> str:
     """The adapter's file without kvcore: its engine and what that needs."""
-    text = inspect.getsource(__import__(module, fromlist=["Engine"]))
+    text = inspect.getsource(importlib.import_module(module))
     lines = text.splitlines()
-    kept = []
+    first: list[str] = []
+    kept: list[str] = []
     for node in ast.parse(text).body:
-        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        foreign = module.startswith("kvcore.sanitizer")
-        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        is_adapter = isinstance(node, ast.ClassDef) and node.name in ("Adapter", "_Followed")
+        source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        foreign = source.startswith("kvcore.sanitizer")
+        is_adapter = isinstance(node, ast.ClassDef) and node.name in (adapter, "_Followed")
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if not (foreign or future or is_adapter or is_text):
-            assert node.end_lineno is not None
+        if not (foreign or is_adapter or is_text):
+            decorators = getattr(node, "decorator_list", [])
+            start = min(each.lineno for each in (node, *decorators))
             gap = ["", ""] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-            kept += [*gap, *lines[node.lineno - 1 : node.end_lineno]]
-    return "\n".join(["from types import SimpleNamespace", *kept, "", ""])
+            part = [*gap, *lines[start - 1 : node.end_lineno]]
+            (first if source == "__future__" else kept).extend(part)
+    return "\n".join([*first, "from types import SimpleNamespace", *kept, "", ""])
 
 
-def _with_sanitizer(found: Mapping[str, Any], world: World, title: str, module: str) -> str:
+def _with_sanitizer(found: Mapping[str, Any], world: World, title: str, adapter: str) -> str:
     data = json.dumps(world.to_json())
+    module, _, name = adapter.partition(":")
     return "\n".join(
         [
             title,
             "import json",
             "",
-            f"from {module} import Adapter",
+            f"from {module} import {name}",
             "from kvcore.sanitizer.hunter.run import run",
             "from kvcore.sanitizer.hunter.world import world_from_json",
             "",
@@ -157,7 +162,7 @@ def _with_sanitizer(found: Mapping[str, Any], world: World, title: str, module: 
             f"def test_{_identifier(found)}() -> None:",
             *(f"    # {number}. {_sentence(move)}" for number, move in enumerate(world.moves, 1)),
             f"    muted = {list(found['muted'])!r}",
-            "    found = run(Adapter, world_from_json(WORLD), muted=muted).found",
+            f"    found = run({name}, world_from_json(WORLD), muted=muted).found",
             "    assert found is None, found.text",
             "",
         ]
@@ -179,10 +184,10 @@ def _world_source(world: World) -> str:
     )
 
 
-def _calls(world: World) -> list[str]:
+def _calls(moves: Iterable[Move]) -> list[str]:
     """The moves as plain calls."""
     lines = []
-    for move in world.moves:
+    for move in moves:
         if isinstance(move, Arrive):
             fields = (
                 f"name={move.name!r}, prompt={list(move.prompt)!r}, new={move.new}, "
@@ -200,7 +205,11 @@ def _drain(name: str) -> list[str]:
     lines = ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()"]
     lines.append("assert not list(engine.live), f'{list(engine.live)} wait for ever'")
     if name == "leak":
-        lines += ["engine.settle()", "engine.step()", "assert engine.free() == engine.total()"]
+        lines += [
+            "engine.finish_batches()",
+            "engine.step()",
+            "assert engine.free() == engine.total()",
+        ]
     return lines
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from typing import Any
 import attrs
 
 from kvcore.sanitizer import Sanitizer
+from kvcore.sanitizer.findings import CERTAIN
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.router import Router
 from kvcore.sanitizer.hunter.watch import Watch
-from kvcore.sanitizer.hunter.world import EPOCH, RESET, STEP, Abort, Arrive, Move, World
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Move, World, playable
 
 STUCK_STEPS = 12
 """Steps in which nothing at all changes."""
@@ -25,6 +27,8 @@ NO_TOKEN_STEPS = 400
 """Steps in which nobody gets a token."""
 HUNG_SECONDS = 5.0
 """CPU seconds of one run, which takes some milliseconds."""
+MUTABLE = frozenset({*CERTAIN, "wrong-event"})
+"""Findings behind which a run can go on; only a sanitizer or a router can see them."""
 OWN = Path(__file__).parents[1]
 
 
@@ -66,7 +70,7 @@ def run(
 ) -> Outcome:
     """Run a world to its end or its first finding.
 
-    full: judge in the sanitizer's full mode. muted: names of findings that do not end the run.
+    full: check in the sanitizer's full mode. muted: names of findings that do not end the run.
     """
     return _Run(adapter, world, full, muted).outcome()
 
@@ -122,40 +126,29 @@ class _Run:
         )
         self.watch = Watch(sanitizer)
         self.adapter.attach(self.engine.target, self.watch)
-        for move in self.world.moves:
+        for move in playable(self.world, self.adapter.MOVES):
             self.num_moves += 1
             self._move(move)
-            if (found := self._judged()) is not None:
+            if (found := self._checked()) is not None:
                 return found
         return self._drained() or self._leaked()
 
     def _move(self, move: Move) -> None:
         match move:
             case Arrive():
-                if (
-                    len(move.prompt) + move.new > self.world.max_tokens
-                    or move.name in self.arrivals
-                ):
-                    return
-                knows = self.adapter.MOVES
-                if "samples" not in knows:
-                    move = attrs.evolve(move, samples=1)
-                if "tenants" not in knows:
-                    move = attrs.evolve(move, tenant=0)
                 if self._refusable(lambda: self.engine.arrive(move)):
                     self.arrivals[move.name] = move
             case Abort():
-                if "abort" in self.adapter.MOVES and move.name in set(self.engine.live):
+                if move.name in set(self.engine.live):
                     assert self.watch is not None
                     self.watch.aborts(flying=getattr(self.engine, "in_flight", False))
                     self._refusable(lambda: self.engine.abort(move.name))
             case "epoch":
-                if EPOCH in self.adapter.MOVES and self.engine.epoch():
+                if self.engine.epoch():
                     assert self.watch is not None
                     self.watch.epoch()
             case "reset":
-                if RESET in self.adapter.MOVES:
-                    self._refusable(self.engine.reset)
+                self._refusable(self.engine.reset)
             case _:
                 assert move == STEP
                 self.engine.step()
@@ -170,7 +163,7 @@ class _Run:
             return False
         return True
 
-    def _judged(self) -> Found | None:
+    def _checked(self) -> Found | None:
         """The first certain finding; then the answers that the engine keeps are the model's."""
         assert self.watch is not None
         if self.watch.broken is not None:
@@ -178,7 +171,8 @@ class _Run:
         self._check_tokens()
         if not self.engine.free():
             self.watch.reached.add("full-pool")
-        if hasattr(self.engine, "events") and (wrong := self.router.wrong(self.engine)):
+        wrong = self.router.wrong(self.engine) if hasattr(self.engine, "events") else ""
+        if wrong and "wrong-event" not in self.muted:
             return self._found("wrong-event", "", wrong)
         for found in self.watch.findings:
             if found.certain and found.name not in self.muted:
@@ -197,7 +191,7 @@ class _Run:
                         f"the engine keeps token {tokens[place]} of {name} (sample {sample}) at "
                         f"position {place}, the fake model gave {wanted}"
                     )
-            self.checked[name, sample] = len(tokens)
+            self.checked[name, sample] = max(start, len(tokens))
             self.num_tokens += max(0, len(tokens) - start)
 
     def _drained(self) -> Found | None:
@@ -205,7 +199,7 @@ class _Run:
         still, before, tokens, since = 0, None, self.num_tokens, 0
         while set(self.engine.live):
             self.engine.step()
-            if (found := self._judged()) is not None:
+            if (found := self._checked()) is not None:
                 return found
             now = self.engine.progress()
             still = still + 1 if now == before else 0
@@ -223,14 +217,14 @@ class _Run:
         return None
 
     def _leaked(self) -> Found | None:
-        """All have left: every block is free, before and after an idle step."""
-        self.engine.settle()
-        if (found := self._judged()) is not None:
+        """All have left: every block is free, and still is after an idle step."""
+        self.engine.finish_batches()
+        if (found := self._checked()) is not None:
             return found
         before = self.engine.free()
         self.engine.step()
         after, total = self.engine.free(), self.engine.total()
-        if before == total or after == total:
+        if after == total:
             return None
         return self._found(
             "leak",
@@ -246,9 +240,18 @@ class _Run:
         if self.watch is not None and self.watch.broken is not None:
             return self._found("harness", "", f"{self.watch.broken!r}\n{_tail(error)}")
         deepest = traceback.extract_tb(error.__traceback__)[-1].filename
-        if OWN in Path(deepest).parents:
+        if OWN in Path(deepest).parents or self._is_of_the_adapter(deepest):
             return self._found("harness", _site(error), _tail(error))
         return self._found("crash", f"{type(error).__name__} in {_site(error)}", _tail(error))
+
+    def _is_of_the_adapter(self, file: str) -> bool:
+        """Whether a file drives the engine, and the engine's own class is in another one."""
+        engine = getattr(self.engine, "target", None)
+        return file == _file(self.adapter.Engine) != _file(type(engine))
+
+
+def _file(of: type) -> str | None:
+    return getattr(sys.modules[of.__module__], "__file__", None)
 
 
 def _site(error: BaseException) -> str:

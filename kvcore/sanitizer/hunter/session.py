@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ NEXT_SEED = 1_000_003
 Event = dict[str, Any]
 
 
-def events(job: Mapping[str, Any]) -> Iterator[Event]:
+def events(job: Mapping[str, Any]) -> Generator[Event]:
     """Do a job in the engine's environment, again after each death of the process.
 
     Raises NotInstalled.
@@ -43,17 +43,22 @@ def events(job: Mapping[str, Any]) -> Iterator[Event]:
         job = {"unfinished": str(Path(folder) / "world"), **job}
         left = float(job.get("seconds", 0.0))
         while True:
-            ended, used = None, 0.0
+            ended, used, started = None, 0.0, False
             for event in _one_process(job):
+                started = started or event["event"] == "start"
                 if event["event"] == "ended":
                     ended = event
                 elif event["event"] == "tally":
                     used = max(used, event["seconds"])
                 yield event
             left -= max(used, 1.0)
-            if ended is None or job["do"] != "hunt":
+            if ended is None:
+                return
+            if job["do"] == "again":
+                yield _lost(job, ended, job["world"]) if started else _before_any_run(ended)
                 return
             lost = list(_death(job, ended))
+            Path(job["unfinished"]).unlink(missing_ok=True)  # it is not the next process's world
             yield from lost
             if left <= 0 or any(event["event"] == "unsupported" for event in lost):
                 return
@@ -65,7 +70,7 @@ def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
     try:
         world = json.loads(Path(job["unfinished"]).read_text().partition("\n")[0])
     except (OSError, ValueError):
-        yield {"event": "unsupported", "text": f"{ended['name']} before any run: {ended['text']}"}
+        yield _before_any_run(ended)
         return
     again = {**job, "do": "cut", "world": world, "name": ended["name"], "text": ended["text"]}
     found = False
@@ -74,15 +79,24 @@ def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
         if event["event"] in ("found", "unsupported"):
             yield event
     if not found:
-        lost = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
-        yield {"event": "found", "name": ended["name"], "text": ended["text"], **lost}
+        yield _lost(job, ended, world)
+
+
+def _before_any_run(ended: Event) -> Event:
+    return {"event": "unsupported", "text": f"{ended['name']} before any run: {ended['text']}"}
+
+
+def _lost(job: Mapping[str, Any], ended: Event, world: Mapping[str, Any]) -> Event:
+    """The finding of a process that did not live to tell it."""
+    facts = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
+    return {"event": "found", "name": ended["name"], "text": ended["text"], **facts}
 
 
 def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
     """The events of one process; the last is `ended`, unless it ended by itself and well."""
+    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     told, tells = os.pipe()
     prints, printed = os.pipe()
-    command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     child = subprocess.Popen(
         [*command, json.dumps({**job, "events": tells})],
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every short run of a small world: three blocks, two requests, and each order of few moves.
+"""Every short run of a small world: few blocks, two rows, and each order of few moves.
 
 The shortest runs come first, so what is found here needs no cutting down.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Axes, Move, World
 
-NUM_BLOCKS = 3
 NUM_MOVES_MAX = 7
 
 
@@ -28,7 +27,13 @@ def small_worlds(
             for kinds_of in product(kinds, repeat=length):
                 if _says_something(kinds_of):
                     moves = tuple(_moves(kinds_of, prompts))
-                    yield World(options, NUM_BLOCKS, 2 * size, 2, moves)
+                    yield World(options, _num_blocks(moves, size), 2 * size, 2, moves)
+
+
+def _num_blocks(moves: tuple[Move, ...], size: int) -> int:
+    """The fewest blocks with which each arrival fits by itself: see `World.max_tokens`."""
+    longest = max(len(each.prompt) + each.new for each in moves if isinstance(each, Arrive))
+    return -(-longest // size) + 1
 
 
 def _prompts(size: int) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ its own loop with a fake model, and `Adapter.attach` tells what it does to its b
 import itertools
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer import CacheGroup, Chunk
 
 
 class Request:
@@ -134,7 +134,7 @@ class Engine:
     def abort(self, name: str) -> None:
         self.target.leave(self.requests.pop(name))
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         """No batch is in flight between two steps."""
 
     def close(self) -> None:
@@ -187,17 +187,17 @@ class Adapter:
 
         def scheduled() -> list[Request]:
             batch = schedule()
-            rows = []
+            chunks = []
             for each in batch:
                 if each.name not in told:
                     sanitizer.begin(each.name, each.tokens)
                 if new := each.blocks[told.get(each.name, 0) :]:
                     sanitizer.extend(each.name, 0, new)
                 told[each.name] = len(each.blocks)
-                rows.append(Row(each.name, each.computed, each.scheduled))
+                chunks.append(Chunk(each.name, each.computed, each.scheduled))
             if batch:
                 step = next(numbers)
-                sanitizer.issue(step, rows)
+                sanitizer.issue(step, chunks)
                 sanitizer.complete(step)
             return list(batch)
 

@@ -24,12 +24,12 @@ GOALS = (
 )
 """Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
 
-RARE = frozenset({"chunk-preempted-in-its-step", "abort-in-flight", "restore", "fork"})
+RARE = frozenset({"chunk-preempted-in-its-step", "restore", "fork"})
 """Worlds that reach one of these are varied first."""
 
 
 class Watch:
-    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps judged."""
+    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps checked."""
 
     def __init__(self, sanitizer: Any) -> None:
         self.sanitizer = sanitizer
@@ -40,6 +40,7 @@ class Watch:
         self.lengths: dict[Any, int] = {}
         self.fresh: set[Any] = set()  # begun, or dropped: not scheduled since
         self.dropped: set[Any] = set()
+        self.cut_off: set[Any] = set()  # dropped in flight: preempted, if it gets blocks again
         self.steps: dict[Any, set[Any]] = {}
         self.full_blocks: set[tuple[int, int]] = set()
         self.block_size = max(group.block_size for group in sanitizer.groups)
@@ -58,18 +59,20 @@ class Watch:
             self.fresh.add(name)
         self._guarded(self.sanitizer.begin)(name, tokens, *args, **named)
 
-    def extend(self, name: Any, group: int, blocks: Iterable[int]) -> None:
+    def extend(self, name: Any, group_id: int, blocks: Iterable[int]) -> None:
         blocks = list(blocks)
-        self._guarded(self.sanitizer.extend)(name, group, blocks)
+        self._guarded(self.sanitizer.extend)(name, group_id, blocks)
         held = {each for table in self.tables.values() for each in table}
-        named = [(group, block) for block in blocks]
+        named = [(group_id, block) for block in blocks]
         if held.intersection(named):
             self.reached.add("shared-block")
+        if named and name in self.cut_off:
+            self.reached.add("preempted-in-flight")
         self.tables[name] += named
 
     def drop(self, name: Any) -> None:
         if any(name in names for names in self.steps.values()):
-            self.reached.add("preempted-in-flight")
+            self.cut_off.add(name)
         self.tables[name] = []
         self.fresh.add(name)
         self.dropped.add(name)
@@ -77,6 +80,7 @@ class Watch:
 
     def end(self, name: Any) -> None:
         self.tables.pop(name, None)
+        self.cut_off.discard(name)
         self._guarded(self.sanitizer.end)(name)
 
     def __contains__(self, name: Any) -> bool:
@@ -95,12 +99,12 @@ class Watch:
             self._see(name, start, count)
         return self._guarded(self.sanitizer.step)(step, names, starts, counts, *more)
 
-    def issue(self, step: Any, rows: Sequence[Any]) -> None:
+    def issue(self, step: Any, chunks: Sequence[Any]) -> None:
         self.num_steps += 1
-        self.steps[step] = {row.name for row in rows}
-        for row in rows:
-            self._see(row.name, row.start, row.num_tokens)
-        self._guarded(self.sanitizer.issue)(step, rows)
+        self.steps[step] = {chunk.name for chunk in chunks}
+        for chunk in chunks:
+            self._see(chunk.name, chunk.start, chunk.num_tokens)
+        self._guarded(self.sanitizer.issue)(step, chunks)
 
     def complete(self, step: Any) -> Any:
         self.steps.pop(step, None)

@@ -14,9 +14,11 @@ import sys
 import traceback
 from typing import Any
 
+import attrs
+
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.hunter.adapter import NotInstalled, load
-from kvcore.sanitizer.hunter.hunt import Hunt
+from kvcore.sanitizer.hunter.hunt import Hunt, Tally, warm_up
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
@@ -34,31 +36,35 @@ def main(job: dict[str, Any]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     events = os.fdopen(job["events"], "w", buffering=1)
 
-    def tell(event: dict[str, Any]) -> None:
+    def send(event: dict[str, Any]) -> None:
         events.write(json.dumps(event) + "\n")
 
     try:
         adapter = load(job["engine"])
     except (NotInstalled, UnsupportedEngine, ValueError) as error:
-        tell({"event": "unsupported", "text": str(error)})
+        send({"event": "unsupported", "text": str(error)})
         return 2
     except Exception:
-        tell({"event": "unsupported", "text": traceback.format_exc(limit=-3)})
+        send({"event": "unsupported", "text": traceback.format_exc(limit=-3)})
         return 2
-    tell({"event": "start", "engine": adapter.NAME, "version": adapter.version()})
+    send({"event": "start", "engine": adapter.NAME, "version": adapter.version()})
     if job["do"] == "hunt":
-        _hunt(adapter, job, tell)
+        _hunt(adapter, job, send)
     elif job["do"] == "again":
         world = world_from_json(job["world"])
-        found = run(adapter, world, full=True, muted=job["muted"]).found
-        if found is not None:
-            tell(_event(adapter, world, found.name, found.where, found.text))
+        warm_up(adapter, world)
+        outcome = run(adapter, world, full=True, muted=job["muted"])
+        if (found := outcome.found) is not None:
+            send(_event(adapter, world, found.name, found.where, found.text))
+        tally = Tally()
+        tally.add(world, outcome)
+        send({"event": "tally", **attrs.asdict(tally)})
     else:
-        _cut_down(adapter, job, tell)
+        _cut_down(adapter, job, send)
     return 0
 
 
-def _hunt(adapter: Any, job: dict[str, Any], tell: Any) -> None:
+def _hunt(adapter: Any, job: dict[str, Any], send: Any) -> None:
     unfinished = os.open(job["unfinished"], os.O_RDWR | os.O_CREAT)
 
     def before(world: World) -> None:
@@ -67,24 +73,25 @@ def _hunt(adapter: Any, job: dict[str, Any], tell: Any) -> None:
 
     hunt = Hunt(adapter, job["seed"], fixed=job["fixed"], only=job["only"], before=before)
     for event in hunt.events(job["seconds"]):
-        tell(event)
+        send(event)
 
 
-def _cut_down(adapter: Any, job: dict[str, Any], tell: Any) -> None:
+def _cut_down(adapter: Any, job: dict[str, Any], send: Any) -> None:
     """A world whose process did not live to tell: cut down in one process a candidate."""
     world = world_from_json(job["world"])
+    warm_up(adapter, world)
     name, where, text = outcome_of(adapter, world)
     if name is None:
         text = f"{job['name']}: {job['text']} (not again when the world ran by itself)"
-        tell(_event(adapter, world, "harness", "", text))
+        send(_event(adapter, world, "harness", "", text))
         return
 
     def same(candidate: World) -> bool:
-        tell({"event": "alive"})
+        send({"event": "alive"})
         return outcome_of(adapter, candidate)[:2] == (name, where)
 
     small = shrink(world, same, adapter.AXES, CUT_SECONDS)
-    tell(_event(adapter, small, name, where, text))
+    send(_event(adapter, small, name, where, text))
 
 
 def _event(adapter: Any, world: World, name: str, where: str, text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ is not there is skipped.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -93,6 +93,28 @@ def _move(data: str | Mapping[str, Any]) -> Move:
     return Abort(**data)
 
 
+def playable(world: World, known: Collection[str]) -> Iterator[Move]:
+    """The moves of a world that an engine which knows `known` is asked for, as it is asked.
+
+    known: as an adapter's MOVES. A request that cannot fit, or whose name is taken, is left out.
+    """
+    names: set[str] = set()
+    for move in world.moves:
+        match move:
+            case Arrive():
+                if move.name not in names and len(move.prompt) + move.new <= world.max_tokens:
+                    names.add(move.name)
+                    samples = move.samples if "samples" in known else 1
+                    tenant = move.tenant if "tenants" in known else 0
+                    yield attrs.evolve(move, samples=samples, tenant=tenant)
+            case Abort():
+                if "abort" in known:
+                    yield move
+            case _:
+                if move == STEP or move in known:
+                    yield move
+
+
 class Generator:
     """Draws worlds; draws near those that were rare. Deterministic by seed and what it was told."""
 
@@ -115,8 +137,11 @@ class Generator:
 
     def _draw(self) -> World:
         choose = self.random.choice
+        drawn = choose((0.4, 1.0))  # of the options; the others are the defaults
         axes = {
-            name: self.fixed.get(name, choose(values) if self.random.random() < 0.6 else values[0])
+            name: self.fixed.get(
+                name, choose(values if self.random.random() < drawn else values[:1])
+            )
             for name, values in self.axes.items()
         }
         size = axes["block_size"]
@@ -127,11 +152,11 @@ class Generator:
         return attrs.evolve(world, moves=tuple(_Moves(self.random, world).draw()))
 
     def _near(self, world: World) -> World:
-        """A world with some moves taken away, doubled or drawn anew, or another size."""
+        """A world with some moves taken away, doubled or drawn anew, another size or option."""
         moves = list(world.moves)
         for _ in range(self.random.randint(1, 4)):
             place = self.random.randrange(len(moves) + 1)
-            match self.random.randrange(5):
+            match self.random.randrange(6):
                 case 0:
                     del moves[place : place + self.random.randint(1, 3)]
                 case 1:
@@ -140,17 +165,34 @@ class Generator:
                     moves[place:place] = _Moves(self.random, world).few(moves)
                 case 3:
                     moves = [_changed(self.random, world, move) for move in moves]
-                case _:
+                case 4:
                     near = self.random.choice((-1, 1)) + world.num_blocks
                     world = attrs.evolve(world, num_blocks=max(3, near))
+                case _:
+                    world = self._with_another_option(world)
         return attrs.evolve(world, moves=tuple(moves))
+
+    def _with_another_option(self, world: World) -> World:
+        """One option of the engine, or the size of its steps, drawn anew; not the block size."""
+        other = self._draw()
+        match self.random.choice(("token_budget", "max_rows", *self.axes)):
+            case "block_size":
+                return world  # no request would fit as it did
+            case "token_budget":
+                budget = other.token_budget * world.block_size // other.block_size
+                return attrs.evolve(world, token_budget=budget)
+            case "max_rows":
+                return attrs.evolve(world, max_rows=other.max_rows)
+            case name:
+                return attrs.evolve(world, axes={**world.axes, name: other.axes[name]})
 
 
 def _changed(rng: random.Random, world: World, move: Move) -> Move:
     """A request now and then with another length or priority."""
     if not isinstance(move, Arrive) or rng.random() < 0.7:
         return move
-    length = max(1, len(move.prompt) + rng.randint(-2, 2))
+    longer = rng.choice((rng.randint(-2, 2), -world.block_size, world.block_size))
+    length = max(1, len(move.prompt) + longer)
     more = tuple(world.token(position, 5) for position in range(len(move.prompt), length))
     return attrs.evolve(
         move,
@@ -181,12 +223,13 @@ class _Moves:
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.burst, self.most = rng.choice((1, 3)), rng.choice((2, 4, 100))
         self.samples = rng.choice(((1,), (1, 1, 2)))
-        self.urgent = rng.random() < 0.5
+        self.urgent = rng.random() < 0.8
+        self.only_long = rng.random() < 0.4
         self.tenants = rng.choice((1, 1, 3))
 
     def draw(self) -> list[Move]:
-        """12, 25 or 50 moves, an arrival first."""
-        length = self.random.choice((12, 25, 50))
+        """6, 12, 25 or 50 moves, an arrival first."""
+        length = self.random.choice((6, 12, 25, 50))
         moves: list[Move] = [self._arrival()]
         while len(moves) < length:
             moves += self._kind(self.random.choices(self.kinds, self.weights)[0])
@@ -237,13 +280,15 @@ class _Moves:
     def _prompt(self, longest: int) -> tuple[int, ...]:
         size = self.world.block_size
         most = max(1, longest // size)
-        pages = self.random.randint(
-            *self.random.choice(((1, min(2, most)), (1, most), (most, most)))
-        )
+        lengths = [(1, min(2, most)), (1, most), (most, most)]
+        if self.only_long:
+            lengths = [(1 + most // 2, most)]
+        pages = self.random.randint(*self.random.choice(lengths))
         if self.random.random() < 0.5:
             length = pages * size + self.random.choice((-1, 0, 1))
         else:
-            length = self.random.randint(1, pages * size)
+            least = pages * size - size if self.only_long else 0
+            length = self.random.randint(least + 1, pages * size)
         length = max(1, min(length, longest))
         stem = self.random.choice(self.stems)
         shared = self.random.choice((0, length, self.random.randint(0, length)))

@@ -12,13 +12,16 @@ they may hold anything, NaN too. Blocks behind a window are not even gathered: t
 may be the null block.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvcore_runtime.attention.ragged import RaggedStep, flat_ranges, heads_first
+from kvcore_runtime.attention.ragged import RaggedStep, heads_first
+from kvcore_runtime.attention.read_plan import ReadPlan
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.errors import ShapeMismatch
 
@@ -43,58 +46,64 @@ class PagedAttention:
     def __init__(
         self,
         cache: BlockLayers,
+        plan: ReadPlan,
         *,
-        block_tables: Tensor,
-        slot_mapping: Tensor,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int],
         invariant: bool = False,
         visibility: Visibility = FULL,
     ) -> None:
-        """Prepare the indices of the step.
+        """Set up all that needs no block table; `bind` is next.
 
-        block_tables: [num_seqs, >= blocks of the longest] ints, a row per sequence, in the batch's
-        order; entries past a sequence's blocks, or before the first that a query of the step sees,
-        are ignored. slot_mapping: [T] ints, block_id * block_size + offset of each new token.
-        seq_lens count this step's tokens too. visibility: of the layers that this is for.
-        Raises ShapeMismatch, TooLong. Copies the indices: later changes of the tables are not seen.
+        plan: for the same block size and visibility. Raises ShapeMismatch, TooLong.
         """
         keys, _ = cache.layer(0)
         self._cache = cache
-        self._block_size = keys.shape[1]
+        self._plan = plan
+        self._block_size = size = keys.shape[1]
         self.step = RaggedStep(
-            query_lens=tuple(query_lens),
-            seq_lens=tuple(seq_lens),
+            query_lens=plan.query_lens,
+            seq_lens=plan.seq_lens,
             invariant=invariant,
             device=keys.device,
             visibility=visibility,
         )
-        slots = slot_mapping.to(keys.device, torch.int64)
-        if slots.shape != (self.step.num_tokens,):
-            raise ShapeMismatch(
-                name="slot_mapping", expected=(self.step.num_tokens,), actual=slots.shape
-            )
-        self._slots = (slots // self._block_size, slots % self._block_size)
+        num_tokens = self.step.num_tokens
+        numbers = torch.from_numpy(plan.numbers).to(keys.device)
+        self._entries, self.positions, self._offsets = numbers.split(
+            (num_tokens + plan.num_blocks, num_tokens, num_tokens)
+        )
         spans = [
-            range(first // self._block_size, -(-seq_len // self._block_size))
-            for first, seq_len in zip(self.step.first_keys, self.step.seq_lens, strict=True)
+            range(first // size, -(-seq_len // size))
+            for first, seq_len in zip(self.step.first_keys, plan.seq_lens, strict=True)
         ]
-        block_ids = _listed_blocks(block_tables.to(keys.device), spans)
         block_bytes = keys[0].numel() * keys.element_size()
         parts = _parts(spans, max(1, GATHER_BYTES_MAX // block_bytes))
         sizes = [sum(len(span) for span in part) for part in parts]
+        self._split_sizes = [num_tokens, *sizes]
         scratch = keys.new_empty((2, max(sizes, default=0), *keys.shape[1:]))
-        seen = list(zip(spans, self.step.first_keys, self.step.seq_lens, strict=True))
+        seen = list(zip(spans, self.step.first_keys, plan.seq_lens, strict=True))
         self._parts = []
-        for part, size, ids in zip(parts, sizes, block_ids.split(sizes), strict=True):
-            pairs = self._views(scratch[:, :size], seen[: len(part)])
-            self._parts.append((ids, scratch[0, :size], scratch[1, :size], pairs))
+        for part, part_size in zip(parts, sizes, strict=True):
+            pairs = self._views(scratch[:, :part_size], seen[: len(part)])
+            self._parts.append((scratch[0, :part_size], scratch[1, :part_size], pairs))
             del seen[: len(part)]
 
-    @property
-    def num_blocks_read(self) -> int:
-        """Blocks that each layer reads, those of several sequences counted for each."""
-        return sum(len(ids) for ids, *_ in self._parts)
+    def bind(self, block_tables: Tensor) -> PagedAttention:
+        """Say where the blocks are; returns itself.
+
+        block_tables: [rows, the plan's width] ints, contiguous; entries past a sequence's blocks,
+        or before the first that a query of the step sees, are ignored. Raises ShapeMismatch. Copies
+        what it needs: later changes of the tables are not seen.
+        """
+        plan, shape = self._plan, tuple(block_tables.shape)
+        fits = len(shape) == 2 and shape[0] >= plan.num_rows and shape[1] == plan.width
+        if not fits or plan.width < plan.num_places:
+            expected = (plan.num_rows, max(plan.width, plan.num_places))
+            raise ShapeMismatch(name="block_tables", expected=expected, actual=shape)
+        entries = self._entries.to(block_tables.device)
+        found = block_tables.view(-1).index_select(0, entries).to(self._offsets.device, torch.int64)
+        written, *self._ids = found.split(self._split_sizes)
+        self._slots = (written, self._offsets)
+        return self
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step to their slots of this layer, then attend. See `Attention`."""
@@ -108,7 +117,7 @@ class PagedAttention:
 
         A pair holds until the next one is requested: then its memory may be another's.
         """
-        for ids, part_keys, part_values, pairs in self._parts:
+        for ids, (part_keys, part_values, pairs) in zip(self._ids, self._parts, strict=True):
             torch.index_select(keys, 0, ids, out=part_keys)
             torch.index_select(values, 0, ids, out=part_values)
             yield from pairs
@@ -120,9 +129,9 @@ class PagedAttention:
 
         seen: of each sequence its blocks, its first key, and its length.
         """
-        sizes = []
+        sizes, size = [], self._block_size
         for span, first, seq_len in seen:
-            start, stop = span.start * self._block_size, span.stop * self._block_size
+            start, stop = span.start * size, span.stop * size
             sizes += [first - start, seq_len - first, stop - seq_len]
         keys, values = (
             heads_first(each).split_with_sizes(sizes, dim=2)[1::3] for each in scratch.flatten(1, 2)
@@ -137,23 +146,17 @@ class GroupedAttention:
         """places: of each layer, the index of its attention, and the layer's place in its group."""
         self._attentions = tuple(attentions)
         self._places = tuple(places)
-        self.step = self._attentions[0].step
+        self.positions = self._attentions[0].positions
+
+    def bind(self, block_tables: Sequence[Tensor]) -> None:
+        """Say where the blocks are, one table per attention: see `PagedAttention.bind`."""
+        for attention, tables in zip(self._attentions, block_tables, strict=True):
+            attention.bind(tables)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
         attention, place = self._places[layer]
         return self._attentions[attention].attend(place, q, k, v)
-
-
-def _listed_blocks(block_tables: Tensor, spans: Sequence[range]) -> Tensor:
-    """Ids of the blocks at these positions of each row, one row after another, [sum] ints."""
-    num_seqs, width = len(spans), max((span.stop for span in spans), default=0)
-    shape = tuple(block_tables.shape)
-    if len(shape) != 2 or shape[0] != num_seqs or shape[1] < width:
-        raise ShapeMismatch(name="block_tables", expected=(num_seqs, width), actual=shape)
-    starts = [row * shape[1] + span.start for row, span in enumerate(spans)]
-    places = torch.from_numpy(flat_ranges(starts, [len(span) for span in spans]))
-    return block_tables.reshape(-1).index_select(0, places.to(block_tables.device))
 
 
 def _parts(spans: Sequence[range], num_blocks_max: int) -> list[list[range]]:

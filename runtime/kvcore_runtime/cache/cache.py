@@ -56,6 +56,7 @@ class GroupLayers:
         self.layout = layout
         shape = layout.shape(blocks.shape[0])
         self.data = blocks if tuple(blocks.shape) == shape else blocks.view(shape)
+        self._layers = [(each[:, 0], each[:, 1]) for each in self.data.unbind(1)]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, as strided views that may be written.
@@ -65,7 +66,7 @@ class GroupLayers:
         if not 0 <= layer < self.layout.num_layers:
             count = self.layout.num_layers
             raise LayerOutOfRange(layer=layer, num_layers=count, last=count - 1)
-        return self.data[:, layer, 0], self.data[:, layer, 1]
+        return self._layers[layer]
 
 
 class Cache:
@@ -73,7 +74,8 @@ class Cache:
 
     layout: of the blocks of group 0. num_blocks: device blocks, the null block included.
     num_host_blocks: 0 for no host tier. groups: (layers, tokens per block) of every group, one of
-    all the layout's layers if not said. Raises InvalidSize, InvalidLayout.
+    all the layout's layers if not said. shared: on a CPU with processes that are forked later.
+    Raises InvalidSize, InvalidLayout.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Cache:
         guard: bool = False,
         *,
         groups: Sequence[tuple[int, int]] = (),
+        shared: bool = False,
     ) -> None:
         check_size("num_blocks", num_blocks)
         check_size("num_host_blocks", num_host_blocks, 0)
@@ -93,10 +96,10 @@ class Cache:
         self.guard = guard
         on_gpu = self.device.type == "cuda"
         fill = math.nan if guard else 0.0
-        self.blocks = _make_tier("device", layout, num_blocks, self.device, False, fill)
+        self.blocks = _make_tier("device", layout, num_blocks, self.device, False, fill, shared)
         host = torch.device("cpu")
         pin = on_gpu and num_host_blocks > 0
-        self.host_blocks = _make_tier("host", layout, num_host_blocks, host, pin, fill)
+        self.host_blocks = _make_tier("host", layout, num_host_blocks, host, pin, fill, shared)
         self._side_stream: torch.cuda.Stream | None = None
         shapes = groups or [(layout.num_layers, layout.block_size)]
         layouts = [layout.regrouped(*each) for each in shapes]
@@ -141,10 +144,11 @@ def _make_tier(
     device: torch.device,
     pin: bool,
     fill: float,
+    shared: bool,
 ) -> Tier:
     shape = layout.shape(num_blocks)
     physical = tuple(shape[axis] for axis in layout.stride_order)
-    storage = allocate(physical, layout.dtype, device, pin=pin, fill=fill)
+    storage = allocate(physical, layout.dtype, device, pin=pin, fill=fill, shared=shared)
     places = [layout.stride_order.index(axis) for axis in range(len(shape))]
     word = torch.int64 if layout.piece_size_bytes % 8 == 0 else torch.int16
     num_words = layout.piece_size_bytes // word.itemsize

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -45,7 +46,8 @@ _READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
 _WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load)}
 
 
-class Reads(NamedTuple):
+@attrs.frozen
+class Reads:
     """What the forward pass of one step computes: positions starts[i] to ends[i] of rows[i].
 
     requests: the requests of the rows, for messages.
@@ -57,7 +59,8 @@ class Reads(NamedTuple):
     requests: Sequence[str]
 
 
-class _Seen(NamedTuple):
+@attrs.frozen
+class _Seen:
     """The positions of one row that a step sees in one group, and the blocks that hold them."""
 
     step: int
@@ -160,9 +163,10 @@ class Guard:
 
     def _seen(self, tables: BlockTables, reads: Reads, step: int) -> Iterator[_Seen]:
         """What the step sees, group by group. Raises StaleRead if a table is too short."""
+        columns = (reads.rows, reads.starts, reads.ends, reads.requests)
         for group_id in range(tables.num_groups):
             size = tables.block_sizes[group_id]
-            for row, start, end, request in zip(*reads, strict=True):
+            for row, start, end, request in zip(*columns, strict=True):
                 positions = range(self._kept[group_id].first_seen(start), end)
                 needed, held = -(-end // size), int(tables.lengths[group_id, row])
                 blocks = tables.blocks[group_id, row, positions.start // size : needed]

@@ -22,12 +22,23 @@ HUGE_BYTES_MIN = 4 * HUGE_PAGE_BYTES
 
 
 def allocate(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, pin: bool, fill: float
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    pin: bool = False,
+    fill: float = 0.0,
+    shared: bool = False,
 ) -> Tensor:
-    """A contiguous tensor of one value; pin: in pinned host memory, which needs a GPU."""
+    """A contiguous tensor of one value.
+
+    pin: in pinned host memory, which needs a GPU. shared: on a CPU with the processes that are
+    forked later; the system may give such memory no huge pages.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type == "cpu" and not pin and num_bytes >= HUGE_BYTES_MIN and _has_huge_pages():
-        storage = _huge(num_bytes).view(dtype).view(shape)
+    huge = num_bytes >= HUGE_BYTES_MIN and _has_huge_pages()
+    if device.type == "cpu" and not pin and num_bytes and (huge or shared):
+        storage = _huge(num_bytes, shared).view(dtype).view(shape)
         storage.fill_(fill)
         return storage
     return torch.full(shape, fill, dtype=dtype, device=device, pin_memory=pin)
@@ -37,9 +48,10 @@ def _has_huge_pages() -> bool:
     return hasattr(mmap, "MADV_HUGEPAGE")
 
 
-def _huge(num_bytes: int) -> Tensor:
+def _huge(num_bytes: int, shared: bool) -> Tensor:
     """Untouched bytes that begin at a huge page; the tensor keeps the mapping alive."""
-    mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whose = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+    mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, whose | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # A kernel without huge pages; ordinary ones do as well.
         mapping.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(mapping, dtype=torch.uint8)

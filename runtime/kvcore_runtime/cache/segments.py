@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
+import attrs
 import torch
 
 from kvcore.types.commands import CopyOnWrite, Load, Store, SwapIn, SwapOut, Zero
@@ -24,7 +24,8 @@ COPYING = (Zero.kind, CopyOnWrite.kind, SwapOut.kind, SwapIn.kind)
 _SWAPS = (SwapOut.kind, SwapIn.kind)
 
 
-class Copying(NamedTuple):
+@attrs.frozen
+class Copying:
     """A command that reads or writes blocks: what it reads (a) and what it writes (b).
 
     Zero, as in the columns, writes a. Stores and loads (transfers.py) are checked as Copyings too:

@@ -10,7 +10,7 @@ no request's: rows that pad a batch read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from kvcore_runtime.cache.errors import (
     TableOutOfRange,
     lengths_differ,
 )
+from kvcore_runtime.cache.host_memory import allocate
 from kvcore_runtime.cache.table_merge import (
     BLOCK,
     GROUP,
@@ -48,8 +49,9 @@ class BlockTables:
     max_rows: rows that requests may have. max_blocks: positions of the longest table. max_tokens:
     tokens of the largest step. block_size: tokens per block, in every group or one per group.
     blocks: [num_groups, max_rows + 1, max_blocks] int32 on device. lengths: [num_groups, max_rows +
-    1] int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. Raises
-    InvalidSize, LengthMismatch.
+    1] int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. shared: whether
+    all but the slots, on a CPU, is shared with processes that are forked later. Raises InvalidSize,
+    LengthMismatch.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class BlockTables:
         *,
         num_groups: int = 1,
         device: torch.device | str = "cpu",
+        shared: bool = False,
     ) -> None:
         check_size("max_rows", max_rows)
         check_size("max_blocks", max_blocks)
@@ -78,8 +81,8 @@ class BlockTables:
         self.num_groups = num_groups
         self.device = torch.device(device)
         shape = (num_groups, max_rows + 1, max_blocks)
-        self.blocks = torch.full(shape, PADDING_BLOCK, dtype=torch.int32, device=self.device)
-        self.lengths = torch.zeros(shape[:2], dtype=torch.int32)
+        self.blocks = allocate(shape, torch.int32, self.device, fill=PADDING_BLOCK, shared=shared)
+        self.lengths = allocate(shape[:2], torch.int32, torch.device("cpu"), shared=shared)
         self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
 
     def row_blocks(self, row: int, group_id: int = 0) -> list[int]:
@@ -160,6 +163,19 @@ class BlockTables:
         slots[num_tokens:pad_to] = PADDING_BLOCK * size
         return slots[: max(num_tokens, pad_to)]
 
+    def check_reach(self, rows: Iterable[int], ends: Iterable[int], *, group_id: int = 0) -> None:
+        """Raise BeyondTable if the table of rows[i] ends before position ends[i] - 1."""
+        size, lengths = self.block_sizes[group_id], self.lengths[group_id].tolist()
+        for row, end in zip(rows, ends, strict=True):
+            if end > lengths[row] * size:
+                raise BeyondTable(
+                    row=row,
+                    group_id=group_id,
+                    position=end - 1,
+                    needed=-(-end // size),
+                    length=lengths[row],
+                )
+
     def _check_changes(self, changes: Tensor) -> None:
         is_set = changes[KIND] == SetTable.kind
         _check_range("row", changes[ROW], self.max_rows - 1)
@@ -184,18 +200,8 @@ class BlockTables:
         num_tokens = int(count.sum())
         if max(num_tokens, pad_to) > self.max_tokens:
             raise SlotsOverflow(num_tokens=max(num_tokens, pad_to), max_tokens=self.max_tokens)
-        length = self.lengths.numpy()[group_id, row].astype(np.int64)
-        beyond = (start + count > length * size) & (count > 0)
-        if beyond.any():
-            at = int(beyond.argmax())
-            position = int(start[at] + count[at]) - 1
-            raise BeyondTable(
-                row=int(row[at]),
-                group_id=group_id,
-                position=position,
-                needed=position // size + 1,
-                length=int(length[at]),
-            )
+        ends = np.where(count, start + count, 0)
+        self.check_reach(row.tolist(), ends.tolist(), group_id=group_id)
         return num_tokens
 
     def _send(self, values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ on it is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import attrs
 import torch
@@ -36,7 +36,8 @@ class ExternalTier(Protocol):
         ...
 
 
-class Transfer(NamedTuple):
+@attrs.frozen
+class Transfer:
     """One Store or Load of the columns."""
 
     kind: int

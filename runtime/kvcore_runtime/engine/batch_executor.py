@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that applies batches and runs their forward passes, beside the thread that plans.
+"""Applies batches and runs their forward passes beside the caller, which plans the next step.
 
 Batches run strictly in the order they were submitted, each with its forward pass before the
 next is applied: a copy may read what the forward pass before it wrote. While anything is on its way
 the cache and the tables belong to the executor; the manager and the sequences belong to the caller,
 so what a step needs of them is handed over as plain data. After an error nothing more is run until
-`clear`. On a GPU the executor has a stream of its own, and what it hands out is computed.
+`clear`.
+
+On the CPU of Linux this is a process (forked_worker.py), with the cache and the tables in shared
+memory; elsewhere a thread, on a GPU with a stream of its own, and what it hands out is computed.
+What a step needs before its batch is announced, so that it is set up while the caller takes the
+batch.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import mmap
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import attrs
 import torch
@@ -20,8 +28,9 @@ import torch
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
-from kvcore_runtime.engine.errors import NotExecuted
-from kvcore_runtime.engine.forward import Computed, Forward, StepInputs
+from kvcore_runtime.engine.errors import ExecutorDied, NotExecuted
+from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
+from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -39,28 +48,33 @@ class BatchExecutor:
     """The batches on their way, oldest first."""
 
     def __init__(self, runtime: Runtime, forward: Forward) -> None:
-        self._runtime = runtime
-        self._forward = forward
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
-        self._submitted: collections.deque[Future[Executed]] = collections.deque()
-        self._stopped = False
-        self._stream: torch.cuda.Stream | None = None
+        self._side = _OtherSide(runtime, forward)
         device = runtime.cache.device
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._worker = (
+            ForkedWorker(self._side)
+            if runs_in_fork(device)
+            else ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
+        )
+        self._submitted: collections.deque[Future[Any] | Reply] = collections.deque()
 
-    def submit(self, batch: Batch, inputs: StepInputs | None) -> None:
-        """Let a batch be applied and its step be computed, None for nothing to compute."""
-        self._submitted.append(self._thread.submit(self._execute, batch, inputs))
+    def announce(self, inputs: StepInputs) -> None:
+        """Say what the batch that is submitted next computes; without it, it computes nothing."""
+        self._worker.submit(self._side.announce, inputs)
+
+    def submit(self, batch: Batch) -> None:
+        """Let a batch be applied and its step be computed."""
+        self._submitted.append(self._worker.submit(self._side.execute, batch))
 
     def wait(self) -> Executed:
-        """Wait for the oldest batch. Raises what applying or computing it raised, NotExecuted."""
-        done = self._submitted[0].result()
+        """Wait for the oldest batch.
+
+        Raises what applying or computing it raised, NotExecuted, ExecutorDied, ExecutorFailed.
+        """
+        done: Executed = self._submitted[0].result()
         self._submitted.popleft()
-        if self._stream is not None and done.computed is not None:
+        logits = None if done.computed is None else done.computed.logits
+        if logits is not None and logits.is_cuda:
             # Made on the executor's stream, read on the caller's.
-            logits = done.computed.logits
             logits.record_stream(torch.cuda.current_stream(logits.device))
         return done
 
@@ -75,7 +89,7 @@ class BatchExecutor:
         next_number: of the batch that comes after what is cancelled. Returns the stores and loads
         that are over.
         """
-        self._stopped = True
+        self._side.stop()
         self.drain()
         finished = [
             each
@@ -83,25 +97,64 @@ class BatchExecutor:
             if done.exception() is None
             for each in done.result().finished
         ]
-        finished += self._runtime.take_finished()  # of the batch that failed
+        with contextlib.suppress(ExecutorDied):  # the next batch will say so
+            finished += self._worker.submit(self._side.restart, next_number).result()
         self._submitted.clear()
-        self._runtime.skip(next_number)
-        self._stopped = False
         return finished
 
-    def _execute(self, batch: Batch, inputs: StepInputs | None) -> Executed:
-        """Run on the thread."""
-        if self._stopped:
+
+def runs_in_fork(device: torch.device) -> bool:
+    """Whether batches run in a process, so that cache and tables must lie in shared memory."""
+    return device.type == "cpu" and sys.platform == "linux"
+
+
+class _OtherSide:
+    """What runs beside the caller."""
+
+    def __init__(self, runtime: Runtime, forward: Forward) -> None:
+        self._runtime = runtime
+        self._forward = forward
+        self._begun: Begun | Exception | None = None
+        self._stopped = mmap.mmap(-1, 1)  # a byte that both sides see
+        self._stream: torch.cuda.Stream | None = None
+        device = runtime.cache.device
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def stop(self) -> None:
+        """Let no batch begin."""
+        self._stopped[0] = 1
+
+    def announce(self, inputs: StepInputs) -> None:
+        """Set the step of the next batch up; an error is that of the batch."""
+        try:
+            with torch.cuda.stream(self._stream):
+                self._begun = self._forward.begin(inputs)
+        except Exception as error:
+            self._begun = error
+
+    def execute(self, batch: Batch) -> Executed:
+        """Apply a batch and compute its step."""
+        begun, self._begun = self._begun, None
+        if self._stopped[0]:
             raise NotExecuted(number=batch.number)
         try:
-            with contextlib.ExitStack() as stack:
-                if self._stream is not None:
-                    stack.enter_context(torch.cuda.stream(self._stream))
+            if isinstance(begun, Exception):
+                raise begun
+            with torch.cuda.stream(self._stream):
                 self._runtime.apply(batch)
-                computed = None if inputs is None else self._forward.compute(inputs)
+                computed = None if begun is None else self._forward.compute(begun)
                 if self._stream is not None:
                     self._stream.synchronize()
         except BaseException:
-            self._stopped = True
+            self.stop()
             raise
         return Executed(computed=computed, finished=self._runtime.take_finished())
+
+    def restart(self, next_number: int) -> list[Finished]:
+        """Go on with a batch of this number; returns what ended of the one that failed."""
+        self._runtime.skip(next_number)
+        self._begun = None
+        self._stopped[0] = 0
+        return self._runtime.take_finished()

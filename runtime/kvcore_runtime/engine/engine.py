@@ -6,7 +6,7 @@ it to the cache; run the forward pass over the block tables; sample. One batch, 
 in this order: a taken batch counts as executed.
 
 With `Config.max_in_flight` a step is planned while the batches before it are applied and computed
-on a thread of their own (batch_executor.py): plan n+1; wait for n and complete it; take n+1 and
+in a process of their own (batch_executor.py): plan n+1; wait for n and complete it; take n+1 and
 hand it over; read the tokens of n, while n+1 is computed. Step n+1 gets these tokens from a tensor
 (forward.py), so it holds every sequence, and is of no use to one whose answer turns out to have
 ended. If a batch fails, it and all later ones are cancelled, the error is raised, and the next step
@@ -30,7 +30,7 @@ import attrs
 from kvcore import Config, KVCacheManager
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
-from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed
+from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_in_fork
 from kvcore_runtime.engine.drafts import Drafter
 from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.engine.exchange import Exchange
@@ -117,8 +117,9 @@ class Engine:
             max_rows=config.max_rows(self.options.max_sequences),
             max_tokens=self.options.token_budget,
             guard=self.options.guard,
+            shared=config.max_in_flight > 0 and runs_in_fork(model.device),
         )
-        self._forward = Forward(model, self.runtime, groups)
+        self._forward = Forward(model, self.runtime, groups, keep_logits=self.options.keep_logits)
         self._executor = (
             BatchExecutor(self.runtime, self._forward) if config.max_in_flight else None
         )
@@ -245,7 +246,8 @@ class Engine:
         self._poll()
         if chunks:
             draws = plan_draws(chunks)
-            computed = self._forward.compute(self._forward.prepare(chunks, draws))
+            begun = self._forward.begin(self._forward.prepare(chunks, draws))
+            computed = self._forward.compute(begun)
             self._sample(Flight(batch.number, draws), computed)
 
     def _step_ahead(self, executor: BatchExecutor) -> None:
@@ -257,12 +259,13 @@ class Engine:
         if chunks or self.scheduler.has_moved or was_busy:
             self.metrics.num_overlapped += bool(chunks and self._flights)
             draws = plan_draws(chunks)
-            inputs = self._forward.prepare(chunks, draws) if chunks else None
+            if chunks:
+                executor.announce(self._forward.prepare(chunks, draws))
             if len(self._flights) == self.manager.config.max_in_flight:
                 executed = self._complete(executor)
             batch = self._take_batch()
             self._flights.append(Flight(batch.number, draws))
-            executor.submit(batch, inputs)
+            executor.submit(batch)
             if self._observe is not None:
                 self._observe(self, batch)
             self.metrics.count_step(batch, chunks, self.manager.usage)
@@ -323,7 +326,6 @@ class Engine:
 
     def _sample(self, flight: Flight, computed: Computed) -> None:
         """Give each sequence the tokens that a step sampled for it, unless they are stale."""
-        kept = computed.logits if self.options.keep_logits else None
         takers = [self._taker(draw) for draw in flight.draws]
         read = split_tokens(flight.draws, computed.tokens)
         for sequence, (draw, sampled) in zip(takers, read, strict=True):
@@ -331,7 +333,7 @@ class Engine:
                 continue
             if sequence.has_new_token:
                 self.scheduler.give_new_token(sequence)
-            taken = take_tokens(sequence, draw, sampled, kept, self._decode)
+            taken = take_tokens(sequence, draw, sampled, computed.logits, self._decode)
             sequence.sampled_by = flight.number
             sequence.num_to_come -= sequence is draw.sequence
             self.metrics.num_generated_tokens += taken.num_tokens

@@ -35,3 +35,15 @@ class NotExecuted(KvcoreRuntimeError):
     """A batch was not run, since one before it failed or was taken back."""
 
     message = "batch {number} was not run: one before it failed or was taken back"
+
+
+class ExecutorDied(KvcoreRuntimeError):
+    """The process that computes steps is gone: the engine cannot go on."""
+
+    message = "the process that computes steps has ended, with exit code {exit_code}"
+
+
+class ExecutorFailed(KvcoreRuntimeError):
+    """An error in the process that computes steps, of a kind that cannot be sent as it is."""
+
+    message = "the process that computes steps raised {error}"

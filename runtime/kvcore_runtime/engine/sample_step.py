@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Row
-from typing import NamedTuple
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -23,7 +23,8 @@ from kvcore_runtime.model.contiguous import Decode
 from kvcore_runtime.model.sampling import Sampling, finish_reason
 
 
-class Draw(NamedTuple):
+@attrs.frozen
+class Draw:
     """A sequence that samples, its drafts, and the rows of logits behind its newest positions.
 
     sample: of the prompt's samples; another one than the sequence's begins with this token. place:
@@ -44,7 +45,8 @@ class Draw(NamedTuple):
         return self.sequence.is_gone or self.num_drops != self.sequence.num_drops
 
 
-class Taken(NamedTuple):
+@attrs.frozen
+class Taken:
     """What a sequence took: tokens, drafts among them, and its answer if that is done."""
 
     num_tokens: int
@@ -74,7 +76,9 @@ def plan_draws(chunks: Iterable[Chunk]) -> list[Draw]:
         draws.append(first)
         if place == 0 and sequence.sample == 0:
             draws += [
-                first._replace(sample=sample, sampling=derive_sampling(sequence.request, sample))
+                attrs.evolve(
+                    first, sample=sample, sampling=derive_sampling(sequence.request, sample)
+                )
                 for sample in range(1, sequence.request.num_samples)
             ]
     return draws

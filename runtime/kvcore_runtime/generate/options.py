@@ -79,7 +79,7 @@ def _add_pool(group: argparse._ArgumentGroup) -> None:
 def _add_engine(group: argparse._ArgumentGroup) -> None:
     _number(group, "--token-budget", "tokens per step at most")
     _number(group, "--drafts", "tokens guessed by prompt look-up for each step", 0)
-    in_flight = "batches computed on a thread of their own while the next is planned"
+    in_flight = "batches computed in a process of their own while the next is planned"
     _number(group, "--max-in-flight", in_flight, 0)
     publish = "when a block can be hit: once it is planned (default), or once it is computed"
     _choice(group, "--publish", ("scheduled", "completed"), publish)

@@ -56,11 +56,12 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]
     return tokens
 
 
-def draw(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]) -> Tensor:
+def draw(logits: Tensor, samplings: Sequence[Sampling | None], indices: Sequence[int]) -> Tensor:
     """Choose one token for each row, [n] int64 where the logits are.
 
-    logits: [n, vocab]. indices: how many tokens each request has generated before. Greedy rows
-    are taken together; others go one by one, in fp64 on the CPU. Raises ShapeMismatch.
+    logits: [n, vocab]. samplings: None for greedy. indices: how many tokens each request has
+    generated before. Greedy rows are taken together; others go one by one, in fp64 on the CPU.
+    Raises ShapeMismatch.
     """
     if not len(samplings) == len(indices) == logits.shape[0]:
         raise ShapeMismatch(
@@ -68,7 +69,7 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]) 
         )
     tokens = logits.argmax(dim=-1)
     for row, (sampling, index) in enumerate(zip(samplings, indices, strict=True)):
-        if sampling.temperature > 0:
+        if sampling is not None and sampling.temperature > 0:
             tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, index))
     return tokens
 

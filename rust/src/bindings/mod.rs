@@ -44,7 +44,7 @@ mod _rust {
     #[pymodule_export]
     use super::mutants::seed;
     #[pymodule_export]
-    use super::sanitizer::SanitizerJudge;
+    use super::sanitizer::SlotChecker;
     #[pymodule_export]
     use super::tiers::Tiers;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.SanitizerJudge`: the judge of `kvcore.sanitizer.judge`, over ints and lists.
+//! `kvcore._rust.SlotChecker`: that of `kvcore.sanitizer.slot_checker`, over ints and lists.
 //!
 //! `kvcore/sanitizer/twin.py` holds one and has checked its arguments.
 
@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::bindings::lists::exact_ids;
+use crate::sanitizer::chunks::{CacheGroup, Chunk, SlotChunk};
 use crate::sanitizer::contents::{Event, Held};
-use crate::sanitizer::judge::{Judge, TierPlace};
 use crate::sanitizer::lines::Wrong;
 use crate::sanitizer::requests::Tokens;
-use crate::sanitizer::rows::{CacheGroup, Row, SlotRow};
+use crate::sanitizer::slot_checker::{self, TierPlace};
 
 /// The list of tokens of an engine.
 struct Growing(Py<PyAny>);
@@ -65,10 +65,10 @@ type WrongFields = (
 
 /// Contents, tables and verified lengths. `kvcore.sanitizer.Sanitizer` is the way to use it.
 #[pyclass(module = "kvcore._rust")]
-pub(crate) struct SanitizerJudge(Judge<Growing>);
+pub(crate) struct SlotChecker(slot_checker::SlotChecker<Growing>);
 
 #[pymethods]
-impl SanitizerJudge {
+impl SlotChecker {
     /// Follow empty pools of this many blocks.
     #[new]
     #[pyo3(signature = (groups, num_blocks, full, /))]
@@ -77,20 +77,20 @@ impl SanitizerJudge {
             let (block_size, window, ring, num_null, zeros_readable, pool, chunked) = fields;
             CacheGroup { block_size, window, ring, num_null, zeros_readable, pool, chunked }
         });
-        Self(Judge::new(groups.collect(), num_blocks, full))
+        Self(slot_checker::SlotChecker::new(groups.collect(), num_blocks, full))
     }
 
     /// Follow a request from here on; a fork reads what its parent may read.
-    #[pyo3(signature = (serial, tokens, base, parent, judged, /))]
+    #[pyo3(signature = (serial, tokens, base, parent, checked, /))]
     fn begin(
         &mut self,
         serial: u32,
         tokens: Bound<'_, PyAny>,
         base: u64,
         parent: Option<u32>,
-        judged: bool,
+        checked: bool,
     ) {
-        self.0.begin(serial, Growing(tokens.unbind()), base, parent, judged);
+        self.0.begin(serial, Growing(tokens.unbind()), base, parent, checked);
     }
 
     /// Let a request that has no blocks expect KV of the current weights.
@@ -174,7 +174,7 @@ impl SanitizerJudge {
         self.0.events(place).into_iter().map(event_fields).collect()
     }
 
-    /// Write and read as the rows of a step do; what is wrong, at most once a row.
+    /// Write and read as the chunks of a step do; what is wrong, at most once a chunk.
     #[pyo3(signature = (step, serials, starts, counts, drafts, slots, tables, /))]
     #[allow(clippy::too_many_arguments)] // they are the columns of a step
     fn step(
@@ -188,31 +188,31 @@ impl SanitizerJudge {
         tables: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<WrongFields>> {
         let columns = (numbers(serials)?, numbers(starts)?, numbers(counts)?);
-        let mut rows: Vec<Row> = (columns.0.iter().zip(&columns.1).zip(&columns.2))
-            .map(|((&serial, &start), &count)| Row {
+        let mut chunks: Vec<Chunk> = (columns.0.iter().zip(&columns.1).zip(&columns.2))
+            .map(|((&serial, &start), &count)| Chunk {
                 serial,
                 start: start as usize,
                 num_tokens: count as usize,
-                ..Row::default()
+                ..Chunk::default()
             })
             .collect();
         for (at, tokens) in drafts.cast::<PyDict>()? {
-            let row: &mut Row = row_of(&mut rows, &at)?;
-            row.drafts = signed(&tokens)?;
+            let chunk: &mut Chunk = chunk_of(&mut chunks, &at)?;
+            chunk.drafts = signed(&tokens)?;
         }
         for (at, lists) in slots.cast::<PyDict>()? {
             let (group_id, writes, reads) =
                 lists.extract::<(usize, Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
-            let lists = SlotRow { group_id, writes: signed(&writes)?, reads: signed(&reads)? };
-            row_of(&mut rows, &at)?.slots = Some(lists);
+            let lists = SlotChunk { group_id, writes: signed(&writes)?, reads: signed(&reads)? };
+            chunk_of(&mut chunks, &at)?.slots = Some(lists);
         }
         for (at, lists) in tables.cast::<PyDict>()? {
-            let serial = row_of(&mut rows, &at)?.serial;
+            let serial = chunk_of(&mut chunks, &at)?.serial;
             for (group_id, blocks) in lists.try_iter()?.enumerate() {
                 self.0.append(serial, group_id, &numbers(&blocks?)?, step);
             }
         }
-        Ok(self.0.step(step, &rows).into_iter().map(wrong_fields).collect())
+        Ok(self.0.step(step, &chunks).into_iter().map(wrong_fields).collect())
     }
 
     /// The bytes of contents, events and claims of the device.
@@ -221,9 +221,9 @@ impl SanitizerJudge {
     }
 }
 
-fn row_of<'a>(rows: &'a mut [Row], at: &Bound<'_, PyAny>) -> PyResult<&'a mut Row> {
+fn chunk_of<'a>(chunks: &'a mut [Chunk], at: &Bound<'_, PyAny>) -> PyResult<&'a mut Chunk> {
     let at = at.extract::<usize>()?;
-    rows.get_mut(at).ok_or_else(|| PyTypeError::new_err(format!("no row {at}")))
+    chunks.get_mut(at).ok_or_else(|| PyTypeError::new_err(format!("no chunk {at}")))
 }
 
 fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {

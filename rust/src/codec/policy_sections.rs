@@ -29,8 +29,8 @@ pub(crate) fn write_uses(out: &mut Writer, state: &State) {
     policy.memory.iter().for_each(|&number| out.u64(number));
     let history = &policy.history;
     history.uses.iter().filter(|each| each.uses > 0).for_each(|each| write_use(out, each));
-    out.count(history.left.len());
-    for (&number, key) in &history.left {
+    out.count(history.ghosts.len());
+    for (number, key) in history.left() {
         out.sized(&key.0);
         out.u64(number);
         write_use(out, &history.ghosts[key].1);
@@ -90,18 +90,18 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
             *uses = known;
         }
     }
+    let mut last: Option<u64> = None;
     for _ in 0..source.u32()? {
         let (key, number) = (source.key()?, source.u64()?);
         let known = read_use(source)?;
-        let rises = history.left.last_key_value().is_none_or(|(&last, _)| last < number);
-        let is_new = history.ghosts.insert(key, (number, known)).is_none();
-        if !rises || !is_new || known.place != KEYLESS {
+        let rises = last.is_none_or(|last| last < number);
+        if !rises || !history.leaves(number, key, known) || known.place != KEYLESS {
             return Err(source.damaged("contents that left in no such order"));
         }
-        history.left.insert(number, key);
+        last = Some(number);
     }
     history.next_number = source.u64()?;
-    let ends = history.left.last_key_value().is_none_or(|(&last, _)| last < history.next_number);
+    let ends = last.is_none_or(|last| last < history.next_number);
     let fits = memory.len() == policy.memory.len() && ends;
     if !fits || history.ghosts.len() > state.device.num_blocks() as usize {
         return Err(source.damaged("a policy remembers no such uses"));

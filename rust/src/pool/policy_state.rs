@@ -3,7 +3,7 @@
 //!
 //! Twin: kvcore/pool/policy_state.py.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -109,8 +109,8 @@ pub(crate) struct History {
     pub(crate) uses: Vec<Uses>,
     /// Contents that left last, each with its number in the order of leaving.
     pub(crate) ghosts: HashMap<Key, (u64, Uses), FxBuildHasher>,
-    /// The order of leaving.
-    pub(crate) left: BTreeMap<u64, Key>,
+    /// The order of leaving; one that came back has another number in `ghosts`, or none.
+    left: VecDeque<(u64, Key)>,
     /// Of the next one that leaves.
     pub(crate) next_number: u64,
 }
@@ -124,12 +124,21 @@ impl History {
     /// Note that a content was computed; whether it is one that left.
     pub(crate) fn computed(&mut self, block: BlockId, key: &Key, depth: u32, now: u64) -> bool {
         let ghost = self.ghosts.remove(key);
-        if let Some((number, _)) = ghost {
-            self.left.remove(&number);
-        }
         let known = ghost.map_or(Uses { uses: 1, last: now, ..Uses::default() }, |(_, uses)| uses);
         self.uses[block.index()] = Uses { depth, place: KEYLESS, ..known };
         ghost.is_some()
+    }
+
+    /// The contents that left last, in the order of leaving, each with its number.
+    pub(crate) fn left(&self) -> impl Iterator<Item = (u64, &Key)> {
+        let is_there = |each: &&(u64, Key)| self.ghosts.get(&each.1).is_some_and(|g| g.0 == each.0);
+        self.left.iter().filter(is_there).map(|(number, key)| (*number, key))
+    }
+
+    /// Note that a content left, behind all others.
+    pub(crate) fn leaves(&mut self, number: u64, key: Key, known: Uses) -> bool {
+        self.left.push_back((number, key));
+        self.ghosts.insert(key, (number, known)).is_none()
     }
 
     /// Note that a content was found; false if it was in this batch before.
@@ -150,16 +159,19 @@ impl History {
         if known.uses == 0 {
             return;
         }
-        let number = self.next_number;
+        self.leaves(self.next_number, key, known);
         self.next_number += 1;
-        if let Some((older, _)) = self.ghosts.insert(key, (number, known)) {
-            self.left.remove(&older);
-        }
-        self.left.insert(number, key);
-        if self.ghosts.len() > self.uses.len()
-            && let Some((_, oldest)) = self.left.pop_first()
+        let most = self.uses.len();
+        while self.ghosts.len() > most
+            && let Some((number, key)) = self.left.pop_front()
         {
-            self.ghosts.remove(&oldest);
+            if self.ghosts.get(&key).is_some_and(|ghost| ghost.0 == number) {
+                self.ghosts.remove(&key);
+            }
+        }
+        if self.left.len() > 2 * most {
+            let ghosts = &self.ghosts;
+            self.left.retain(|(number, key)| ghosts.get(key).is_some_and(|g| g.0 == *number));
         }
     }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A row of a step while it is judged, and the slots of its positions.
+//! A chunk of a step while it is checked, and the slots of its positions.
 //!
 //! Twin: kvcore/sanitizer/lines.py (`Line`, `Wrong`).
 
+use crate::sanitizer::chunks::{CacheGroup, Chunk};
 use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;
-use crate::sanitizer::rows::{CacheGroup, Row};
 
-/// One row. place: of its request. oldest_epoch: of what it read and writes; written: what that
+/// One chunk. place: of its request. oldest_epoch: of what it read and writes; written: what that
 /// was when it wrote. loads: what it writes comes from elsewhere, null blocks left out, and in
 /// one group if that is given. begin, sums: the first position whose prefix was summed for it,
 /// and where its sums are.
 pub struct Line<'a> {
-    pub row: &'a Row,
+    pub chunk: &'a Chunk,
     pub place: usize,
     pub end: usize,
     pub begin: usize,
@@ -24,7 +24,7 @@ pub struct Line<'a> {
     pub wrong: bool,
 }
 
-/// What a row did or found that is no right read; `alias` is the one that proves nothing.
+/// What a chunk did or found that is no right read; `alias` is the one that proves nothing.
 ///
 /// block, slot, held and event are None where the table has no block for the position. event: under
 /// which the slot was written, and how many steps behind it.
@@ -50,7 +50,7 @@ pub struct Place {
     pub offset: usize,
 }
 
-/// A run of positions of one group; slots: the first one's and those behind it, if the row says
+/// A run of positions of one group; slots: the first one's and those behind it, if the chunk says
 /// which they are.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
@@ -61,15 +61,15 @@ pub struct Run<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Whether the row's request claims each block that the row writes, as far as is known at once.
+    /// Whether the request claims each block that the chunk writes, as far as is known at once.
     pub fn claims(&self) -> bool {
-        self.row.slots.is_none() && !self.loads
+        self.chunk.slots.is_none() && !self.loads
     }
 
-    /// The positions that the row writes, by group.
+    /// The positions that the chunk writes, by group.
     pub fn written(&self, num_groups: usize) -> impl Iterator<Item = Run<'a>> + use<'a> {
-        let (first, end) = (self.row.start, self.end);
-        let slots = self.row.slots.as_ref();
+        let (first, end) = (self.chunk.start, self.end);
+        let slots = self.chunk.slots.as_ref();
         let only = slots.map(|slots| slots.group_id).or(self.group_id);
         let groups = only.map_or(0..num_groups, |group_id| group_id..group_id + 1);
         groups.map(move |group_id| Run {
@@ -95,20 +95,20 @@ impl<'a> Line<'a> {
         if group.ring != rings {
             return None;
         }
-        if let Some(slots) = &self.row.slots {
-            let end = if rings { self.row.start } else { self.end };
+        if let Some(slots) = &self.chunk.slots {
+            let end = if rings { self.chunk.start } else { self.end };
             let first = end - slots.reads.len();
             let slots = (slots.group_id == group_id).then_some(slots.reads.as_slice())?;
             return Some(Run { group_id, first, end, slots: Some(slots) });
         }
-        let first = lowest.max(group.first(self.row.start));
-        let end = if whole && !rings { self.end } else { self.row.start };
+        let first = lowest.max(group.first(self.chunk.start));
+        let end = if whole && !rings { self.end } else { self.chunk.start };
         Some(Run { group_id, first, end, slots: None })
     }
 }
 
 impl Run<'_> {
-    /// Whether the row says that it writes nothing for a position.
+    /// Whether the chunk says that it writes nothing for a position.
     pub fn skips(&self, position: usize) -> bool {
         self.slots.is_some_and(|slots| slots[position - self.first] < 0)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request as the judge follows it: its tokens, its tables, and what is known of them.
+//! A request as the slot checker follows it: its tokens, its tables, and what is known of them.
 //!
 //! Twin: kvcore/sanitizer/requests.py (`Followed`).
 
@@ -39,7 +39,7 @@ pub struct Followed<T> {
     pub base: u64,
     pub epoch: u16,
     pub oldest_epoch: u16,
-    pub judged: bool,
+    pub checked: bool,
     pub repeats: bool,
     pub verified: Option<usize>,
     pub tables: SmallVec<[Table; 1]>,
@@ -52,14 +52,14 @@ impl<T: Tokens> Followed<T> {
     pub fn new(serial: u32, tokens: T, base: u64, epoch: u16, num_groups: usize) -> Self {
         let tables = smallvec![Table::default(); num_groups];
         let (oldest_epoch, repeats, verified) = (0, false, Some(0));
-        let (judged, summed, total) = (true, 0, base);
+        let (checked, summed, total) = (true, 0, base);
         Self {
             serial,
             tokens,
             base,
             epoch,
             oldest_epoch,
-            judged,
+            checked,
             repeats,
             verified,
             tables,
@@ -122,7 +122,7 @@ impl<T: Tokens> Followed<T> {
     }
 }
 
-/// All requests that live, in one column: a step finds those of its rows first, and asks for them.
+/// All requests that live, in one column: a step finds those of its chunks there.
 pub struct Requests<T> {
     places: HashMap<u32, u32, FxBuildHasher>,
     column: Vec<Followed<T>>,

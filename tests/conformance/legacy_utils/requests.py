@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import attrs
 
 SIZE = 4
 """Tokens a block."""
@@ -19,7 +20,7 @@ class RequestStatus(enum.Enum):
     PREEMPTED = enum.auto()
 
 
-@dataclass
+@attrs.define
 class Span:
     """Where a media item's tokens stand."""
 
@@ -27,65 +28,65 @@ class Span:
     length: int
 
 
-@dataclass
+@attrs.define
 class Lora:
     """An adapter."""
 
     lora_int_id: int
 
 
-@dataclass
+@attrs.define
 class SamplingParams:
     """What a request asks of the sampler."""
 
     prompt_logprobs: int | None = None
 
 
-@dataclass
+@attrs.define
 class ModelConfig:
     """max_model_len: longest request in tokens."""
 
     max_model_len: int
 
 
-@dataclass
+@attrs.define
 class SchedulerConfig:
     """max_num_batched_tokens: most tokens of one step."""
 
     max_num_batched_tokens: int | None = None
 
 
-@dataclass
+@attrs.define
 class CacheConfig:
     """num_gpu_blocks_override: blocks of the pool, whatever the memory would give."""
 
     num_gpu_blocks_override: int | None = None
 
 
-@dataclass
+@attrs.define
 class VllmConfig:
     """The parts of an engine's configuration that sizing reads."""
 
     model_config: ModelConfig
-    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    cache_config: CacheConfig = attrs.field(factory=CacheConfig)
 
 
-@dataclass
+@attrs.define
 class EngineRequest:
     """What an engine knows of a request."""
 
     request_id: str
     all_token_ids: list[int]
     num_computed_tokens: int = 0
-    spec_token_ids: list[int] = field(default_factory=list)
-    mm_positions: list[Span] = field(default_factory=list)
-    mm_hashes: list[str | None] = field(default_factory=list)
+    spec_token_ids: list[int] = attrs.field(factory=list)
+    mm_positions: list[Span] = attrs.field(factory=list)
+    mm_hashes: list[str | None] = attrs.field(factory=list)
     lora_request: Lora | None = None
-    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    sampling_params: SamplingParams = attrs.field(factory=SamplingParams)
     status: RequestStatus = RequestStatus.WAITING
 
-    def __post_init__(self) -> None:
+    def __attrs_post_init__(self) -> None:
         self.all_token_ids = list(self.all_token_ids)
 
     @property

@@ -12,6 +12,7 @@ import pytest
 import torch
 from kvcore_runtime.attention.attention import PagedAttention, _parts
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
+from kvcore_runtime.attention.read_plan import plan_reads
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
 from kvcore_runtime.model.model import Llama, tiny_model
@@ -68,26 +69,23 @@ class Sequence:
 def run_step(model: Llama, pool: Pool, work: list[tuple[Sequence, int]]) -> None:
     """Compute the next n tokens of each sequence, all in one forward."""
     size = pool.block_size
-    slots, token_ids = [], []
+    token_ids = []
     for sequence, n in work:
         end = sequence.computed + n
         while len(sequence.blocks) * size < end:
             sequence.blocks.append(pool.free.pop())
-        for position in range(sequence.computed, end):
-            slots.append(sequence.blocks[position // size] * size + position % size)
-            token_ids.append(sequence.tokens[position])
+        token_ids += sequence.tokens[sequence.computed : end]
     width = max(len(sequence.blocks) for sequence, _ in work) + 1
     tables = torch.zeros(len(work), width, dtype=torch.int32)
     for row, (sequence, _) in enumerate(work):
         tables[row, : len(sequence.blocks)] = torch.tensor(sequence.blocks)
-    attention = PagedAttention(
-        pool,
-        block_tables=tables,
-        slot_mapping=torch.tensor(slots, dtype=torch.int32),
-        query_lens=[n for _, n in work],
-        seq_lens=[sequence.computed + n for sequence, n in work],
-        invariant=model.invariant,
+    plan = plan_reads(
+        [n for _, n in work],
+        [sequence.computed + n for sequence, n in work],
+        block_size=size,
+        width=width,
     )
+    attention = PagedAttention(pool, plan, invariant=model.invariant).bind(tables)
     logits = model.forward(torch.tensor(token_ids), attention.step.positions(), attention)
     row = 0
     for sequence, n in work:
@@ -247,26 +245,21 @@ def test_steps_that_do_not_fit_together_are_refused() -> None:
     model = tiny_model(0)
     pool = Pool(model, 4, 0)
 
-    def step(tables: Tensor, slots: int, queries: list[int], lens: list[int]) -> None:
-        mapping = torch.zeros(slots, dtype=torch.int32)
-        PagedAttention(
-            pool, block_tables=tables, slot_mapping=mapping, query_lens=queries, seq_lens=lens
-        )
+    def step(tables: Tensor, queries: list[int], lens: list[int]) -> None:
+        PagedAttention(pool, plan_reads(queries, lens, block_size=4, width=2)).bind(tables)
 
     one_row = torch.zeros(1, 2, dtype=torch.int32)
-    step(one_row, 3, [3], [8])
-    with pytest.raises(ShapeMismatch, match=r"slot_mapping has shape \(2,\), expected \(3,\)"):
-        step(one_row, 2, [3], [8])
+    step(one_row, [3], [8])
     with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(1, 3\)"):
-        step(one_row, 3, [3], [9])
-    with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(2, 1\)"):
-        step(one_row, 2, [1, 1], [1, 1])
+        step(one_row, [3], [9])
+    with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(2, 2\)"):
+        step(one_row, [1, 1], [1, 1])
     with pytest.raises(ShapeMismatch, match=r"queries of 0 has shape \(0,\)"):
-        step(one_row, 0, [0], [8])
+        step(one_row, [0], [8])
     with pytest.raises(ShapeMismatch, match="seq_lens"):
-        step(one_row, 1, [1], [1, 2])
+        step(one_row, [1], [1, 2])
     with pytest.raises(TooLong, match="sequence 0 needs 3 positions, there are 2"):
-        step(one_row, 3, [3], [2])
+        step(one_row, [3], [2])
 
 
 def test_sequences_are_gathered_in_parts_of_bounded_size() -> None:

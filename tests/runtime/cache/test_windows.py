@@ -11,6 +11,7 @@ import pytest
 import torch
 from kvcore_runtime.attention.attention import PagedAttention
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
+from kvcore_runtime.attention.read_plan import plan_reads
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.layer_groups import make_groups, place_layers
 from kvcore_runtime.errors import UnsupportedModel
@@ -71,29 +72,28 @@ class Pool:
 
     def step(self, work: list[tuple[Sequence, int]]) -> None:
         """Compute the next n tokens of each sequence, all in one forward."""
-        slots, token_ids = [], []
+        token_ids = []
         for sequence, n in work:
             self.drop(sequence)
             end = sequence.computed + n
             while len(sequence.table) * self.block_size < end:
                 sequence.table.append(self.free.pop())
-            for position in range(sequence.computed, end):
-                block = sequence.table[position // self.block_size]
-                slots.append(block * self.block_size + position % self.block_size)
-                token_ids.append(sequence.tokens[position])
+            token_ids += sequence.tokens[sequence.computed : end]
         width = max(len(sequence.table) for sequence, _ in work)
         rows = [sequence.table + [0] * (width - len(sequence.table)) for sequence, _ in work]
-        attention = PagedAttention(
-            self,
-            block_tables=torch.tensor(rows),
-            slot_mapping=torch.tensor(slots),
-            query_lens=[n for _, n in work],
-            seq_lens=[sequence.computed + n for sequence, n in work],
-            invariant=self.model.invariant,
+        plan = plan_reads(
+            [n for _, n in work],
+            [sequence.computed + n for sequence, n in work],
+            block_size=self.block_size,
+            width=width,
             visibility=self.visibility,
         )
-        self.num_read = attention.num_blocks_read
-        positions = attention.step.positions()
+        attention = PagedAttention(
+            self, plan, invariant=self.model.invariant, visibility=self.visibility
+        )
+        attention.bind(torch.tensor(rows))
+        self.num_read = plan.num_blocks
+        positions = attention.positions
         logits = self.model.forward(torch.tensor(token_ids), positions, attention)
         for (sequence, n), part in zip(
             work, torch.split(logits, [n for _, n in work]), strict=True

@@ -94,28 +94,33 @@ class DigestForward(Forward):
         self._memory = memory
         self._num_ids = num_ids
         self._last: dict[int, int] = {}
+        self._kinds = []
 
-    def compute(self, inputs: StepInputs) -> Computed:
+    def begin(self, inputs: StepInputs) -> Any:
+        """See `Forward`: nothing is set up."""
+        return inputs
+
+    def compute(self, inputs: Any) -> Computed:
         """See `Forward`."""
         tokens = list(inputs.tokens)
         for place, row in zip(*inputs.to_come, strict=True):
             tokens[place] = self._last[row]
-        rows, starts, ends, _ = inputs.reads
+        reads = inputs.reads
         at = [
             (row, position)
-            for row, start, end in zip(rows, starts, ends, strict=True)
+            for row, start, end in zip(reads.rows, reads.starts, reads.ends, strict=True)
             for position in range(start, end)
         ]
         for (row, position), token in zip(at, tokens, strict=True):
             self._memory.write(row, position, token)
         digests = [self._memory.digest(*at[place]) for place in inputs.wanted]
         sampled = [
-            int(uniform(digests[index] ^ sampling.seed, place) * self._num_ids)
+            int(uniform(digests[index] ^ (sampling.seed if sampling else 0), place) * self._num_ids)
             for index, sampling, place in inputs.draws
         ]
         for place, row in zip(*inputs.newest, strict=True):
             self._last[row] = sampled[place]
-        return Computed(logits=torch.empty(0), tokens=sampled)
+        return Computed(logits=None, tokens=sampled)
 
 
 class DigestEngine(Engine):

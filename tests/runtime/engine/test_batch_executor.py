@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor without a model: batches in order, none behind an error, and what a clear leaves."""
 
-import threading
+import multiprocessing
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
+from kvcore_runtime.engine import batch_executor
 from kvcore_runtime.engine.batch_executor import BatchExecutor
 from kvcore_runtime.engine.errors import NotExecuted
 from kvcore_runtime.engine.forward import Computed, Forward, StepInputs
@@ -24,32 +27,48 @@ class Broken(RuntimeError):
 
 class Machine:
     """Stands for the runtime and the forward pass: notes what is called, and ends one store a
-    batch. broken: batches that fail after their store has ended. gates: batches that wait, once
-    they have said that they began."""
+    batch. broken: batches that fail after their store has ended; unready: whose step
+    cannot be set up. gates: batches that wait, once
+    they have said that they began. log: a file, which a process can write, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
         self.cache = SimpleNamespace(device=torch.device("cpu"))
-        self.calls: list[tuple[str, int]] = []
+        self.log = log
         self.broken: set[int] = set()
-        self.gates: dict[int, threading.Event] = {}
-        self.began = threading.Event()
+        self.unready: set[int] = set()
+        self.gates: dict[int, Event] = {}
+        self.began = multiprocessing.Event()
         self._finished: list[Finished] = []
+
+    @property
+    def calls(self) -> list[tuple[str, int]]:
+        lines = self.log.read_text().split("\n")[:-1]
+        return [(line.split()[0], int(line.split()[1])) for line in lines]
+
+    def note(self, call: str, number: int) -> None:
+        with self.log.open("a") as file:
+            file.write(f"{call} {number}\n")
 
     def apply(self, batch: Batch) -> None:
         if batch.number in self.gates:
             self.began.set()
             assert self.gates[batch.number].wait(30)
-        self.calls.append(("apply", batch.number))
+        self.note("apply", batch.number)
         self._finished.append(Finished(batch.number))
         if batch.number in self.broken:
             raise Broken
 
+    def begin(self, inputs: Any) -> Any:
+        if inputs in self.unready:
+            raise Broken
+        return inputs
+
     def compute(self, inputs: Any) -> Computed:
-        self.calls.append(("compute", inputs))
+        self.note("compute", inputs)
         return Computed(logits=torch.zeros(1), tokens=[inputs])
 
     def skip(self, next_number: int) -> None:
-        self.calls.append(("skip", next_number))
+        self.note("skip", next_number)
 
     def take_finished(self) -> list[Finished]:
         finished, self._finished = self._finished, []
@@ -57,22 +76,25 @@ class Machine:
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "calls")
 
 
-@pytest.fixture
-def executor(machine: Machine) -> Iterator[BatchExecutor]:
-    executor = BatchExecutor(cast(Runtime, machine), cast(Forward, machine))
-    yield executor
+@pytest.fixture(params=["process", "thread"])
+def executor(
+    request: pytest.FixtureRequest, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BatchExecutor]:
+    if request.param == "thread":
+        monkeypatch.setattr(batch_executor, "runs_in_fork", lambda _device: False)
+    yield BatchExecutor(cast(Runtime, machine), cast(Forward, machine))
     for gate in machine.gates.values():
         gate.set()
-    executor._thread.shutdown()
 
 
 def submit(executor: BatchExecutor, number: int, *, computes: bool = True) -> None:
-    inputs = cast(StepInputs, number) if computes else None
-    executor.submit(close(number, []), inputs)
+    if computes:
+        executor.announce(cast(StepInputs, number))
+    executor.submit(close(number, []))
 
 
 def operations(finished: list[Finished]) -> list[int]:
@@ -118,6 +140,19 @@ def test_nothing_runs_behind_an_error_until_it_is_cleared(
     assert operations(executor.wait().finished) == [5]
 
 
+def test_a_step_that_cannot_be_set_up_fails_its_batch(
+    executor: BatchExecutor, machine: Machine
+) -> None:
+    machine.unready.add(1)
+    for number in range(3):
+        submit(executor, number)
+    executor.wait()
+    with pytest.raises(Broken):
+        executor.wait()
+    assert executor.clear(4) == []
+    assert machine.calls == [("apply", 0), ("compute", 0), ("skip", 4)]
+
+
 def test_who_waits_for_a_batch_behind_an_error_is_told_which_it_is(
     executor: BatchExecutor, machine: Machine
 ) -> None:
@@ -135,7 +170,7 @@ def test_a_clear_hands_out_what_ended_and_lets_nothing_else_begin(
     executor: BatchExecutor, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batch 0 has run, batch 1 runs while the executor is cleared, batch 2 has not begun."""
-    machine.gates[1] = threading.Event()
+    machine.gates[1] = multiprocessing.Event()
     for number in range(3):
         submit(executor, number)
     assert machine.began.wait(30)

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import signal
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -17,8 +20,10 @@ from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.errors import ExecutorDied
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.forward import Computed, StepInputs
+from kvcore_runtime.engine.forked_worker import ForkedWorker
+from kvcore_runtime.engine.forward import Begun, Computed
 from kvcore_runtime.engine.sequence import Completion
 from kvcore_runtime.model.model import Llama
 
@@ -89,12 +94,12 @@ class Breaking:
         else:
             engine._forward.compute = self.compute  # type: ignore[method-assign]
 
-    def compute(self, inputs: StepInputs) -> Computed:
+    def compute(self, begun: Begun) -> Computed:
         self.num_calls += 1
         if self.num_calls - 1 not in self._numbers:
-            return self._compute(inputs)
+            return self._compute(begun)
         tables, cache = self._engine.runtime.tables, self._engine.runtime.cache
-        reads = inputs.reads
+        reads = begun.inputs.reads
         counts = [end - start for start, end in zip(reads.starts, reads.ends, strict=True)]
         for group_id, size in enumerate(tables.block_sizes):
             slots = tables.slot_mapping(reads.rows, reads.starts, counts, group_id=group_id).long()
@@ -206,6 +211,23 @@ def test_what_is_aborted_between_a_pass_and_its_failure_stays_so(backend: Backen
     completions = {f"{each.request_id}#{each.sample}": each for each in done}
     assert_same_answers(completions, references(model()), kept)
     assert_drained(engine)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="batches run in a process on Linux only")
+def test_an_engine_whose_process_died_says_so_whenever_it_runs(backend: Backend) -> None:
+    engine = make_engine(backend)
+    for request in requests():
+        engine.add_request(request)
+    engine.step()
+    assert engine._executor is not None
+    worker = engine._executor._worker
+    assert isinstance(worker, ForkedWorker)
+    os.kill(worker.process_id, signal.SIGKILL)
+    for _ in range(3):
+        with pytest.raises(ExecutorDied, match="has ended, with exit code -9"):
+            engine.run()
+        engine.manager.check()
+        assert engine.manager.in_flight == ()
 
 
 def keep_in(engine: Engine, *, path: Path) -> Exchange:

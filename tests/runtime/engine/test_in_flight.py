@@ -7,8 +7,8 @@ With one thread or two nothing here depends on time: the engine waits at fixed p
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.forward import Computed, StepInputs
+from kvcore_runtime.engine.forward import Begun, Computed
 from kvcore_runtime.engine.scheduler import Chunk
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.generate import command
@@ -140,17 +140,17 @@ class Gate:
     """Lets a forward pass wait on the executor until the next plan is made."""
 
     def __init__(self, engine: Engine) -> None:
-        self.planned = threading.Event()
+        self.planned = multiprocessing.Event()
         self.num_planned = 0
         self.num_ahead = 0
         self._compute = engine._forward.compute
         self._schedule = engine.scheduler.schedule
         self._engine = engine
 
-    def compute(self, inputs: StepInputs) -> Computed:
+    def compute(self, begun: Begun) -> Computed:
         assert self.planned.wait(60), "no step was planned while this one waited"
         self.planned.clear()
-        return self._compute(inputs)
+        return self._compute(begun)
 
     def schedule(self, in_flight: bool = False) -> list[Chunk]:
         chunks = self._schedule(in_flight)

@@ -13,7 +13,7 @@ from collections import deque
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Row, Sanitizer
+from kvcore.sanitizer import CacheGroup, Chunk, Sanitizer
 from tests.sanitizer.engines.driver import Engine, Request, next_token
 
 SIZE, BUDGET, ROWS, HOST, DRAFTS = 2, 6, 3, 4, 2
@@ -73,7 +73,7 @@ class Overlapped(Engine):
             self.finish(*self.flight.popleft())
 
     def issue(self, rows: list[Planned]) -> None:
-        told = [Row(row.request.name, row.start, row.count, row.drafts) for row in rows]
+        told = [Chunk(row.request.name, row.start, row.count, row.drafts) for row in rows]
         self.watch.issue(self.number, told)
         self.flight.append((self.number, rows))
 

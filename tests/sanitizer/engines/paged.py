@@ -12,7 +12,7 @@ import random
 from collections import deque
 from typing import Any
 
-from kvcore.sanitizer import CacheGroup, Row, Sanitizer
+from kvcore.sanitizer import CacheGroup, Chunk, Sanitizer
 from tests.sanitizer.engines.driver import Engine, Request, next_token
 
 SIZE, BUDGET, ROWS = 2, 7, 4
@@ -90,7 +90,7 @@ class Paged(Engine):
 
     def execute(self) -> None:
         """Run the forward pass of a step, and take in what it gave."""
-        rows = [Row(each.name, each.computed, count) for each, count in self.planned.items()]
+        rows = [Chunk(each.name, each.computed, count) for each, count in self.planned.items()]
         self.watch.issue(self.number, rows)
         self.found += self.watch.complete(self.number)
         for request, count in self.planned.items():

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from kvcore.sanitizer import CacheGroup, Row, Sanitizer
+from kvcore.sanitizer import CacheGroup, Chunk, Sanitizer
 from tests.sanitizer.engines.driver import Engine, Request, next_token
 
 BUDGET, ROWS, HOST = 5, 3, 8
@@ -111,7 +111,7 @@ class Radix(Engine):
         return sum(each.left + 1 for each in self.running) > len(self.free)
 
     def execute(self, rows: list[tuple[Request, int]]) -> None:
-        self.watch.issue(self.number, [Row(each.name, each.computed, n) for each, n in rows])
+        self.watch.issue(self.number, [Chunk(each.name, each.computed, n) for each, n in rows])
         self.found += self.watch.complete(self.number)
         for request, count in rows:
             request.computed += count

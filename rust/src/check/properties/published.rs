@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether what a call fills is findable behind it.
 //!
-//! No transition calls anything here. Judged are the calls that publish: those that schedule tokens
-//! where that publishes, else the completion of a batch; from the first block on that still needs
-//! it. A call that delays publication is not checked. Twin: kvcore/check/properties/published.py.
+//! No transition calls anything here. The calls that publish are checked: those that schedule
+//! tokens if that publishes, else the completion of a batch; from the first block on that still
+//! needs it. A call that delays publication is not checked. Twin:
+//! kvcore/check/properties/published.py.
 
 use smallvec::SmallVec;
 

@@ -3,7 +3,7 @@
 //!
 //! No transition calls anything here. A checker gets the state before a call, the call, its outcome
 //! and the state after it. The queue is followed by the commands of the call, a second time and by
-//! itself. Judges of refusals, resets and writes are in outcomes.rs. Twin:
+//! itself. Checks of refusals, resets and writes are in outcomes.rs. Twin:
 //! kvcore/check/properties/transitions.py.
 
 use smallvec::SmallVec;
@@ -23,10 +23,10 @@ use crate::types::values::Hit;
 use crate::types::violation::{Checks, Finding, Violation};
 
 /// One property of a call: on which state, with which outcome, and the state after it.
-pub type TransitionJudge = fn(&Made<'_>) -> Finding;
+pub type TransitionCheck = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 10] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 10] = [
     ("LRU", lru),
     ("ROW-LIFE", row_life),
     ("GROWN", grown),

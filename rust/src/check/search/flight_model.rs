@@ -318,7 +318,7 @@ impl Walk for FlightModel {
         Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
     }
 
-    /// Judge a node that is new: its state, what is free, and memory when all is executed.
+    /// Check a node that is new: its state, what is free, and memory when all is executed.
     fn check(&mut self, node: &Node) -> Result<(), Violation> {
         let state = &node.state;
         let CoreModel { checker, prefixes, world, .. } = &mut self.core;

@@ -92,7 +92,7 @@ impl Run {
         self.call(&Call::AllocateSlots(Slots { hit, ..Slots::new(name, num_new) }))
     }
 
-    /// Judge the open batch and take it.
+    /// Check the open batch and take it.
     fn try_close(&mut self) -> Result<(), Violation> {
         let Run { state, schedule, ghost, prefixes, .. } = self;
         schedule.check(state)?;

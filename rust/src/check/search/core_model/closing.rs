@@ -90,7 +90,7 @@ impl CoreModel {
         Ok(())
     }
 
-    /// Judge a batch that is about to be taken, and its forward pass.
+    /// Check a batch that is about to be taken, and its forward pass.
     fn check_open_batch(
         &mut self,
         start: &State,

@@ -89,7 +89,7 @@ pub(crate) trait Walk: Send + Sized {
     /// What stands for a node.
     fn fingerprint(&mut self, node: &Self::Node<'_>) -> Result<Fingerprint, Violation>;
 
-    /// Judge a node that is new.
+    /// Check a node that is new.
     fn check(&mut self, node: &Self::Node<'_>) -> Result<(), Violation>;
 
     /// The node as bytes.

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from kvcore.sanitizer.errors import AdapterError
+
+LEAST = {"block_size": 1, "window": 1, "num_null": 0, "pool": 0}
+
 
 @attrs.frozen(kw_only=True)
 class CacheGroup:
@@ -16,7 +20,7 @@ class CacheGroup:
     chunked: they see the chunk of `window` positions that they stand in instead. ring: tables wrap
     around, and a step reads before it writes. num_null: device blocks below this id are null
     blocks, neither read inside the window nor written. zeros_readable: blocks that were zeroed may
-    be read. pool: groups of one pool share the ids of blocks.
+    be read. pool: groups of one pool share the ids of blocks. Raises AdapterError.
     """
 
     block_size: int
@@ -27,6 +31,13 @@ class CacheGroup:
     pool: int = 0
     chunked: bool = False
 
+    def __attrs_post_init__(self) -> None:
+        for name, least in LEAST.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                reason = f"{name} is {number}: it is {least} or more"
+                raise AdapterError(observation="CacheGroup", reason=reason)
+
     def first(self, start: int) -> int:
         """The first position that the queries from start on see."""
         if self.window is None:
@@ -35,7 +46,7 @@ class CacheGroup:
 
 
 @attrs.frozen
-class Row:
+class Chunk:
     """Positions [start, start + num_tokens) of a request, in the slots that its tables name.
 
     drafts: the speculative tokens at the end of these positions, which are not in the request's
@@ -49,15 +60,15 @@ class Row:
 
 
 @attrs.frozen
-class SlotRow:
+class SlotChunk:
     """The same in one group by the very slots, `block * block_size + offset`.
 
     writes: of positions from start on, one each; a negative one is not written. reads: of the
-    positions that end with the row's last one, of a ring with the one before its first.
+    positions that end with the chunk's last one, of a ring with the one before its first.
     """
 
     name: str
-    group: int
+    group_id: int
     start: int
     num_tokens: int
     writes: Sequence[int]

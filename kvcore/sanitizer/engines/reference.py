@@ -6,7 +6,7 @@ from array import array
 from typing import Any, ClassVar
 
 from kvcore.manager import KVCacheManager
-from kvcore.sanitizer.rows import CacheGroup, Row
+from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.scheduler import Scheduler
 from kvcore.types.config import Config
 from kvcore.types.groups import Group
@@ -121,7 +121,7 @@ class Engine:
     def reset(self) -> None:
         self.target.manager.reset_prefix_cache()
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         self.step()
 
     def close(self) -> None:
@@ -193,17 +193,17 @@ class Adapter:
             del tables[name]
             sanitizer.end(name)
 
-        def changed(name: str, group: int, table: list[int]) -> None:
+        def changed(name: str, group_id: int, table: list[int]) -> None:
             before = tables[name]
-            if table[: len(before[group])] != before[group]:
+            if table[: len(before[group_id])] != before[group_id]:
                 sanitizer.drop(name)
                 for other, blocks in enumerate(before):
-                    if other != group and blocks:
+                    if other != group_id and blocks:
                         sanitizer.extend(name, other, blocks)
-                sanitizer.extend(name, group, table)
-            elif len(table) > len(before[group]):
-                sanitizer.extend(name, group, table[len(before[group]) :])
-            before[group] = table
+                sanitizer.extend(name, group_id, table)
+            elif len(table) > len(before[group_id]):
+                sanitizer.extend(name, group_id, table[len(before[group_id]) :])
+            before[group_id] = table
 
         def followed(batch: Any, chunks: Any) -> None:
             for command in batch:
@@ -224,7 +224,7 @@ class Adapter:
                     changed(name, command.group_id, table)
             if chunks:
                 step = next(numbers)
-                made = [Row(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks]
+                made = [Chunk(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks]
                 sanitizer.issue(step, made)
                 sanitizer.complete(step)
 

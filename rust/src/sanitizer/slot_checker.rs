@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Follows what every slot holds, and judges what the queries of a step read.
+//! Follows what every slot holds, and checks what the queries of a step read.
 //!
 //! A write that changes a block with one claim, the writer's, disturbs nobody and looks at no other
 //! request; any other looks through the claimed blocks of all.
-//! Twin: kvcore/sanitizer/judge.py.
+//! Twin: kvcore/sanitizer/slot_checker.py.
 
 mod step;
 
 use hashbrown::HashMap;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
+use crate::sanitizer::chunks::CacheGroup;
 use crate::sanitizer::contents::{Event, Kind, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::group_word;
 use crate::sanitizer::lines::Wrong;
 use crate::sanitizer::requests::{Followed, Requests, Tokens};
-use crate::sanitizer::rows::CacheGroup;
 
 type FxHashMap<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -24,7 +24,7 @@ pub type TierPlace = (u32, usize, u32);
 pub const DEVICE: u32 = 0;
 
 /// Contents, tables and verified lengths, changed in the order of issue.
-pub struct Judge<T> {
+pub struct SlotChecker<T> {
     pub(super) groups: Vec<CacheGroup>,
     pub(super) words: Vec<u64>,
     pub(super) full: bool,
@@ -40,7 +40,7 @@ pub struct Judge<T> {
     pub(super) totals: Vec<u64>,
 }
 
-impl<T: Tokens> Judge<T> {
+impl<T: Tokens> SlotChecker<T> {
     /// Follow empty pools of this many blocks.
     pub fn new(groups: Vec<CacheGroup>, num_blocks: usize, full: bool) -> Self {
         let num_pools = groups.iter().map(|group| group.pool + 1).max().unwrap_or(0);
@@ -66,10 +66,10 @@ impl<T: Tokens> Judge<T> {
     }
 
     /// Follow a request from here on; a fork reads what its parent may read.
-    pub fn begin(&mut self, serial: u32, tokens: T, base: u64, parent: Option<u32>, judged: bool) {
+    pub fn begin(&mut self, serial: u32, tokens: T, base: u64, parent: Option<u32>, checked: bool) {
         let epoch = parent.map_or(self.epoch, |parent| self.requests.get(parent).epoch);
         let mut request = Followed::new(serial, tokens, base, epoch, self.groups.len());
-        request.judged = judged;
+        request.checked = checked;
         self.newest = self.newest.max(serial);
         self.requests.insert(request);
     }

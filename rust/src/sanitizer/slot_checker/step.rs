@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One step: its rows write, and what their queries see is read.
+//! One step: its chunks write, and what their queries see is read.
 //!
-//! Twin: kvcore/sanitizer/judge.py.
+//! Twin: kvcore/sanitizer/slot_checker.py.
 
+use crate::sanitizer::chunks::{CacheGroup, Chunk};
 use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
-use crate::sanitizer::judge::{Judge, claims};
 use crate::sanitizer::lines::{Line, Place, Run, Wrong};
 use crate::sanitizer::requests::{Followed, Tokens};
-use crate::sanitizer::rows::{CacheGroup, Row};
+use crate::sanitizer::slot_checker::{SlotChecker, claims};
 
-impl<T: Tokens> Judge<T> {
-    /// Write and read as the rows of a step do; what is wrong, at most once a row.
-    pub fn step(&mut self, step: u32, rows: &[Row]) -> Vec<Wrong> {
+impl<T: Tokens> SlotChecker<T> {
+    /// Write and read as the chunks of a step do; what is wrong, at most once a chunk.
+    pub fn step(&mut self, step: u32, chunks: &[Chunk]) -> Vec<Wrong> {
         self.totals.clear();
-        let rows = rows.iter().filter(|row| row.num_tokens > 0);
-        let mut lines: Vec<Line> = rows.map(|row| self.line(row)).collect();
+        let chunks = chunks.iter().filter(|chunk| chunk.num_tokens > 0);
+        let mut lines: Vec<Line> = chunks.map(|chunk| self.line(chunk)).collect();
         for line in &mut lines {
             self.set_out(line);
             if self.has_rings {
@@ -27,7 +27,7 @@ impl<T: Tokens> Judge<T> {
         }
         for line in &mut lines {
             self.read(line, step, false);
-            self.settle(line);
+            self.record_verified(line);
         }
         self.take_found()
     }
@@ -40,8 +40,8 @@ impl<T: Tokens> Judge<T> {
         (start, count): (usize, usize),
         step: u32,
     ) -> Vec<Wrong> {
-        let row = Row { serial, start, num_tokens: count, ..Row::default() };
-        let mut line = self.line(&row);
+        let chunk = Chunk { serial, start, num_tokens: count, ..Chunk::default() };
+        let mut line = self.line(&chunk);
         (line.loads, line.group_id) = (true, group_id);
         self.totals.clear();
         self.requests.at_mut(line.place).forget_from(start, self.epoch);
@@ -49,11 +49,11 @@ impl<T: Tokens> Judge<T> {
         self.take_found()
     }
 
-    fn line<'a>(&self, row: &'a Row) -> Line<'a> {
-        let (end, place) = (row.start + row.num_tokens, self.requests.place(row.serial));
-        let (oldest_epoch, begin, sums) = (self.epoch, row.start, (0, 0));
+    fn line<'a>(&self, chunk: &'a Chunk) -> Line<'a> {
+        let (end, place) = (chunk.start + chunk.num_tokens, self.requests.place(chunk.serial));
+        let (oldest_epoch, begin, sums) = (self.epoch, chunk.start, (0, 0));
         Line {
-            row,
+            chunk,
             place,
             end,
             begin,
@@ -74,22 +74,22 @@ impl<T: Tokens> Judge<T> {
         found
     }
 
-    /// Cut the verified length if a row goes back, and say of which epoch its writes are.
+    /// Cut the verified length if a chunk goes back, and say of which epoch its writes are.
     fn set_out(&mut self, line: &mut Line) {
-        let row = line.row;
-        if row.slots.is_some() {
+        let chunk = line.chunk;
+        if chunk.slots.is_some() {
             return;
         }
         let request = self.requests.at_mut(line.place);
-        if self.has_rings && request.verified.is_some_and(|verified| row.start < verified) {
+        if self.has_rings && request.verified.is_some_and(|verified| chunk.start < verified) {
             request.verified = None;
         }
-        request.forget_from(row.start, self.epoch);
+        request.forget_from(chunk.start, self.epoch);
         for (group, table) in self.groups.iter().zip(&mut request.tables) {
             if group.ring {
                 continue;
             }
-            let first = (group.first(row.start) / group.block_size).min(table.blocks.len());
+            let first = (group.first(chunk.start) / group.block_size).min(table.blocks.len());
             let (before, plane) = (table.trimmed, &mut self.device[group.pool]);
             for &block in table.blocks.get(before..first).unwrap_or_default() {
                 if block >= group.num_null {
@@ -105,18 +105,18 @@ impl<T: Tokens> Judge<T> {
             table.trimmed = first;
         }
         for (group, table) in self.groups.iter().zip(&request.tables) {
-            if let Some(&block) = table.blocks.get(row.start / group.block_size) {
-                self.device[group.pool].prefetch(block, row.start % group.block_size);
+            if let Some(&block) = table.blocks.get(chunk.start / group.block_size) {
+                self.device[group.pool].prefetch(block, chunk.start % group.block_size);
             }
         }
-        if row.start > 0 && request.verified.is_some_and(|verified| verified > 0) {
+        if chunk.start > 0 && request.verified.is_some_and(|verified| verified > 0) {
             line.oldest_epoch = self.epoch.min(request.oldest_epoch);
         }
     }
 
-    /// Sum the prefixes of a row that end at a position or behind it.
+    /// Sum the prefixes of a chunk that end at a position or behind it.
     fn sum(&mut self, line: &mut Line, begin: usize) {
-        let (from, drafts) = (self.totals.len(), &line.row.drafts);
+        let (from, drafts) = (self.totals.len(), &line.chunk.drafts);
         let scratch = (&mut self.tokens, &mut self.totals);
         let request = self.requests.at_mut(line.place);
         request.totals((begin, line.end), drafts, self.full, scratch);
@@ -124,11 +124,11 @@ impl<T: Tokens> Judge<T> {
     }
 
     fn write(&mut self, line: &mut Line, step: u32) {
-        let row = line.row;
+        let chunk = line.chunk;
         line.written = line.oldest_epoch;
         let request = self.requests.at_mut(line.place);
         let verified = request.verified.unwrap_or(0);
-        let begin = if request.judged { row.start.min(verified) } else { row.start };
+        let begin = if request.checked { chunk.start.min(verified) } else { chunk.start };
         self.sum(line, begin);
         let mut wrong = None;
         for run in line.written(self.groups.len()) {
@@ -162,7 +162,7 @@ impl<T: Tokens> Judge<T> {
                 self.find_place(line, "null-write", group_id, position, place, step);
             }
         }
-        self.disturb_others(row.serial, line.claims());
+        self.disturb_others(chunk.serial, line.claims());
     }
 
     /// Write a slot, and note its block if that changes it.
@@ -175,7 +175,7 @@ impl<T: Tokens> Judge<T> {
         held: Held,
         step: u32,
     ) {
-        let (serial, pool) = (line.row.serial, self.groups[run.group_id].pool);
+        let (serial, pool) = (line.chunk.serial, self.groups[run.group_id].pool);
         let Place { index, block, offset } = place;
         let plane = &mut self.device[pool];
         let (event, given) = plane.written_by(block, serial, index, step);
@@ -205,12 +205,12 @@ impl<T: Tokens> Judge<T> {
         let Some((Event { serial: Some(writer), .. }, _)) = event else { return };
         let (writer, pool) = (self.expand(writer), self.groups[group_id].pool);
         let Some(other) = self.requests.find(writer) else { return };
-        if writer != line.row.serial && claims(&self.groups, other, pool, place.block) {
+        if writer != line.chunk.serial && claims(&self.groups, other, pool, place.block) {
             self.found.push(Wrong {
                 name: "alias",
-                serial: line.row.serial,
+                serial: line.chunk.serial,
                 group_id,
-                start: line.row.start,
+                start: line.chunk.start,
                 position,
                 block: Some(place.block),
                 slot: Some(place.offset),
@@ -221,21 +221,21 @@ impl<T: Tokens> Judge<T> {
         }
     }
 
-    /// Find the first wrong slot that the queries of a row see.
+    /// Find the first wrong slot that the queries of a chunk see.
     fn read(&mut self, line: &mut Line, step: u32, rings: bool) {
-        let row = line.row;
+        let chunk = line.chunk;
         let request = self.requests.at_mut(line.place);
-        if !request.judged || line.wrong {
+        if !request.checked || line.wrong {
             return;
         }
         let known = request.verified;
-        let whole = self.full || request.repeats || known.is_none() || row.slots.is_some();
-        if !whole && known.is_some_and(|known| known >= row.start) {
+        let whole = self.full || request.repeats || known.is_none() || chunk.slots.is_some();
+        if !whole && known.is_some_and(|known| known >= chunk.start) {
             return;
         }
         let lowest = if whole { 0 } else { known.unwrap_or(0) };
-        let firsts = self.groups.iter().map(|group| group.first(row.start));
-        let begin = if row.slots.is_some() { 0 } else { lowest.max(firsts.min().unwrap_or(0)) };
+        let firsts = self.groups.iter().map(|group| group.first(chunk.start));
+        let begin = if chunk.slots.is_some() { 0 } else { lowest.max(firsts.min().unwrap_or(0)) };
         if begin < line.begin || line.sums.1 == 0 {
             self.sum(line, begin);
         }
@@ -256,7 +256,7 @@ impl<T: Tokens> Judge<T> {
                 if wanted == Some(held.digest) && held.oldest_epoch >= request.epoch {
                     line.oldest_epoch = line.oldest_epoch.min(held.oldest_epoch);
                 } else if let Some(name) =
-                    wrong_name(group, request, position >= row.start, plane, place, wanted)
+                    wrong_name(group, request, position >= chunk.start, plane, place, wanted)
                 {
                     if name == "stale-weights" {
                         line.oldest_epoch = line.oldest_epoch.min(held.oldest_epoch);
@@ -270,20 +270,20 @@ impl<T: Tokens> Judge<T> {
         }
     }
 
-    /// Carry an older epoch that was read into what the row wrote; say what is verified.
-    fn settle(&mut self, line: &mut Line) {
-        let row = line.row;
+    /// Carry an older epoch that was read into what the chunk wrote; say what is verified.
+    fn record_verified(&mut self, line: &mut Line) {
+        let chunk = line.chunk;
         if line.oldest_epoch < line.written {
             for run in line.written(self.groups.len()) {
                 self.lower(line, run);
             }
-            self.disturb_others(row.serial, line.claims());
+            self.disturb_others(chunk.serial, line.claims());
         }
-        if row.slots.is_some() {
+        if chunk.slots.is_some() {
             return;
         }
         let request = self.requests.at_mut(line.place);
-        let known = (line.end - row.drafts.len()).min(request.tokens.len());
+        let known = (line.end - chunk.drafts.len()).min(request.tokens.len());
         let is_over = |(group, length): (&CacheGroup, usize)| {
             group.ring && line.end > length * group.block_size + group.first(known)
         };
@@ -295,7 +295,7 @@ impl<T: Tokens> Judge<T> {
     }
 
     fn lower(&mut self, line: &Line, run: Run) {
-        let (serial, group) = (line.row.serial, &self.groups[run.group_id]);
+        let (serial, group) = (line.chunk.serial, &self.groups[run.group_id]);
         let table = &self.requests.at(line.place).tables[run.group_id];
         let plane = &mut self.device[group.pool];
         for position in (run.first..run.end).filter(|&position| !run.skips(position)) {
@@ -336,15 +336,15 @@ impl<T: Tokens> Judge<T> {
         step: u32,
     ) {
         let request = self.requests.at_mut(line.place);
-        if !request.judged {
+        if !request.checked {
             return;
         }
-        (line.wrong, request.judged) = (true, false);
+        (line.wrong, request.checked) = (true, false);
         self.found.push(Wrong {
             name,
-            serial: line.row.serial,
+            serial: line.chunk.serial,
             group_id,
-            start: line.row.start,
+            start: line.chunk.start,
             position,
             block: place.map(|place| place.block),
             slot: place.map(|place| place.offset),
@@ -359,7 +359,7 @@ impl<T: Tokens> Judge<T> {
 fn wrong_name<T>(
     group: &CacheGroup,
     request: &Followed<T>,
-    in_row: bool,
+    in_chunk: bool,
     plane: &Plane,
     place: Place,
     wanted: Option<u64>,
@@ -370,7 +370,7 @@ fn wrong_name<T>(
             let writer = plane.writer(place.block, place.offset);
             let mine = Some(request.serial & SERIAL_MASK);
             let is_own = writer.is_none_or(|(event, _)| event.serial == mine);
-            (in_row && !(held.digest == UNKNOWN && is_own)).then_some("wrong-kv")
+            (in_chunk && !(held.digest == UNKNOWN && is_own)).then_some("wrong-kv")
         }
         Some(_) if held.digest == ZEROS && group.zeros_readable => None,
         Some(_) if matches!(held.digest, NOTHING | ZEROS) => Some("unwritten-read"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The facts that an adapter states about a cache, and what one step does for one request.
 //!
-//! Twin: kvcore/sanitizer/rows.py.
+//! Twin: kvcore/sanitizer/chunks.py.
 
 /// The blocks of layers that share tables. window: None: all is seen. chunked: the chunk of
 /// `window` positions is seen that a query stands in.
@@ -31,17 +31,17 @@ impl CacheGroup {
 ///
 /// drafts: the tokens of the last ones, negative if not known. slots: the very slots, in one group.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
+pub struct Chunk {
     pub serial: u32,
     pub start: usize,
     pub num_tokens: usize,
     pub drafts: Vec<i64>,
-    pub slots: Option<SlotRow>,
+    pub slots: Option<SlotChunk>,
 }
 
-/// The slots that a row writes, negative where it writes none, and reads.
+/// The slots that a chunk writes, negative where it writes none, and reads.
 #[derive(Clone, Debug)]
-pub struct SlotRow {
+pub struct SlotChunk {
     pub group_id: usize,
     pub writes: Vec<i64>,
     pub reads: Vec<i64>,

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows what every slot holds, and judges what the queries of a step read.
+"""Follows what every slot holds, and checks what the queries of a step read.
 
 A step's writes take effect before its reads; a ring group reads first. A request's verified length
-says up to where its tables hold its prefix: a row is read again only if that falls short of its
+says up to where its tables hold its prefix: a chunk is read again only if that falls short of its
 start, and a write that changes a block takes the length away (-1) from every other table with that
-block. `full` reads everything in every step, and finds the same. A request is judged up to its
+block. `full` reads everything in every step, and finds the same. A request is checked up to its
 first finding; what it writes is followed on.
 
-Twin: rust/src/sanitizer/judge.rs.
+Twin: rust/src/sanitizer/slot_checker.rs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import DELTA_MAX, Block, Event, Held, Place
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, WORD, ZEROS, mix, slot_digest
 from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, Wrong
 from kvcore.sanitizer.requests import DISTURBED
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.tables import DEVICE, Tables
 
 
-class Judge(Tables):
-    """Judges steps over the tables and blocks that it follows."""
+class SlotChecker(Tables):
+    """Checks steps over the tables and blocks that it follows."""
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: int, full: bool) -> None:
         super().__init__(groups, num_blocks)
@@ -38,7 +38,7 @@ class Judge(Tables):
     ) -> list[Wrong]:
         """Write what comes from elsewhere, as a step does that reads nothing."""
         self._found, end = [], start + count
-        line = Line(self._requests[serial], start, end, (), None, loads=True, group=group_id)
+        line = Line(self._requests[serial], start, end, (), None, loads=True, group_id=group_id)
         line.oldest_epoch = self._epoch
         line.request.forget_from(start, self._epoch)
         self._write(line, step)
@@ -54,9 +54,9 @@ class Judge(Tables):
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
     ) -> list[Wrong]:
-        """Write and read as the rows of a step do; what is wrong, at most once a row.
+        """Write and read as the chunks of a step do; what is wrong, at most once a chunk.
 
-        drafts, slots, tables: of the rows of these numbers; tables are appended to first.
+        drafts, slots, tables: of the chunks of these numbers; tables are appended to first.
         """
         for at, lists in tables.items():
             request = self._requests[serials[at]]
@@ -72,16 +72,17 @@ class Judge(Tables):
             line = Line(request, start, start + count, drafts.get(at, ()), slots.get(at))
             lines.append(line)
             self._set_out(line)
-            self._read(line, step, rings=True)
+            if self._has_rings:
+                self._read(line, step, rings=True)
         for line in lines:
             self._write(line, step)
         for line in lines:
             self._read(line, step, rings=False)
-            self._settle(line)
+            self._record_verified(line)
         return self._found
 
     def _set_out(self, line: Line) -> None:
-        """Cut the verified length if a row goes back, and say of which epoch its writes are."""
+        """Cut the verified length if a chunk goes back, and say of which epoch its writes are."""
         request = line.request
         if line.slots is not None:
             line.oldest_epoch = self._epoch
@@ -137,9 +138,9 @@ class Judge(Tables):
         self._disturb(place, serial)
 
     def _read(self, line: Line, step: int, rings: bool) -> None:
-        """Find the first wrong slot that the queries of a row see."""
+        """Find the first wrong slot that the queries of a chunk see."""
         request, known = line.request, line.request.verified
-        if not request.judged or line.wrong:
+        if not request.checked or line.wrong:
             return
         whole = self._full or request.repeats or known == DISTURBED or line.slots is not None
         if not whole and known >= line.start:
@@ -167,7 +168,7 @@ class Judge(Tables):
         total: int | None,
         step: int,
     ) -> bool:
-        """Whether a slot holds what a query must find; a row is as old as what it reads."""
+        """Whether a slot holds what a query must find; a chunk is as old as what it reads."""
         group, request = self.groups[group_id], line.request
         _, block_id, offset = place
         block = self._blocks.at((DEVICE, group.pool, block_id))
@@ -189,8 +190,8 @@ class Judge(Tables):
             self._find(name, line, group_id, position, (block_id, offset), held, step)
         return name is None
 
-    def _settle(self, line: Line) -> None:
-        """Carry an older epoch that was read into what the row wrote; say what is verified."""
+    def _record_verified(self, line: Line) -> None:
+        """Carry an older epoch that was read into what the chunk wrote; say what is verified."""
         request = line.request
         for group_id, slots in self._written(line) if line.oldest_epoch < line.written else ():
             group = self.groups[group_id]
@@ -220,7 +221,7 @@ class Judge(Tables):
         request.verified, request.oldest_epoch = known, line.oldest_epoch
 
     def _overtakes(self, line: Line, known: int) -> bool:
-        """Whether a row wrote in a ring over what the next row may see."""
+        """Whether a chunk wrote in a ring over what the next chunk may see."""
         for group_id, group in enumerate(self.groups):
             if group.ring:
                 length = len(line.request.tables[group_id]) * group.block_size
@@ -229,7 +230,7 @@ class Judge(Tables):
         return False
 
     def _totals(self, line: Line, first: int) -> list[int | None]:
-        """The sums of the prefixes that end at [first, the row's end); None: not known."""
+        """The sums of the prefixes that end at [first, the chunk's end); None: not known."""
         request, known_end = line.request, line.end - len(line.drafts)
         tokens, begin, total = request.tokens, 0, request.base
         if not self._full and request.summed <= first:
@@ -251,13 +252,13 @@ class Judge(Tables):
         return totals
 
     def _written(self, line: Line) -> Iterator[tuple[int, Iterator[tuple[int, int | None]]]]:
-        """The positions that a row writes, by group, each with its slot if the row says it."""
+        """The positions that a chunk writes, by group, each with its slot if the chunk says it."""
         if line.slots is not None:
             group_id, writes, _ = line.slots
             pairs = zip(range(line.start, line.end), writes, strict=False)
             yield group_id, ((at, slot) for at, slot in pairs if slot >= 0)
             return
-        for group_id in range(len(self.groups)) if line.group is None else (line.group,):
+        for group_id in range(len(self.groups)) if line.group_id is None else (line.group_id,):
             yield group_id, ((at, None) for at in range(line.start, line.end))
 
     def _visible(
@@ -316,9 +317,9 @@ class Judge(Tables):
     ) -> None:
         request = line.request
         if name != "alias":
-            if not request.judged:
+            if not request.checked:
                 return
-            line.wrong, request.judged = True, False
+            line.wrong, request.checked = True, False
         event = None
         if held is not None and where[0] is not None:
             pool = self.groups[group_id].pool

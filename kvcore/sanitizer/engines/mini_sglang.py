@@ -14,8 +14,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.adapter import commit_of
 
+TESTED = "20fcd7f"
 torch: Any = importlib.import_module("torch")
 
 
@@ -146,7 +148,7 @@ class Engine:
         else:
             self.target.normal_loop()
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         while self.last is not None or self.messages:
             self.step()
 
@@ -176,7 +178,7 @@ class Engine:
 
 
 class Adapter:
-    NAME = "mini-sglang 20fcd7f"
+    NAME = f"mini-sglang {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (1, 4, 2),
         "overlap": (True, False),
@@ -187,7 +189,7 @@ class Adapter:
 
     @staticmethod
     def version() -> str:
-        return "20fcd7f"
+        return commit_of("mini-sglang", TESTED)
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
@@ -200,7 +202,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a Scheduler: the tables after `allocate_paged`, judged in `_process_last_data`."""
+        """Follow a Scheduler: tables after `allocate_paged`, checked in `_process_last_data`."""
         manager, size = target.cache_manager, target.cache_manager.page_size
         tokens: dict[int, list[int]] = {}
         tables: dict[int, list[int]] = {}
@@ -223,7 +225,7 @@ class Adapter:
 
         def allocated(reqs: Any) -> None:
             allocate(reqs)
-            rows = []
+            chunks = []
             for req in reqs:
                 row = target.engine.page_table[req.table_idx, : req.device_len : size]
                 table, known = (row // size).tolist(), tables.get(req.uid, [])
@@ -234,9 +236,9 @@ class Adapter:
                     sanitizer.extend(f"r{req.uid}", 0, table[len(known) :])
                 tables[req.uid] = table
                 flying[req.uid] += 1
-                rows.append(Row(f"r{req.uid}", req.cached_len, req.extend_len))
+                chunks.append(Chunk(f"r{req.uid}", req.cached_len, req.extend_len))
             steps.append(next(numbers))
-            sanitizer.issue(steps[-1], rows)
+            sanitizer.issue(steps[-1], chunks)
 
         def completed(data: Any) -> None:
             reqs = data[0].batch.reqs if data is not None else []

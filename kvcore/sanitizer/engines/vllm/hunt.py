@@ -11,7 +11,7 @@ import os
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Row, UnsupportedEngine
+from kvcore.sanitizer import CacheGroup, Chunk, UnsupportedEngine
 
 TESTED = "0.33.0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
@@ -182,7 +182,7 @@ class Engine:
     def reset(self) -> None:
         self.target.reset_prefix_cache()
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         while self.queue or self.target.has_requests():
             self.step()
 
@@ -252,7 +252,8 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a scheduler as the attached mode does, but from the time that it plans a step."""
-        follow = importlib.import_module("kvcore.sanitizer.vllm").follow
+        attached = "kvcore.sanitizer.engines.vllm.scheduler"
+        follow = importlib.import_module(attached).follow
         arrived: dict[str, Any] = {}
         add, plan, update = target.add_request, target.schedule, target.update_from_output
         issued: list[int] = []
@@ -269,10 +270,10 @@ class Adapter:
 
             def step(self, step: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
                 for at, lists in more[1].items():
-                    for group, blocks in enumerate(lists):
+                    for group_id, blocks in enumerate(lists):
                         if blocks:
-                            sanitizer.extend(names[at], group, list(blocks))
-                sanitizer.issue(step, list(map(Row, names, starts, counts)))
+                            sanitizer.extend(names[at], group_id, list(blocks))
+                sanitizer.issue(step, list(map(Chunk, names, starts, counts)))
                 return []
 
         def added(request: Any) -> None:

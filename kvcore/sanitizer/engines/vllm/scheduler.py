@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM 0.33.0: `--scheduler-cls kvcore.sanitizer.vllm.AsyncScheduler`, or `.Scheduler`.
+"""The schedulers of vLLM 0.33.0, followed: `AsyncScheduler`, and `Scheduler` for synchronous steps.
+
+`--scheduler-cls kvcore.sanitizer.engines.vllm.scheduler.AsyncScheduler` attaches the sanitizer.
 
 What is followed is what the workers are sent, in the order of the scheduler's outputs; each is
-judged before the scheduler takes its result, when its tokens are known. Not followed: KV that a
+checked before the scheduler takes its result, when its tokens are known. Not followed: KV that a
 connector brings, and groups other than full and sliding window attention.
 """
 
@@ -16,10 +18,10 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from kvcore.sanitizer.attached import Guard, check_version, every
+from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.findings import Finding
 from kvcore.sanitizer.media import Item, MediaTokens
-from kvcore.sanitizer.rows import CacheGroup
 from kvcore.sanitizer.sanitizer import Sanitizer
 
 TESTED = ("0.33.0",)
@@ -58,7 +60,7 @@ def begin(sanitizer: Sanitizer, request: Any) -> None:
 def follow(
     sanitizer: Sanitizer, step: int, requests: dict[str, Any], planned: Any, result: Any
 ) -> list[Finding]:
-    """Judge what a scheduler's output makes the workers do. requests: those that came, by name."""
+    """Check what a scheduler's output makes the workers do. requests: those that came, by name."""
     for name in planned.finished_req_ids:
         if name in sanitizer:
             sanitizer.end(name)
@@ -115,16 +117,23 @@ class _Watched:
         self._num_followed = 0
 
     def add_request(self, request: Any) -> None:
-        """vLLM's own, and keep the request until it is scheduled."""
+        """vLLM's own, and keep the request until it is followed.
+
+        The next part of a streamed prompt is not kept: vLLM puts it into the request that it has.
+        """
+        is_new = request.request_id not in self.requests  # type: ignore[attr-defined] # vLLM's
         super().add_request(request)  # type: ignore[misc] # vLLM's scheduler has it
-        self._arrived[request.request_id] = request
+        if is_new and self._guard.sanitizer is not None:
+            self._arrived[request.request_id] = request
 
     def update_from_output(self, planned: Any, result: Any) -> Any:
-        """Judge what ran, then do vLLM's own. Raises WrongKv behind it."""
+        """Check what ran, then do vLLM's own. Raises WrongKv behind it."""
         step, self._num_followed = self._num_followed, self._num_followed + 1
-        found = self._guard.tell(
+        found = self._guard.observe(
             lambda sanitizer: follow(sanitizer, step, self._arrived, planned, result)
         )
+        if self._guard.sanitizer is None:
+            self._arrived.clear()
         outputs = super().update_from_output(planned, result)  # type: ignore[misc] # the same
         self._guard.report(found)
         return outputs

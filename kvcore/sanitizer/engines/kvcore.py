@@ -13,8 +13,8 @@ from typing import Any
 
 from kvcore.oracle.content_oracle import Pass, Tables, set_entry
 from kvcore.oracle.contents import Place
+from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.sanitizer.errors import UnsupportedEngine
-from kvcore.sanitizer.rows import CacheGroup, Row
 from kvcore.sanitizer.sanitizer import Sanitizer
 from kvcore.types.commands import (
     Allocate,
@@ -66,12 +66,12 @@ class Observer:
             self._follow(command)
 
     def forward(self, passes: Sequence[Pass]) -> None:
-        """Judge the forward pass of the batch that was applied last.
+        """Check the forward pass of the batch that was applied last.
 
         The identities of a request's prefixes stand for its tokens. A failed load is followed as if
         it had come: what reads it is given up by the engine. Raises InvariantViolation (KV-READ).
         """
-        rows = []
+        chunks = []
         for each in passes:
             name = self._named(each)
             self._tokens[each.row][:] = each.nodes
@@ -80,9 +80,9 @@ class Observer:
                 self.sanitizer.load(name, each.start, each.loaded - each.start)
             drafts = [-1] * (each.num_slots - each.end)
             if each.end > each.loaded:
-                rows.append(Row(name, each.loaded, each.num_slots - each.loaded, drafts))
+                chunks.append(Chunk(name, each.loaded, each.num_slots - each.loaded, drafts))
         step, self.num_steps = self.num_steps, self.num_steps + 1
-        self.sanitizer.issue(step, rows)
+        self.sanitizer.issue(step, chunks)
         for finding in self.sanitizer.complete(step):
             raise InvariantViolation("KV-READ", str(finding))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, SlotRow, UnsupportedEngine
+from kvcore.sanitizer import CacheGroup, SlotChunk, UnsupportedEngine
 
 torch: Any = importlib.import_module("torch")
 TESTED = "5.23.0"
@@ -131,7 +131,7 @@ class Engine:
             self.step()
         else:
             return False
-        self.settle()
+        self.finish_batches()
         if self.in_flight:  # as the loop does when it stops
             io = self.target.inputs_and_outputs
             io.current_pair = 1 - io.current_pair
@@ -140,7 +140,7 @@ class Engine:
         self.starting = self.target.use_async_batching
         return True
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         for _ in range(3):
             self.step()
 
@@ -232,7 +232,7 @@ class _Followed:
     def __init__(self, target: Any, sanitizer: Any) -> None:
         self.target, self.sanitizer = target, sanitizer
         self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
-        self.rows: list[SlotRow] = []
+        self.chunks: list[SlotChunk] = []
         self.issued: list[tuple[int, list[Any]]] = []
         self.numbers = itertools.count(1)
         self.lists: dict[str, list[int]] = {}
@@ -282,19 +282,19 @@ class _Followed:
     def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
         starts = [(len(reads[i]) if reads else 0, len(writes[i])) for i in range(len(writes))]
         inner(name, past, count, reads, writes)
-        for group, its in self.allocators():
-            read, written = starts[group]
-            new = [_slot(its, place) for place in writes[group][written:]]
-            old = [_slot(its, place) for place in (reads[group][read:] if reads else ())]
+        for group_id, its in self.allocators():
+            read, written = starts[group_id]
+            new = [_slot(its, place) for place in writes[group_id][written:]]
+            old = [_slot(its, place) for place in (reads[group_id][read:] if reads else ())]
             old = [each for each in old if each >= 0]
-            self.rows.append(SlotRow(name, group, past, count, new, old))
+            self.chunks.append(SlotChunk(name, group_id, past, count, new, old))
 
     def steps(self, inner: Any, model: Any) -> None:
         io = self.target.inputs_and_outputs
         io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
         self.issued.append((next(self.numbers), list(io.requests_in_batch)))
-        self.sanitizer.issue(self.issued[-1][0], self.rows[:])
-        self.rows.clear()
+        self.sanitizer.issue(self.issued[-1][0], self.chunks[:])
+        self.chunks.clear()
         inner(model)
 
     def updates(self, inner: Any) -> None:
@@ -306,17 +306,17 @@ class _Followed:
             if tokens is not None:
                 tokens += (state.initial_tokens + state.generated_tokens)[len(tokens) :]
 
-    def copies(self, group: int, inner: Any, sources: Any, targets: Any) -> None:
+    def copies(self, group_id: int, inner: Any, sources: Any, targets: Any) -> None:
         inner(sources, targets)
-        self.sanitizer.copy(list(zip(sources, targets, strict=True)), group)
+        self.sanitizer.copy(list(zip(sources, targets, strict=True)), group_id)
 
     def offloads(self, inner: Any, victims: Any, tables: Any) -> Any:
         names = inner(victims, tables)
         for name in names:
             swapped = self.offloading._request_id_to_cpu_blocks[name]
-            for group, kind in enumerate(self.kinds):
+            for group_id, kind in enumerate(self.kinds):
                 pairs = zip(tables[name].get(kind, []), swapped.get(kind, []), strict=True)
-                self.sanitizer.copy(list(pairs), group, target="cpu")
+                self.sanitizer.copy(list(pairs), group_id, target="cpu")
         return names
 
     def restores(self, inner: Any, batch: Any) -> None:
@@ -324,10 +324,10 @@ class _Followed:
         names = [each.state.request_id for each in batch if each.state.is_cpu_offloaded]
         inner(batch)
         for name in names:
-            for group, (kind, its) in enumerate(self.kinds.items()):
+            for group_id, (kind, its) in enumerate(self.kinds.items()):
                 table = its.block_table.get(name, [])
                 pairs = list(zip(swapped[name].get(kind, []), table, strict=False))
-                self.sanitizer.copy(pairs, group, source="cpu")
+                self.sanitizer.copy(pairs, group_id, source="cpu")
 
 
 def _slot(its: Any, place: int) -> int:

@@ -13,8 +13,8 @@ import itertools
 import sys
 from typing import Any, ClassVar
 
+from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.sanitizer.errors import UnsupportedEngine
-from kvcore.sanitizer.rows import CacheGroup, Row
 
 torch: Any = importlib.import_module("torch")
 NAME, TESTED, FULL = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23", 0
@@ -132,15 +132,15 @@ class Engine:
         tree.evict_device_start(FULL, self.size)
         while len(self.pages) == before:
             step = tree.evict_device_next_node(FULL, tracker)
-            self.settled(step, tracker)
+            self.take_back(step, tracker)
             if step.node_id is None and not step.made_progress:
                 break
             if step.node_id is not None:
-                self.settled(tree.evict_device_leaf(step.node_id), tracker)
+                self.take_back(tree.evict_device_leaf(step.node_id), tracker)
         tree.evict_device_end(FULL)
         return len(self.pages) > before
 
-    def settled(self, step: Any, tracker: dict[int, int]) -> None:
+    def take_back(self, step: Any, tracker: dict[int, int]) -> None:
         for component, count in step.tracker.items():
             tracker[component] += count
         for slots in step.new_device_frees.get(FULL, ()):
@@ -239,7 +239,7 @@ class Engine:
         )
         return int(found[0])
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         """Nothing is in flight."""
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ class Adapter:
                 given(request)
             if batch:
                 step = next(numbers)
-                sanitizer.issue(step, [Row(r.name, start, count) for r, start, count in batch])
+                sanitizer.issue(step, [Chunk(r.name, start, count) for r, start, count in batch])
                 sanitizer.complete(step)
 
         target.follow, target.gives, target.leaves = followed, given, left

@@ -14,7 +14,10 @@ import types
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Row
+from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.adapter import commit_of
+
+TESTED = "bb823b3"
 
 
 def source() -> Any:
@@ -64,7 +67,7 @@ class Engine:
         answers = [self.world.token(len(each)) for each in sequences]
         self.target.postprocess(sequences, answers, is_prefill)
 
-    def settle(self) -> None:
+    def finish_batches(self) -> None:
         pass
 
     def close(self) -> None:
@@ -89,14 +92,14 @@ class Engine:
 
 
 class Adapter:
-    NAME = "nano-vllm bb823b3"
+    NAME = f"nano-vllm {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2, 8)}
     MOVES = frozenset[str]()
     Engine = Engine
 
     @staticmethod
     def version() -> str:
-        return "bb823b3"
+        return commit_of("nano-vllm", TESTED)
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
@@ -117,7 +120,7 @@ class Adapter:
 
         def scheduled() -> Any:
             sequences, is_prefill = schedule()
-            rows = []
+            chunks = []
             for each in sequences:
                 name = str(each.seq_id)
                 if name not in told:
@@ -127,9 +130,9 @@ class Adapter:
                     sanitizer.extend(name, 0, each.block_table[told[name] :])
                     told[name] = len(each.block_table)
                 start = each.num_cached_tokens if is_prefill else len(each) - 1
-                rows.append(Row(name, start, each.num_scheduled_tokens))
+                chunks.append(Chunk(name, start, each.num_scheduled_tokens))
             steps[0] += 1
-            sanitizer.issue(steps[0], rows)
+            sanitizer.issue(steps[0], chunks)
             sanitizer.complete(steps[0])
             return sequences, is_prefill
 

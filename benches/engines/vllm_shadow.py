@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time of vLLM 0.33.0's steps with kvcore in the shadow of its manager, beside those without.
+
+Runs in vLLM's environment: `python -m benches.engines --engines vllm-shadow` calls this. The loads
+are those of vllm_steps.py, the sides take turns step by step. What a step costs more is, first,
+what kvcore's manager costs, as `manager_calls.py` measures it in the shadow; the rest is of passing
+each call on, of timing and of comparing. Both as shares of vLLM's own step.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import sys
+from typing import Any
+
+import attrs
+
+from benches.engines.manager_calls import Spent, clocked
+from benches.engines.options import Options, read_options
+from benches.engines.vllm_steps import CALL_STEPS, KINDS, Case, Drive, each_case
+
+MOST = 0.05
+"""Share of a step that shadow mode may cost besides kvcore's manager."""
+
+
+@attrs.define
+class Measured:
+    """Of a case: seconds of a step without and with a shadow, round by round, and of kvcore's calls
+    in num_steps steps.
+    """
+
+    alone: list[float] = attrs.field(factory=list)
+    shadow: list[float] = attrs.field(factory=list)
+    calls: Spent = attrs.field(factory=Spent)
+
+    @property
+    def manager(self) -> float:
+        """Share of vLLM's step that kvcore's manager takes."""
+        return self.calls.total / CALL_STEPS / statistics.median(self.alone)
+
+    @property
+    def besides(self) -> float:
+        """Share that the rest takes."""
+        pairs = zip(self.shadow, self.alone, strict=True)
+        return statistics.median(both / own for both, own in pairs) - 1 - self.manager
+
+
+def measure(case: Case, options: Options, model: str) -> Measured:
+    """Rounds of the same steps on both sides. Raises RuntimeError if kvcore parts."""
+    own, behind = KINDS[case.is_async]
+    os.environ["KVCORE_SHADOW"] = "1"
+    shadow, alone = Drive(behind, case, model), Drive(own, case, model)
+    managers: Any = shadow.scheduler.kv_cache_manager
+    measured = Measured()
+    gc.collect()
+    gc.freeze()
+    for _ in range(options.rounds):
+        seconds = [0.0, 0.0]
+        for number in range(options.steps):
+            for side in (0, 1) if number % 2 else (1, 0):
+                seconds[side] += (alone, shadow)[side].step() / options.steps
+        measured.alone.append(seconds[0])
+        measured.shadow.append(seconds[1])
+    measured.calls = clocked(managers.kvcore)
+    for _ in range(CALL_STEPS):
+        shadow.step()
+    gc.unfreeze()
+    if managers.tally.difference is not None or managers.tally.num_steps < CALL_STEPS:
+        raise RuntimeError(f"{case}: {managers.tally.difference or 'nothing was compared'}")
+    return measured
+
+
+def main() -> int:
+    """Measure the cases that are asked for."""
+    options = read_options()
+    print("vLLM 0.33.0 with kvcore in its shadow; shares of vLLM's own step, in CPU time")
+    print(f"{'':28}{'us a step':>10}{'manager':>10}{'besides':>10}")
+    for case, model in each_case(options):
+        measured = measure(case, options, model)
+        print(
+            f"{case!s:28}{statistics.median(measured.alone) * 1e6:10,.0f}"
+            f"{measured.manager:10.1%}{measured.besides:10.1%}"
+            f"{f'  more than {MOST:.0%}' if measured.besides > MOST else ''}",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

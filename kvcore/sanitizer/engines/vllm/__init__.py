@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: schedulers that are followed while they serve, and the same under the hunter."""

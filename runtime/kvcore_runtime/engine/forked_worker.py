@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of its own that runs calls one after another: plain data goes in and comes back.
+
+Why a process: a thread shares Python's lock with its caller, so small operations of the two take
+turns (docs/performance.md). Why forked: it begins with the caller's objects as they are, models and
+patched methods too, in milliseconds, without a copy, an import or a guarded main module. What both
+change must lie in shared memory. A fork cannot use CUDA, and keeps no thread of the caller: it runs
+its calls on a thread that is new there, since only a new thread makes itself a new pool of torch's.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import mmap
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
+
+SPIN_SECONDS = 200e-6
+"""How long the process looks for a call before it sleeps: the next step comes sooner than that, and
+to be woken takes 30 to 100 us."""
+SENT_BYTES_MAX = 64 * 1024
+"""Calls that are sent before their replies are read: if both sides sent more than the system keeps
+for them, both would wait for the other."""
+
+
+class Reply:
+    """What a call gives, as a `concurrent.futures.Future` that its reader's thread fetches."""
+
+    def __init__(self, worker: ForkedWorker) -> None:
+        self._worker = worker
+        self.answer: tuple[Any, BaseException | None] | None = None
+
+    def exception(self) -> BaseException | None:
+        """Wait; returns what the call raised, None if it returned."""
+        while self.answer is None:
+            self._worker.receive()
+        return self.answer[1]
+
+    def result(self) -> Any:
+        """Wait; returns what the call returned. Raises what it raised, ExecutorDied."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self.answer[0] if self.answer else None
+
+
+class ForkedWorker:
+    """Calls of one object's methods, in order, in a fork that is made at the first of them.
+
+    The fork ends with this object, and with its process. Ctrl-C does not reach it.
+    """
+
+    def __init__(self, target: object) -> None:
+        self._target = target
+        self._waiting: collections.deque[Reply] = collections.deque()
+        self._finalizer: weakref.finalize[Any, ForkedWorker] | None = None
+        self._num_bytes_sent = 0  # since no reply was to come, or less
+        self.process_id = 0
+
+    def submit(self, method: Callable[..., Any], *arguments: Any) -> Reply:
+        """Let the fork call a method of its copy of the object.
+
+        The reply tells if the fork is dead.
+        """
+        if self._finalizer is None:
+            self._begin()
+        call = pickle.dumps((method.__name__, arguments))
+        self._num_bytes_sent += len(call)
+        if self._num_bytes_sent > SENT_BYTES_MAX:
+            while self._waiting:
+                self.receive()
+            self._num_bytes_sent = len(call)
+        reply = Reply(self)
+        self._waiting.append(reply)
+        try:
+            self._connection.send_bytes(call)
+        except OSError:
+            self._bury()
+        self._bell[0] += 1
+        return reply
+
+    def receive(self) -> None:
+        """Wait for the oldest reply that is still to come."""
+        self._poll.poll()  # a Ctrl-C while it waits loses nothing
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._bury()
+        else:
+            self._waiting.popleft().answer = answer
+
+    def _begin(self) -> None:
+        self._connection, end = multiprocessing.Pipe()
+        self._poll = select.poll()
+        self._poll.register(self._connection, select.POLLIN)
+        self._bell = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        caller = os.getpid()
+        with warnings.catch_warnings():
+            # Python warns of the threads that a fork lacks: it waits for none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process_id = os.fork()
+        if not self.process_id:
+            _run(self._target, end, self._connection, self._bell)
+        end.close()
+        self._finalizer = weakref.finalize(self, _end, self._connection, self.process_id, caller)
+
+    def _bury(self) -> None:
+        """Answer all that wait: the fork is gone."""
+        if self._finalizer is not None and self._finalizer.detach() is not None:
+            self._connection.close()
+            _, status = os.waitpid(self.process_id, 0)
+            self._exit_code = os.waitstatus_to_exitcode(status)
+        for reply in self._waiting:
+            reply.answer = (None, ExecutorDied(exit_code=self._exit_code))
+        self._waiting.clear()
+
+
+def _end(connection: Connection, process_id: int, caller: int) -> None:
+    """Let a fork end. It is told, since forks that were made later hold the connection, too."""
+    if os.getpid() != caller:
+        return
+    with contextlib.suppress(OSError):
+        connection.send(None)
+    connection.close()
+    os.waitpid(process_id, 0)
+
+
+def _run(target: object, connection: Connection, end: Connection, bell: memoryview) -> NoReturn:
+    """The fork: serve calls until there are no more to come, and do nothing else."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        end.close()
+        gc.freeze()  # a collection would copy the pages of all objects of the caller
+        thread = threading.Thread(target=_serve, args=(target, connection, bell))
+        thread.start()
+        thread.join()
+    finally:
+        os._exit(0)
+
+
+def _serve(target: object, connection: Connection, bell: memoryview) -> None:
+    torch.set_num_threads(torch.get_num_threads())  # of the caller; a new thread has all cores
+    num_calls = 0
+    while True:
+        until = time.perf_counter() + SPIN_SECONDS
+        while bell[0] == num_calls and time.perf_counter() < until:
+            pass
+        num_calls += 1
+        try:
+            call = connection.recv()
+        except EOFError:
+            return
+        if call is None:
+            return
+        name, arguments = call
+        try:
+            answer = pickle.dumps((getattr(target, name)(*arguments), None))
+        except BaseException as error:
+            answer = _packed(error)
+        try:
+            connection.send_bytes(answer)
+        except OSError:
+            return
+
+
+def _packed(error: BaseException) -> bytes:
+    """An answer that raises this error, or what it says if it cannot be sent."""
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        answer = pickle.dumps((None, error))
+        pickle.loads(answer)
+    except Exception:
+        answer = pickle.dumps((None, ExecutorFailed(error=repr(error))))
+    return answer

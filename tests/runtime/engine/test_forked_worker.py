@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forked worker: what goes in and comes back, errors, and the end of either process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kvcore_runtime.cache.errors import TierFailed
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
+from kvcore_runtime.engine.forked_worker import ForkedWorker
+from kvcore_runtime.errors import ShapeMismatch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux only")
+
+
+class Desk:
+    """What is called: it knows what it was told before."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def tell(self, value: Any) -> list[Any]:
+        self.told.append(value)
+        return self.told
+
+    def fail(self, make: Callable[[], Exception]) -> None:
+        raise make()
+
+    def die(self, number: signal.Signals) -> None:
+        os.kill(os.getpid(), number)
+
+    def multiply(self) -> int:
+        """Use torch's threads; returns how many threads the process has then."""
+        ones = torch.ones(512, 512)
+        assert float((ones @ ones).exp().isinf().sum()) == 512 * 512
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+
+DESK = Desk()
+
+
+def mismatch() -> Exception:
+    return ShapeMismatch(name="k", expected=(1,), actual=(2,))
+
+
+def tier_failed() -> Exception:
+    return TierFailed(key="k", place="p", reason="r")
+
+
+def unsendable() -> Exception:
+    return ValueError(lambda: None)
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_gone(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_calls_run_in_order_on_a_copy_of_the_object() -> None:
+    desk = Desk()
+    desk.tell("before")
+    worker = ForkedWorker(desk)
+    replies = [worker.submit(desk.tell, each) for each in ("a", "b", "c")]
+    assert replies[2].result() == ["before", "a", "b", "c"]
+    assert replies[0].result() == ["before", "a"]
+    assert desk.told == ["before"]
+
+
+def test_large_calls_and_large_replies_do_not_wait_for_each_other() -> None:
+    worker = ForkedWorker(DESK)
+    large = bytes(1 << 20)
+    replies = [worker.submit(DESK.tell, each) for each in (1, large, large, 2, large)]
+    assert replies[4].result() == [1, large, large, 2, large]
+
+
+def test_errors_keep_their_kind_their_fields_and_where_they_rose() -> None:
+    worker = ForkedWorker(DESK)
+    with pytest.raises(ShapeMismatch, match=r"k has shape \(2,\), expected \(1,\)") as caught:
+        worker.submit(DESK.fail, mismatch).result()
+    assert caught.value.fields == {"name": "k", "expected": (1,), "actual": (2,)}
+    assert "in fail" in "".join(caught.value.__notes__)
+    error = worker.submit(DESK.fail, tier_failed).exception()
+    assert isinstance(error, TierFailed)
+    assert (str(error), error.key) == (str(tier_failed()), "k")
+
+
+def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
+    worker = ForkedWorker(DESK)
+    with pytest.raises(ExecutorFailed, match=r"raised ValueError.*lambda"):
+        worker.submit(DESK.fail, unsendable).result()
+    assert worker.submit(DESK.tell, 1).result() == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_dead_worker_is_told_to_all_who_wait_and_who_come(number: signal.Signals) -> None:
+    worker = ForkedWorker(DESK)
+    replies = [worker.submit(DESK.die, number), worker.submit(DESK.tell, 1)]
+    for reply in replies:
+        with pytest.raises(ExecutorDied, match=f"has ended, with exit code -{number}"):
+            reply.result()
+    with pytest.raises(ExecutorDied):
+        worker.submit(DESK.tell, 1).result()
+
+
+def test_ctrl_c_leaves_the_worker_to_its_caller() -> None:
+    worker = ForkedWorker(DESK)
+    worker.submit(DESK.die, signal.SIGINT).result()
+    assert worker.submit(DESK.tell, 1).result() == [1]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_worker_computes_with_as_many_threads_as_its_caller(num_threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        DESK.multiply()
+        # One more waits for the one that computes.
+        assert ForkedWorker(DESK).submit(DESK.multiply).result() == 1 + num_threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_worker_ends_with_its_object_though_later_forks_hold_its_connection() -> None:
+    first, second = ForkedWorker(DESK), ForkedWorker(DESK)
+    ids = [each.submit(DESK.process_id).result() for each in (first, second)]
+    del first
+    assert is_gone(ids[0])
+    assert not is_gone(ids[1])
+
+
+PROGRAM = """
+import os, time
+from kvcore_runtime.engine.forked_worker import ForkedWorker
+class Desk:
+    def process_id(self):
+        return os.getpid()
+desk = Desk()
+workers = [ForkedWorker(desk) for _ in range(2)]
+print(*(each.submit(desk.process_id).result() for each in workers), flush=True)
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 60], ids=["at its end", "when it is killed"])
+def test_workers_end_with_their_process(seconds: int) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(seconds=seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ids = [int(each) for each in process.stdout.readline().split()]
+        if seconds:
+            process.kill()
+        process.wait(30)
+    assert len(ids) == 2
+    for each in ids:
+        wait_for(partial(is_gone, each))
