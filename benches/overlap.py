@@ -135,12 +135,16 @@ def main() -> None:
     parser.add_argument("--threads-without", type=int, default=1, help="of torch, without")
     parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--only", help="the one model to measure, as lines begin with it")
+    parser.add_argument("--requests", type=int, nargs="*", default=[2, 8, 32], help="at a time")
     given = parser.parse_args()
     threads = (given.threads_without, given.threads)
     shapes = SHAPES if given.device == "cpu" else {**SHAPES, "8 layers of Llama 3 8B": LLAMA_8B}
     for name, shape in shapes.items():
+        if given.only not in (None, name):
+            continue
         model = make_model(shape, given.device)
-        for num_requests in (2, 8, 32):
+        for num_requests in given.requests:
             requests = [
                 attrs.evolve(each, prompt=tuple(token % 256 for token in each.prompt))
                 for each in make_requests(num_requests, 32, given.max_tokens)

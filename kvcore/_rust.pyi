@@ -43,6 +43,10 @@ class Manager:
         """
         Add tokens behind those that a request has, into its positions to come first.
         """
+    def advance_epoch(self, /, epoch: int | None = None) -> int:
+        """
+        Begin an epoch, the next one or a later one that is given; returns its number.
+        """
     def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int, num_output_placeholders: int) -> KVCacheBlocks | Refused:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
@@ -187,6 +191,10 @@ class Manager:
     def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> tuple[str, ...]:
         """
         Let requests count no more than num_computed_tokens; returns the ids of those that fell.
+        """
+    def stale_requests(self, /) -> list[str]:
+        """
+        The requests that count tokens of older epochs, in row order. Changes nothing.
         """
     def status(self, /, request_id: str) -> Status:
         """

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KVCacheManager: the transitions as methods of one object, over either backend.
 
-The manager holds the newest state. The pure functions do the work, in Python or in the compiled
-twin, with the same values, errors, commands, events and canonical bytes.
+It holds the newest state; the pure functions do the work, in Python or alike in the compiled twin.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any, Literal, Unpack
 from kvcore import _twin
 from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
+from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
@@ -35,7 +35,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager:
+class KVCacheManager(Questions):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
@@ -64,8 +64,8 @@ class KVCacheManager:
         return _rebuild, (type(self), self.backend, self.encode()), others or None
 
     def __repr__(self) -> str:
-        free, usable = self.num_free_blocks, self.config.num_usable_blocks
-        return f"<KVCacheManager {self.backend}: {free} of {usable} blocks free>"
+        of_all = f"{self.num_free_blocks} of {self.config.num_usable_blocks}"
+        return f"<KVCacheManager {self.backend}: {of_all} blocks free>"
 
     def add_request(self, request: Request) -> int:
         """Make a request known; returns its row, an int that it keeps until `remove_request`.
@@ -232,10 +232,16 @@ class KVCacheManager:
         """Withdraw every key; False, and nothing changes, while any block of any tier is used."""
         return self._core.reset_prefix_cache()
 
+    def advance_epoch(self, epoch: int | None = None) -> int:
+        """Begin an epoch of new weights; returns its number. Raises EpochWentBack, InOpenBatch."""
+        return self._core.advance_epoch(epoch)
+
+    def stale_requests(self) -> list[str]:
+        """The requests that count tokens of older epochs, in row order. Changes nothing."""
+        return self._core.stale_requests()
+
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Copy device blocks to the external store by their keys; returns one operation per block.
-        Raises NotPublished, InOpenBatch, LoadUnconfirmed.
-        """
+        """Store blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""
         return self._core.store(read_list("block_ids", block_ids))
 
     def load(
@@ -247,10 +253,8 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
     ) -> tuple[int, ...] | Refused:
-        """Fill slots for the next num_tokens of a request from the external store.
-
-        num_tokens: whole blocks of every group; a token is left to compute. Returns one operation
-        per block, group by group. The rest is as in `allocate_slots`. Raises WrongLoad, too.
+        """Load the next num_tokens of a request, whole blocks of every group, all tokens but one at
+        most. Returns operations by block. As `allocate_slots`, and raises StaleRequest, WrongLoad.
         """
         check_hit_kind(hit)
         return self._core.load(

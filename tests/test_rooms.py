@@ -23,8 +23,9 @@ PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
 
 ROOMS = (
     *("mutants", "types", "errors", "hashing", "pool", "state", "codec", "oracle", "invariants"),
-    *("transitions", "_rust", "_twin", "backend", "manager", "metrics", "kvcore", "scheduler"),
+    *("transitions", "_rust", "_twin", "backend", "explain", "manager", "metrics", "kvcore"),
     *(
+        "scheduler",
         "trace",
         "fuzz",
         "compat",

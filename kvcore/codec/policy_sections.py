@@ -8,9 +8,12 @@ Twin: rust/src/codec/policy_sections.rs.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from immutables import Map
 from msgspec.structs import replace
 
+from kvcore.pool.free_queue import num_older
 from kvcore.pool.policy_pool import PolicyTransaction
 from kvcore.pool.policy_state import KEYLESS, with_places
 from kvcore.state.state import State
@@ -115,7 +118,7 @@ def place_blocks(source: Reader, state: State) -> State:
         raise source.damaged("requests that did not arrive")
     tx = PolicyTransaction(device, Effects(), state.batch.number)
     places = {}
-    for block in device.queue:
+    for block in islice(device.queue, num_older(device.queue), None):
         known = device.policy.uses.get(block)
         places[block] = tx.place_of(block) if known is None else known.place or KEYLESS
         if known is not None and known.place is None:

@@ -54,6 +54,15 @@ def make_free_queue(num_blocks: int, order: Iterable[int], num_older: int = 0) -
     return queue.freeze()
 
 
+def num_older(queue: FreeQueue) -> int:
+    """Blocks in the ring of older epochs."""
+    following, sentinel = queue.following, queue.num_blocks + OLDER
+    count, block = 0, following[sentinel]
+    while block != sentinel:
+        count, block = count + 1, following[block]
+    return count
+
+
 class FreeQueueTransaction:
     """A free queue inside a transition: changed in place, frozen at the end.
 

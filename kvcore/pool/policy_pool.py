@@ -4,7 +4,8 @@
 Invariants: free blocks without a key stand in front, the one freed last first; behind them stand
 those with a key, in the order of their places, of equal places the one that came first. A free
 block that loses its key goes to the front. So the queue is the order of leaving, but for what a
-policy says in `take`.
+policy says in `take`. Blocks of older epochs have no place: they leave first, and no policy is
+asked.
 Why: the queue stays the ring of links that it is. `tails` has the last block of each place, so a
 block is put behind the tail of its own place or of the next lower one.
 Twin: rust/src/pool/policy_pool.rs.
@@ -18,8 +19,10 @@ from typing import Any
 
 from immutables import Map
 from msgspec.structs import replace
+from pyrsistent import pvector
 
 from kvcore.pool.block_pool import BlockPool, PoolTransaction
+from kvcore.pool.free_queue import OLDER
 from kvcore.pool.policy_state import KEYLESS, PolicyState
 from kvcore.types.effects import Effects
 from kvcore.types.keys import HASH_SIZE
@@ -135,6 +138,8 @@ class PolicyTransaction(PoolTransaction):
 
     def _dequeue(self, block: int) -> None:
         place, before = self.places[block], self.queue.preceding[block]
+        if place == KEYLESS and self.queue.first_ring() == OLDER:
+            return super()._dequeue(block)
         if self.tails[place] == block:
             if before != self.queue.sentinel() and self.places[before] == place:
                 self.tails[place] = before
@@ -145,11 +150,14 @@ class PolicyTransaction(PoolTransaction):
         left = self.lengths.pop(place[0]) - 1
         if left:
             self.lengths[place[0]] = left
-        super()._dequeue(block)
+        return super()._dequeue(block)
 
     def _enqueue(self, block: int) -> None:
         """Put a block without owner where the policy says."""
-        self._put(block, self.place_of(block))
+        if block in self.older:
+            super()._enqueue(block)
+        else:
+            self._put(block, self.place_of(block))
 
     def place_of(self, block: int, hook: str = "on_release") -> Place:
         """The place of a block that becomes free, or whose due number changed."""
@@ -244,6 +252,13 @@ class PolicyTransaction(PoolTransaction):
         self.uses, self.ghosts, self.left = Map(), Map(), Map()
         for block in cached:
             self._move(block, KEYLESS)
+
+    def start_epoch(self) -> None:
+        """Forget every key; what is free leaves before all that is freed later."""
+        super().start_epoch()
+        self.places = pvector([KEYLESS] * len(self.keys)).evolver()
+        self.order, self.tails, self.lengths = [], {}, {}
+        self.uses, self.ghosts, self.left = Map(), Map(), Map()
 
     def wait(self, keys: Sequence[bytes], due: int) -> None:
         """Note that a waiting request will look up these keys, the last one of its prompt first."""

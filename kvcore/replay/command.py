@@ -19,6 +19,7 @@ import attrs
 from kvcore.cli.arguments import parse
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay.command_options import Arguments, make_parser, read_arguments
+from kvcore.replay.explain.explained import Explained
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
 from kvcore.replay.report_json import to_json
@@ -107,6 +108,7 @@ def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
             backend=call.backend,
             watch=watch,
             make_apply=None if call.device is None else on_device,
+            explained=Explained() if call.explain else None,
         )
     return report, reader, devices
 

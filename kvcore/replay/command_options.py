@@ -53,6 +53,7 @@ class Arguments:
     skip_bad: bool
     json: bool
     html: str | None
+    explain: bool
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -64,13 +65,14 @@ def make_parser() -> argparse.ArgumentParser:
         "wrong, 130 interrupted; then, too, it reports what was done.",
     )
     parser.add_argument("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
-    _add_pool(parser.add_argument_group("the pool"))
-    _add_loop(parser.add_argument_group("the loop"))
+    add_pool(parser.add_argument_group("the pool"))
+    add_loop(parser.add_argument_group("the loop"))
     _add_result(parser.add_argument_group("what comes out"))
     return parser
 
 
-def _add_pool(group: argparse._ArgumentGroup) -> None:
+def add_pool(group: argparse._ArgumentGroup) -> None:
+    """Options of the pool."""
     add = group.add_argument
     add("--blocks", type=count, metavar="N", required=True, help="blocks of the pool")
     _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens per block")
@@ -97,7 +99,8 @@ def _add_pool(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_loop(group: argparse._ArgumentGroup) -> None:
+def add_loop(group: argparse._ArgumentGroup) -> None:
+    """Options of the loop."""
     add = group.add_argument
     _number(group, "--max-running", "N", DEFAULTS.max_running, "requests that run at a time")
     _number(group, "--token-budget", "TOKENS", DEFAULTS.token_budget, "most tokens of a step")
@@ -131,6 +134,9 @@ def _add_result(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--json", action="store_true", help="plain data instead of text")
     add("--html", metavar="FILE", help="write one page with plots, too (kvcore[plots])")
+    add(
+        "--explain", action="store_true", help="say why tokens were computed again (kvcore explain)"
+    )
     add("--no-bounds", action="store_true", help="do not count ideal and optimum: less memory")
 
 
@@ -169,6 +175,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         skip_bad=given.skip_bad,
         json=given.json,
         html=given.html,
+        explain=given.explain,
     )
 
 

@@ -31,6 +31,7 @@ from kvcore.types.values import Hit, Refused, Request
 
 Watch = Callable[[Sample], object]
 Apply = Callable[[Batch, "Step"], object]
+Observe = Callable[[KVCacheManager], KVCacheManager]
 
 
 def replay(
@@ -40,16 +41,18 @@ def replay(
     backend: BackendName | None = None,
     watch: Watch | None = None,
     apply: Apply | None = None,
+    observe: Observe | None = None,
 ) -> Result:
     """Run the requests through a manager; returns what came of it.
 
     requests: in the order of their arrival; a `TraceReader` gives the result its name and its count
     of skipped lines. watch: called with a sample after each step. apply: called with each step's
-    batch before the next step. A KeyboardInterrupt ends the run, and the result has what was done.
+    batch before the next step. observe: gives the manager that the loop calls, around the real one.
+    A KeyboardInterrupt ends the run, and the result has what was done.
     Raises InvalidOption, InvalidConfig, InvalidCount, and what reading the requests raises.
     """
     config = make_config(options)
-    loop = Loop(requests, options, KVCacheManager(config, backend), apply)
+    loop = Loop(requests, options, KVCacheManager(config, backend), apply, observe)
     try:
         while (sample := loop.step()) is not None:
             if watch is not None:
@@ -241,12 +244,15 @@ class Loop:
         options: Options,
         manager: KVCacheManager,
         apply: Apply | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.record = Record(options, manager.config)
         self._options = options
         self._manager = manager
         self._meter = Meter()
         self._metered = measured(manager, self._meter.call, MEASURED)
+        if observe is not None:
+            self._metered = observe(self._metered)
         self._apply = apply
         self._arrivals = Arrivals(requests, options.num_requests, self.record.accept)
         self._batcher = Batcher(self._metered, options, self._arrivals, self.record)

@@ -41,7 +41,7 @@ class Transaction:
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
         *("entries", "new_blocks", "next_operation", "operations", "requests", "rows", "scheduled"),
-        *("state", "stats", "in_flight", "held_rows", "waiting", "next_due"),
+        *("state", "stats", "in_flight", "held_rows", "epoch", "waiting", "next_due"),
     )
 
     def __init__(self, state: State) -> None:
@@ -64,6 +64,7 @@ class Transaction:
         self.new_blocks = state.new_blocks
         self.operations = state.operations
         self.next_operation = state.next_operation
+        self.epoch = state.epoch
         self.waiting = state.waiting
         self.next_due = state.next_due
 
@@ -76,6 +77,7 @@ class Transaction:
             self.batch.merges,
             self.entries,
             self.published_keys,
+            self.batch.starts_epoch,
         )
         return State(
             self.config,
@@ -93,6 +95,7 @@ class Transaction:
             tuple(self.in_flight),
             _keyed_only(self) if self.loads else (),
             self.held_rows,
+            self.epoch,
             self.waiting,
             self.next_due,
         )
@@ -147,8 +150,16 @@ class Transaction:
         self.stats = replace(old, requests=old.requests + 1, queries=queries, hits=hits)
 
     def put(self, request: RequestState) -> None:
-        """Put a request's new form in the place of its old one."""
+        """Put a request's new form in the place of its old one; one that counts nothing has no
+        epoch.
+        """
+        if request.epoch and not request.num_computed:
+            request = replace(request, epoch=0)
         self.requests[request.request_id] = request
+
+    def is_stale(self, request: RequestState) -> bool:
+        """Whether a request counts tokens that were computed with older weights."""
+        return request.num_computed > 0 and request.epoch < self.epoch
 
     def host_tier(self) -> PoolTransaction:
         """The host pool. Raises NoHostTier."""

@@ -133,6 +133,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         num_computed=plan.num_scheduled,
         num_cached=tuple(num_cached),
         output_from=tx.batch.number if late else request.output_from,
+        epoch=request.epoch if before else tx.epoch,
     )
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":

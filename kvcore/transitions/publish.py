@@ -29,9 +29,9 @@ from kvcore.types.values import Outcome
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
     """Publish a request's full blocks up to a token count, whose caching was delayed.
 
-    Nothing happens if caching is off. With `publish="completed"` what batches in flight write
-    waits for their completion. Raises UnknownRequest, SwappedOut, LoadUnfinished,
-    InvalidCount, BeyondComputed.
+    Nothing happens if caching is off, or to a stale request. With `publish="completed"` what
+    batches in flight write waits for their completion. Raises UnknownRequest, SwappedOut,
+    LoadUnfinished, InvalidCount, BeyondComputed.
     """
 
     def change(tx: Transaction) -> None:
@@ -82,8 +82,11 @@ def publish_blocks(
 ) -> None:
     """Publish the full blocks up to a token count that are not yet published; stores the request.
 
-    final: their content is there, so no cancel withdraws the keys.
+    Nothing happens to a stale request. final: their content is there, so no cancel withdraws the
+    keys.
     """
+    if tx.is_stale(request):
+        return
     num_cached = list(request.num_cached)
     num_hashed = len(request.block_hashes) * tx.config.hash_block_size
     for index, group in enumerate(tx.config.groups):
@@ -163,4 +166,5 @@ def stored(
         group_id=group_id,
         lora_name=None if keys.lora is None else keys.lora.name,
         extra_keys=tuple(extra) if any(extra) else (),
+        epoch=tx.epoch,
     )

@@ -26,6 +26,7 @@ Duplicates = Literal["keep", "merge"]
 Publish = Literal["scheduled", "completed"]
 
 MAX_BLOCKS = 2**31 - 1
+MAX_EPOCH = 2**31 - 1
 MAX_IN_FLIGHT = 62
 NO_LIMIT = 2**31 - 1
 
@@ -61,7 +62,8 @@ class Config:
     sha256_cbor. max_in_flight: taken batches that may be in flight at a time; 0: taking a batch
     completes it. publish: full blocks are findable from the call on that schedules their last
     token, or once the batch that writes it is completed. hide_salts: events have a digest of a
-    request's salt, not the salt. Raises InvalidConfig, GroupsDoNotFit.
+    request's salt, not the salt. epoch: number of the weights at the start; `advance_epoch` raises
+    it. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -84,6 +86,7 @@ class Config:
     max_in_flight: int = attrs.field(default=0, kw_only=True)
     publish: Publish = attrs.field(default="scheduled", kw_only=True)
     hide_salts: bool = attrs.field(default=False, kw_only=True)
+    epoch: int = attrs.field(default=0, kw_only=True)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
     length_limit: int = attrs.field(init=False, eq=False, repr=False)
@@ -187,7 +190,7 @@ def _check_options(config: Config) -> None:
     if config.hashing == "sha256_cbor" and not _is_text(config.hash_seed):
         _refuse(config, "hash_seed", "must be UTF-8 text for sha256_cbor")
     counts = ("num_host_blocks", "num_preallocate_tokens", "watermark_blocks", "max_in_flight")
-    for name in counts:
+    for name in (*counts, "epoch"):
         _check_count(config, name, 0)
     if config.max_in_flight > MAX_IN_FLIGHT:
         _refuse(config, "max_in_flight", f"must be at most {MAX_IN_FLIGHT}")

@@ -135,8 +135,21 @@ def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
     assert told is not None
     assert ", step 3: allocate_slots of request 'r0' gave " in told
     assert " and None with kvcore " in told
-    assert manager.tally.num_timed == 1, "the clock is read in one step of sixteen"
+    assert manager.tally.num_timed == 1, "the clock is read in few steps"
     assert "(of 1 steps that were timed, times " in manager.tally.report()
+
+
+def test_a_block_that_kvcore_alone_takes_for_a_token_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    compat = manager.kvcore.compat
+    monkeypatch.setattr(compat, "append", lambda _: compat.create_kv_cache_blocks([[9]]))
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert "allocate_slots of request 'r0' gave [0] blocks with vLLM's manager" in told
+    assert " and [1] blocks with kvcore" in told
 
 
 def test_blocks_that_a_connector_holds_are_held_in_both() -> None:

@@ -56,6 +56,7 @@ def next_call(dice: random.Random, run: Lockstep, names: list[str]) -> Call:
     in_flight = [batch.number for batch in run.state.in_flight]
     calls = [Call("add_tokens", (name, [dice.randrange(2)]), {}), Call("swap_in", ([name],), {})]
     calls += [Call("swap_out", ([name],), {}), Call("evict_blocks", ([1, 2],), {})]
+    calls += [Call("advance_epoch", (), {})]
     calls += [Call(each, (in_flight[0],), {}) for each in ("complete", "cancel") if in_flight]
     return dice.choice(calls)
 

@@ -27,6 +27,7 @@ METHODS = {
     "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
     "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
     "Release and eviction": "free unschedule remove_skipped_blocks evict_blocks reset_prefix_cache"
+    " advance_epoch stale_requests"
     " pin unpin",
     "Swap between tiers": "swap_out swap_in",
     "External tokens, store and load": "cache_blocks rewind store load complete_operation",
@@ -37,6 +38,7 @@ METHODS = {
     " get_num_common_prefix_blocks"
     " num_tokens num_draft_tokens num_output_placeholders num_computed_tokens get_row status"
     " num_free_blocks num_free_host_blocks num_due_blocks usage",
+    "Explanations": "explain_refusal",
     "The state": "state check encode restore",
 }
 """The sections of the manager's page; together they have every public method."""
@@ -66,7 +68,7 @@ AROUND_SANITIZER = (
     *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
 )
 """What an adapter is made with, besides the names of `kvcore.sanitizer`."""
-COMMANDS = ("check", "simulate", "sanitize", "replay", "size", "trace", "generate")
+COMMANDS = ("check", "simulate", "sanitize", "replay", "explain", "size", "trace", "generate")
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
 .md-grid { max-width: 72rem; }

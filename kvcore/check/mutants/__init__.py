@@ -6,6 +6,7 @@ from __future__ import annotations
 from kvcore.check.mutants import (
     ahead,
     contents,
+    epochs,
     index,
     inflight,
     loads,
@@ -17,6 +18,9 @@ from kvcore.check.mutants import (
 )
 from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
-FILES = (index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead)
+FILES = (
+    *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
+    epochs,
+)
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

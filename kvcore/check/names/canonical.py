@@ -24,6 +24,7 @@ from kvcore.check.world.world import Symmetry, by_row
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.free_queue import num_older
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 
 Name = list[int]
@@ -31,6 +32,7 @@ ALL = Symmetry()
 FINGERPRINT_BYTES = 16
 NAMES_KEPT = 15_000
 LOST = 9999
+OLD = 9998
 """The rank of a block that is not found under its key: a broken state has a name, too."""
 
 
@@ -136,6 +138,10 @@ def _name(
             name += [request.num_cached[group_id], len(table), *device.names(table)]
         for table in request.host_tables:
             name += [len(table), *host.names(table)]
+    if state.epoch:
+        name += [state.epoch, num_older(state.device.queue)]
+        name += [*(each.starts_epoch for each in state.in_flight), state.batch.starts_epoch]
+        name += [request.epoch for request in order]
     held = [each.block for _, each in sorted(state.operations.items())]
     places = {batch.number: place for place, batch in enumerate(state.in_flight)}
     places[state.batch.number] = len(places)
@@ -184,7 +190,7 @@ def _pool(
     for block in blocks.order():
         key = None if block == NO_HOST_BLOCK else pool.keys[block]
         if key is None:
-            name.append(0)
+            name.append(OLD if block in pool.older else 0)
             continue
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]

@@ -84,6 +84,8 @@ def _told_apart(state: State) -> bytes:
             (at, each.block, each.key, number - each.batch, each.request_id, each.first_token)
             for at, each in sorted(state.operations.items())
         ]
+    if state.epoch:
+        parts.append((state.epoch, state.batch.starts_epoch))
     if state.in_flight:
         parts.append(tuple(_unfinished(each, number) for each in state.in_flight))
     for load in state.loads:
@@ -114,6 +116,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(index.following.items()) if len(index.following) else None,
         sorted(index.preceding.items()) if len(index.preceding) else None,
         sorted(pool.pins.items()) if len(pool.pins) else None,
+        sorted(pool.older) if pool.older else None,
         None
         if quarantine is None
         else (
@@ -147,6 +150,7 @@ def _request(request: RequestState) -> tuple[Any, ...]:
         tuple([tuple(table) for table in request.host_tables]),
         request.num_loading,
         request.load_end,
+        request.epoch,
     )
 
 
@@ -155,7 +159,8 @@ def _unfinished(batch: BatchInFlight, number: int) -> tuple[Any, ...]:
     for name, each in sorted(batch.entries.items()):
         counts = (name, each.order, each.before, each.restore, each.publishes)
         entries.append((*counts, each.held, sorted(each.replaced)))
-    return (number - batch.number, entries, tuple(batch.published_keys), batch.rows)
+    published_keys = tuple(batch.published_keys)
+    return (number - batch.number, entries, published_keys, batch.rows, batch.starts_epoch)
 
 
 class Lately(Generic[T]):

@@ -34,7 +34,7 @@ def pack(state: State) -> bytes:
         return encode(state)
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
-    rest = (state.rows, state.free_rows, state.operations, state.next_operation)
+    rest = (state.rows, state.free_rows, state.operations, state.next_operation, state.epoch)
     return pickle.dumps((pools, requests, rest), pickle.HIGHEST_PROTOCOL)
 
 
@@ -44,7 +44,7 @@ def unpack(config: Config, data: bytes) -> State:
         return decode(data)
     pools, requests, rest = pickle.loads(data)
     device, host = (None if pool is None else _pool_of(config, *pool) for pool in pools)
-    rows, free_rows, operations, next_operation = rest
+    rows, free_rows, operations, next_operation, epoch = rest
     assert device is not None
     return State(
         config=config,
@@ -59,6 +59,7 @@ def unpack(config: Config, data: bytes) -> State:
         new_blocks=(pvector(),) * len(config.groups),
         operations=operations,
         next_operation=next_operation,
+        epoch=epoch,
     )
 
 
@@ -66,11 +67,21 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     assert pool.quarantine is None
     index = pool.index
     links = (index.firsts, index.following, index.preceding)
-    return (pool.first_block, pool.ref_counts, pool.keys, astuple(pool.queue), links, pool.pins)
+    queue = astuple(pool.queue)
+    return (pool.first_block, pool.ref_counts, pool.keys, queue, links, pool.pins, pool.older)
 
 
 def _pool_of(
-    config: Config, first_block: int, ref_counts: Any, keys: Any, queue: Any, links: Any, pins: Any
+    config: Config,
+    first_block: int,
+    ref_counts: Any,
+    keys: Any,
+    queue: Any,
+    links: Any,
+    pins: Any,
+    older: frozenset[int],
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
-    return BlockPool(first_block, config.eviction, ref_counts, keys, queue, index, pins)
+    return BlockPool(
+        first_block, config.eviction, ref_counts, keys, queue, index, pins, older=older
+    )

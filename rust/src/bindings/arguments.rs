@@ -260,6 +260,7 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         max_in_flight: number("max_in_flight")?,
         publish: publish(object.getattr("publish")?.as_borrowed())?,
         hide_salts: truth("hide_salts")?,
+        epoch: number("epoch")?,
     })
 }
 

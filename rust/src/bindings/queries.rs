@@ -16,6 +16,7 @@ use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::state::state::{RequestState, State};
+use crate::transitions::epochs::stale_requests;
 use crate::transitions::queries::{
     get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
     get_num_common_prefix_blocks, has_key, num_owners,
@@ -126,6 +127,12 @@ impl Manager {
     #[pyo3(signature = (request_id))]
     fn get_row(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Ok(Self::ask_of(slf, request_id, State::request)?.0)
+    }
+
+    /// The requests that count tokens of older epochs, in row order. Changes nothing.
+    fn stale_requests(slf: &Bound<'_, Self>) -> PyResult<Vec<String>> {
+        let state = &Self::shown(slf)?.state;
+        Ok(stale_requests(state).map(|row| state[row].name()).collect())
     }
 
     /// Where a request's blocks are. Changes nothing.

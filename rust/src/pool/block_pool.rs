@@ -4,8 +4,8 @@
 //! Invariants: a block with reference count 0 is in the free queue, with or without a key; a block
 //! with owners is not. Taking a block with a key evicts it. Released blocks join the queue in the
 //! given order, at the side that the eviction policy names, or by priority
-//! (`priority_eviction.rs`). Methods trust their arguments; the pool layer's transitions, in
-//! transitions.rs, check theirs.
+//! (`priority_eviction.rs`). When an epoch ends, no key is found any more; free blocks leave first,
+//! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::free_queue::{CURRENT, FreeQueue, make_free_queue};
+use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::policy_state::{PolicyState, make_policy_state};
 use crate::pool::prefetch::prefetch;
@@ -26,6 +26,8 @@ use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
+
+mod older;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -164,11 +166,11 @@ impl BlockPool {
     /// The key of a block.
     #[must_use]
     pub fn key(&self, block: BlockId) -> Option<&Key> {
-        (self.owners[block.index()] >= KEYED).then(|| self.index.key(block))
+        let has_key = self.owners[block.index()] >= KEYED && !self.index.is_older(block);
+        has_key.then(|| self.index.key(block))
     }
 
     /// The blocks without owner, in the order in which they leave.
-    #[must_use]
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
     }
@@ -176,7 +178,11 @@ impl BlockPool {
     /// Give `count` blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let blocks = self.take_free(count);
+        let mut blocks = Taken::with_capacity(count as usize);
+        match self.policy {
+            None => self.queue.take_front(count, |block| blocks.push(block)),
+            Some(_) => self.take_by_policy(count, &mut blocks),
+        }
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {
@@ -185,25 +191,14 @@ impl BlockPool {
             if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
                 self.index.prefetch_bucket(key.head());
             }
+            if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
+                self.forget_older(block);
+            }
             self.unpublish(block, effects);
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
         }
         blocks
-    }
-
-    /// Take `count` blocks out of the free queue, from the front.
-    #[inline]
-    fn take_free(&mut self, count: u32) -> Taken {
-        if self.policy.is_none() {
-            return self.queue.take_front(count).collect();
-        }
-        let next = |_| {
-            let block = self.next_by_policy()?;
-            self.dequeue(block);
-            Some(block)
-        };
-        (0..count).map_while(next).collect()
     }
 
     /// Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
@@ -236,7 +231,7 @@ impl BlockPool {
                 _ if seeded(Mutant::FreeForgetsABlock) => {}
                 _ => self.enqueue(block),
             }
-            let cached = self.owners[block.index()] == KEYED;
+            let cached = self.key(block).is_some();
             effects.emit(Command::Free { block, cached });
         }
     }
@@ -250,12 +245,15 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        match self.eviction {
-            Eviction::UncachedFirst if self.owners[block.index()] != KEYED => {
-                self.queue.prepend(block);
-            }
-            Eviction::Lru | Eviction::UncachedFirst => self.queue.append(block, CURRENT),
-            _ => self.enqueue_by_policy(block),
+        if self.is_older(block) {
+            self.forget_older(block);
+            self.queue.append(block, OLDER);
+        } else if self.policy.is_some() {
+            self.enqueue_by_policy(block);
+        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+            self.queue.prepend(block);
+        } else {
+            self.queue.append(block, CURRENT);
         }
     }
 
@@ -282,7 +280,7 @@ impl BlockPool {
     /// Make a block findable under a key.
     #[inline]
     pub fn publish(&mut self, block: BlockId, key: Key) {
-        debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
+        debug_assert!(self.owners[block.index()] < KEYED, "HASH-MONO: {block:?} has a key already");
         self.owners[block.index()] |= KEYED;
         self.index.insert(key, block);
     }

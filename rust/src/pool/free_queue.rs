@@ -116,32 +116,32 @@ impl FreeQueue {
         self.links[block.index()] = Links::to_itself(block.0);
         self.length -= u32::from(!seeded(Mutant::CounterDrifts));
         if before == after {
-            self.filled &= !self.bit(before);
+            self.note_empty(before);
         }
     }
 
-    /// Take `count` blocks from the front.
-    pub(crate) fn take_front(&mut self, count: u32) -> impl Iterator<Item = BlockId> {
-        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { count.min(self.length) };
-        let mut sentinel = self.sentinel(self.first_ring());
-        let mut block = self.links[sentinel as usize].after;
-        (0..count).map_while(move |_| {
+    /// Take `count` blocks from the front: the links of a ring are closed once for all of them.
+    pub(crate) fn take_front(&mut self, count: u32, mut take: impl FnMut(BlockId)) {
+        let mut left = count.min(self.length);
+        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { left };
+        while left > 0 {
+            let sentinel = self.sentinel(self.first_ring());
+            let mut block = self.links[sentinel as usize].after;
             if block == sentinel {
-                sentinel = self.sentinel(self.first_ring());
-                block = self.links[sentinel as usize].after;
-                if block == sentinel {
-                    return None;
-                }
+                return;
             }
-            let after = self.links[block as usize].after;
-            self.links[block as usize] = Links::to_itself(block);
-            self.links[sentinel as usize].after = after;
-            self.links[after as usize].before = sentinel;
-            if after == sentinel {
-                self.filled &= !self.bit(sentinel);
+            while left > 0 && block != sentinel {
+                let after = self.links[block as usize].after;
+                self.links[block as usize] = Links::to_itself(block);
+                take(BlockId(block));
+                (block, left) = (after, left - 1);
             }
-            Some(BlockId(std::mem::replace(&mut block, after)))
-        })
+            self.links[sentinel as usize].after = block;
+            self.links[block as usize].before = sentinel;
+            if block == sentinel {
+                self.note_empty(sentinel);
+            }
+        }
     }
 
     /// Put a block at the back of a ring.
@@ -176,6 +176,12 @@ impl FreeQueue {
         self.filled = self.filled & !self.bit(source) | self.bit(target);
     }
 
+    /// Note that a ring, by its sentinel, has no block any more.
+    #[cold]
+    fn note_empty(&mut self, sentinel: u32) {
+        self.filled &= !self.bit(sentinel);
+    }
+
     /// The bit of the ring that a sentinel closes.
     fn bit(&self, sentinel: u32) -> u128 {
         1 << (sentinel - self.num_blocks)
@@ -208,6 +214,16 @@ pub fn make_free_queue(
         queue.append(block, if place < num_older { OLDER } else { CURRENT });
     }
     queue
+}
+
+/// Blocks in the ring of older epochs.
+pub(crate) fn num_older(queue: &FreeQueue) -> u32 {
+    let (sentinel, mut count) = (queue.sentinel(OLDER), 0);
+    let mut block = queue.links(sentinel).1;
+    while block != sentinel {
+        (block, count) = (queue.links(block).1, count + 1);
+    }
+    count
 }
 
 #[cfg(test)]
@@ -258,7 +274,10 @@ mod tests {
         queue.splice(CURRENT, OLDER); // of a ring without blocks: no change
         queue.append(BlockId(1), CURRENT);
         assert_eq!(ids(&queue), [3, 2, 0, 4, 1]);
-        let taken: Vec<u32> = queue.take_front(5).map(|block| block.0).collect();
+        let mut taken = Vec::new();
+        queue.take_front(3, |block| taken.push(block.0));
+        assert_eq!((ids(&queue), queue.len()), (vec![4, 1], 2));
+        queue.take_front(2, |block| taken.push(block.0));
         assert_eq!((taken, queue.front()), (vec![3, 2, 0, 4, 1], None));
         queue.prepend(BlockId(4));
         assert_eq!((queue.first_ring(), queue.front()), (CURRENT, Some(BlockId(4))));

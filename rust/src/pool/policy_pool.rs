@@ -3,15 +3,16 @@
 //!
 //! Invariants: free blocks without a key stand in front, the one freed last first; behind them
 //! stand those with a key, in the order of their places, of equal places the one that came first. A
-//! free block that loses its key goes to the front. So the queue is the order of leaving.
+//! free block that loses its key goes to the front. So the queue is the order of leaving. Blocks of
+//! older epochs have no place: they leave first, and no policy is asked.
 //! Why: the queue stays the ring of links that it is. `tails` has the last block of each place, so
 //! a block is put behind the tail of its own place or of the next lower one.
 //! Twin: kvcore/pool/policy_pool.py.
 
 use smallvec::SmallVec;
 
-use crate::pool::block_pool::BlockPool;
-use crate::pool::free_queue::CURRENT;
+use crate::pool::block_pool::{BlockPool, Taken};
+use crate::pool::free_queue::{CURRENT, OLDER, num_older};
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::policies::{self, Front, KEYLESS, Place};
@@ -56,8 +57,18 @@ impl BlockPool {
         }
     }
 
+    /// Take `count` blocks out of the free queue.
+    #[cold]
+    pub(crate) fn take_by_policy(&mut self, count: u32, blocks: &mut Taken) {
+        for _ in 0..count {
+            let Some(block) = self.next_by_policy() else { return };
+            self.dequeue(block);
+            blocks.push(block);
+        }
+    }
+
     /// The block that leaves next, by the policy's word.
-    pub(crate) fn next_by_policy(&mut self) -> Option<BlockId> {
+    fn next_by_policy(&mut self) -> Option<BlockId> {
         let eviction = self.eviction();
         if policies::chooses(eviction) {
             for _ in 0..self.queue.len() {
@@ -98,7 +109,9 @@ impl BlockPool {
     /// Take a block out of the free queue.
     #[inline]
     pub(crate) fn dequeue(&mut self, block: BlockId) {
-        if let Some(policy) = &mut self.policy {
+        if let Some(policy) = &mut self.policy
+            && (policy.has_place(block) || self.queue.first_ring() != OLDER)
+        {
             policy.leave(block, self.queue.links(block.0).0);
         }
         self.queue.remove(block);
@@ -179,7 +192,7 @@ impl BlockPool {
     pub(crate) fn place_blocks(&mut self) -> bool {
         let Some(mut policy) = self.policy.take() else { return true };
         let (eviction, mut last, mut rises) = (self.eviction(), KEYLESS, true);
-        for block in self.queue.iter() {
+        for block in self.queue.iter().skip(num_older(&self.queue) as usize) {
             let seen = self.key(block).map(|key| policy.seen(block, key));
             let place = match seen {
                 Some(seen) if eviction.remembers() => seen.known.place,

@@ -71,6 +71,19 @@ impl PolicyState {
         Seen { now: self.now, known: self.history.of(block), due: self.due(key) }
     }
 
+    /// Whether a block is in the queue, with a key.
+    pub(crate) fn has_place(&self, block: BlockId) -> bool {
+        self.places[block.index()] != KEYLESS
+    }
+
+    /// Note that no block has a key or a place any more.
+    pub(crate) fn start_epoch(&mut self) {
+        self.places.fill(KEYLESS);
+        self.tails.clear();
+        self.lengths = Default::default();
+        self.history.clear();
+    }
+
     /// Note that a block leaves the queue. before: what stands before it there.
     pub(crate) fn leave(&mut self, block: BlockId, before: u32) {
         let place = std::mem::replace(&mut self.places[block.index()], KEYLESS);

@@ -191,6 +191,10 @@ clone_in_place! {
         pub(crate) rows: HashMap<Arc<str>, Row>,
         /// The first batch whose output still belongs to the request in each row.
         pub(crate) output_from: Vec<u64>,
+        /// Number of the weights.
+        pub(crate) epoch: u32,
+        /// The epoch in which the request in each row began to count, if it counts tokens.
+        pub(crate) epochs: Vec<u32>,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
         /// Rows to use again once a batch is finished, each with the number of that batch, in the
@@ -234,6 +238,8 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
         output_from: Vec::new(),
+        epoch: config.epoch,
+        epochs: Vec::new(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
         held_rows: Vec::new(),
@@ -308,6 +314,20 @@ impl State {
             rows.push(row);
         }
         Ok(rows)
+    }
+
+    /// Whether the request in this row counts tokens that were computed with older weights.
+    #[must_use]
+    #[inline]
+    pub fn is_stale(&self, row: Row) -> bool {
+        self.epochs[row.index()] < self.epoch && self[row].num_computed > 0
+    }
+
+    /// The epoch in which the request in this row began to count; 0 if it counts nothing.
+    #[must_use]
+    pub fn epoch_of(&self, row: Row) -> u32 {
+        let counts = self.requests[row.index()].as_ref().is_some_and(|each| each.num_computed > 0);
+        if counts { self.epochs[row.index()] } else { 0 }
     }
 
     /// The host pool. Fails with NoHostTier.

@@ -150,6 +150,7 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("enable_events", _) => config.enable_events = flag()?,
             ("record_new_blocks", _) => config.record_new_blocks = flag()?,
             ("hide_salts", _) => config.hide_salts = flag()?,
+            ("epoch", _) => config.epoch = count()?,
             ("max_in_flight", _) => config.max_in_flight = count()?,
             ("publish", "scheduled") => config.publish = Publish::Scheduled,
             ("publish", "completed") => config.publish = Publish::Completed,

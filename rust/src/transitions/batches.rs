@@ -44,6 +44,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
         return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
     }
     close_into(batch, state.batch.number, &state.effects.commands);
+    batch.epoch = state.epoch;
     if let Some(before) = state.batch.number.checked_sub(1)
         && limit == 0
     {
@@ -123,6 +124,7 @@ fn close_entries(state: &mut State) -> BatchInFlight {
         published_keys: std::mem::take(&mut state.batch.published_keys),
         rows: named_rows(&state.effects.commands),
         replaced: BTreeSet::new(),
+        starts_epoch: state.batch.starts_epoch,
     }
 }
 

@@ -213,6 +213,7 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
     let row = state.free_rows.pop().unwrap_or_else(|| {
         state.requests.push(None);
         state.output_from.push(0);
+        state.epochs.push(0);
         Row((state.requests.len() - 1) as u32)
     });
     let num_groups = state.config.groups.len();

@@ -12,6 +12,8 @@ use crate::types::keys::Hashing;
 
 /// Most blocks of a pool; ids and counts are int32 in batches.
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
+/// The last epoch.
+pub const MAX_EPOCH: u32 = (1 << 31) - 1;
 /// Most groups of a pool.
 pub const MAX_GROUPS: usize = 64;
 /// Most taken batches that may be in flight at a time.
@@ -152,6 +154,8 @@ clone_in_place! {
         pub publish: Publish,
         /// Events have a digest of a request's salt, not the salt.
         pub hide_salts: bool,
+        /// Number of the weights at the start.
+        pub epoch: u32,
     }
 }
 
@@ -179,6 +183,7 @@ impl Config {
             max_in_flight: 0,
             publish: Publish::Scheduled,
             hide_salts: false,
+            epoch: 0,
         }
     }
 
@@ -270,6 +275,7 @@ fn check_options(config: &Config) -> Result<(), Error> {
     check_count("num_preallocate_tokens", config.num_preallocate_tokens, 0)?;
     check_count("watermark_blocks", config.watermark_blocks, 0)?;
     check_count("max_in_flight", config.max_in_flight, 0)?;
+    check_count("epoch", config.epoch, 0)?;
     if config.max_in_flight > MAX_IN_FLIGHT {
         let reason = format!("must be at most {MAX_IN_FLIGHT}");
         return Err(refuse("max_in_flight", config.max_in_flight, reason));

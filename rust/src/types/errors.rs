@@ -127,6 +127,12 @@ errors! {
     /// The open batch is executed later, so what it schedules is not written yet.
     InOpenBatch { kind: &'static str, value: Field }
         "{kind} {value:?} is in the open batch: take the batch first";
+    /// The number of the weights rises.
+    EpochWentBack { epoch: i64, current: i64, least: i64, most: i64 }
+        "epoch {epoch:?} cannot follow epoch {current}: it must be from {least} to {most}";
+    /// A request that began with older weights loads nothing: stored content is of the new ones.
+    StaleRequest { request: String, epoch: i64, current: i64 }
+        "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";
     /// As many batches are in flight as the config allows.
     TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
         "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the \

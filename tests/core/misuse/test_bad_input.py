@@ -24,6 +24,7 @@ from tests.core.misuse import (
     bad_batches,
     bad_blocks,
     bad_drafts,
+    bad_epochs,
     bad_operations,
     bad_output,
     bad_requests,
@@ -34,7 +35,7 @@ from tests.helpers.stories import unchanged
 ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
-    *bad_output.ROWS,
+    *(*bad_output.ROWS, *bad_epochs.ROWS),
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.

@@ -87,6 +87,27 @@ def test_calls_run_in_order_on_a_copy_of_the_object() -> None:
     assert desk.told == ["before"]
 
 
+def test_what_is_told_runs_in_its_turn_and_has_no_reply() -> None:
+    worker = ForkedWorker(DESK)
+    first = worker.submit(DESK.tell, 1)
+    worker.tell(DESK.tell, 2)
+    assert worker.submit(DESK.tell, 3).result() == [1, 2, 3]
+    assert first.result() == [1]
+    worker.tell(DESK.fail, mismatch)
+    with pytest.raises(ExecutorDied, match="with exit code 0"):
+        worker.submit(DESK.tell, 4).result()
+
+
+def test_more_than_the_system_keeps_may_be_told() -> None:
+    worker = ForkedWorker(DESK)
+    large = bytes(9 << 10)
+    replies = []
+    for _ in range(20):
+        worker.tell(DESK.tell, large)
+        replies.append(worker.submit(DESK.tell, large))
+    assert [len(each.result()) for each in replies] == [*range(2, 42, 2)]
+
+
 def test_large_calls_and_large_replies_do_not_wait_for_each_other() -> None:
     worker = ForkedWorker(DESK)
     large = bytes(1 << 20)

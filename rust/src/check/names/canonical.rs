@@ -23,11 +23,15 @@ use crate::check::names::canonical::renaming::{Blocks, Renaming, Tree, batch_pla
 use crate::check::world::world::Symmetry;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;
+use crate::pool::free_queue::num_older;
 use crate::pool::quarantine::Quarantine;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 use crate::types::violation::Violation;
+
+/// What stands for a key of an older epoch.
+const OLD: usize = 9998;
 
 /// What makes names: the buffers of one worker.
 #[derive(Debug, Clone)]
@@ -97,7 +101,7 @@ impl Namer {
     fn read(&mut self, state: &State, prefixes: &mut Prefixes) -> Result<(), Violation> {
         self.nodes.clear();
         for request in &state.requests {
-            let nodes = request.as_ref().map(|request| prefixes.nodes(request));
+            let nodes = request.as_ref().map(|request| prefixes.nodes(request, 0));
             self.nodes.push(nodes.unwrap_or_default());
         }
         self.chains.clear();
@@ -129,6 +133,14 @@ impl Namer {
             if let Some(request) = &state.requests[row] {
                 self.write_request(request, row);
             }
+        }
+        if state.epoch > 0 {
+            let counts = [state.epoch, num_older(&state.device.queue)];
+            counts.into_iter().for_each(|count| put(&mut self.name, count as usize));
+            let begun = state.in_flight.iter().map(|batch| batch.starts_epoch);
+            self.name.extend(begun.chain([state.batch.starts_epoch]).map(u8::from));
+            let epochs = rows.iter().map(|&row| state.epoch_of(Row(row as u32)));
+            epochs.for_each(|epoch| put(&mut self.name, epoch as usize));
         }
         let held = state.operations.values().map(|operation| operation.block);
         let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
@@ -266,7 +278,10 @@ fn write_keys(
     for &block in &blocks.met {
         let chain = if block == NO_HOST_BLOCK { None } else { chains[block.index()].as_ref() };
         let Some(chain) = chain else {
-            name.push(0);
+            match block != NO_HOST_BLOCK && pool.is_older(block) {
+                true => put(name, OLD),
+                false => name.push(0),
+            }
             continue;
         };
         put(name, 1 + ranks[block.index()] as usize);

@@ -66,6 +66,7 @@ pub(crate) fn unpack(
     state.free_rows.reverse();
     state.requests.resize_with(num_rows as usize, || None);
     state.output_from.resize(num_rows as usize, 0);
+    state.epochs.resize(num_rows as usize, 0);
     for _ in free_rows.len()..num_rows as usize {
         source.request(&mut state);
     }
@@ -98,6 +99,7 @@ fn is_rare(state: &State) -> bool {
         || state.next_operation > 0
         || state.config.max_in_flight > 0
         || state.device.policy.is_some()
+        || state.epoch > 0
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()

@@ -76,6 +76,7 @@ impl CoreModel {
             || !state.loads.is_empty()
         {
             failed = false;
+            self.ghost.epoch = state.epoch;
             self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
             self.take_writes(schedule);
             let read = self.ghost.forward(state, &self.writes, schedule, &mut self.prefixes);
@@ -102,6 +103,7 @@ impl CoreModel {
         self.checker.checks.hear(schedule.check(opened))?;
         self.checker.checks.hear(schedule.check_caps(opened))?;
         self.ghost.clone_from(&self.base);
+        self.ghost.epoch = opened.epoch;
         self.ghost.execute(opened.effects.commands.iter(), &mut self.prefixes)?;
         self.take_writes(schedule);
         if let Some((row, first)) = failing {
