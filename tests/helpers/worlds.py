@@ -21,7 +21,7 @@ from kvcore.types.keys import Hashing
 from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 
-EVICTIONS: list[Eviction] = ["lru", *POLICIES]
+EVICTIONS: list[Eviction] = [*POLICIES]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
 PUBLISHES: list[Publish] = ["scheduled", "scheduled", "completed"]
 HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]
