@@ -361,11 +361,6 @@ class KVCacheManager(Questions):
         return self._core.num_free_blocks
 
     @property
-    def num_due_blocks(self) -> int:
-        """Free blocks that waiting requests will look up (`queue_aware`). Changes nothing."""
-        return self._core.num_due_blocks
-
-    @property
     def num_free_host_blocks(self) -> int:
         """Host blocks without owner; 0 without a host tier. Changes nothing."""
         return self._core.num_free_host_blocks

@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use rustc_hash::FxBuildHasher;
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_pool};
 use crate::state::batch_records::{BatchInFlight, UnconfirmedLoad};
 use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::OpenBatch;
+use crate::state::waiting::Waiting;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::config::Config;
 use crate::types::effects::Effects;
@@ -150,23 +150,6 @@ pub struct Operation {
     pub(crate) request: Option<Row>,
     /// Position of the block's first token, for a load.
     pub(crate) first_token: u32,
-}
-
-/// The requests in the order of their arrival.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Waiting {
-    pub(crate) requests: HashMap<Row, WaitingRequest, FxBuildHasher>,
-    /// Of the next arrival.
-    pub(crate) next_due: u64,
-}
-
-/// A request as a policy that goes by waiting requests knows it.
-#[derive(Debug, Clone)]
-pub(crate) struct WaitingRequest {
-    /// Its place in the order of arrival.
-    pub(crate) due: u64,
-    /// What it will look up while it waits, else none.
-    pub(crate) keys: Vec<Key>,
 }
 
 clone_in_place! {

@@ -55,6 +55,38 @@ pub(crate) struct Front {
     pub(crate) length: u32,
 }
 
+impl Eviction {
+    /// Whether the free queue is ordered by places that it gives.
+    #[must_use]
+    pub fn has_places(self) -> bool {
+        !matches!(self, Eviction::Lru | Eviction::UncachedFirst)
+    }
+
+    /// Whether a block never stays longer than the one before its prefix.
+    #[must_use]
+    pub fn is_closed(self) -> bool {
+        matches!(self, Eviction::Lru | Eviction::UncachedFirst | Eviction::QueueAware)
+    }
+
+    /// Whether it goes by how contents were used.
+    #[must_use]
+    pub fn remembers(self) -> bool {
+        matches!(self, Eviction::Lru2 | Eviction::S3Fifo | Eviction::Learned)
+    }
+
+    /// Whether it goes by what waiting requests will look up.
+    #[must_use]
+    pub fn sees_waiting(self) -> bool {
+        self == Eviction::QueueAware
+    }
+
+    /// That of a host tier, whose blocks have no keys.
+    #[must_use]
+    pub fn of_host(self) -> Self {
+        if self.has_places() { Eviction::Lru } else { self }
+    }
+}
+
 /// The memory of an empty pool.
 pub(crate) fn start(eviction: Eviction) -> Vec<u64> {
     vec![0; if eviction == Eviction::Learned { 1 + 2 * KINDS } else { 0 }]
