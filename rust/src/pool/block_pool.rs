@@ -212,7 +212,7 @@ impl BlockPool {
             effects.emit(Command::Touch { block });
         }
         self.owners[block.index()] += 1;
-        if self.policy.is_some() && self.owners[block.index()] > KEYED {
+        if self.policy.is_some() {
             self.note_found(block);
         }
     }

@@ -47,9 +47,12 @@ impl BlockPool {
         policies::on_use(eviction, &mut policy.memory, &seen);
     }
 
-    /// Note that the content of a block is found.
+    /// Note that the content of a block is found, if it has any.
     #[cold]
     pub(crate) fn note_found(&mut self, block: BlockId) {
+        if self.key(block).is_none() {
+            return;
+        }
         let (eviction, Some(policy)) = (self.eviction(), &mut self.policy) else { return };
         if !policy.history.uses.is_empty() && policy.history.found(block, policy.now) {
             let seen = policy.seen(block, self.index.key(block));

@@ -17,7 +17,6 @@ use crate::pool::block_pool::{BlockPool, make_pool};
 use crate::state::batch_records::{BatchInFlight, UnconfirmedLoad};
 use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::OpenBatch;
-use crate::state::waiting::Waiting;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::config::Config;
 use crate::types::effects::Effects;
@@ -27,6 +26,7 @@ use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
+use crate::types::policies::Waiting;
 use crate::types::values::{PrefixCacheStats, Status};
 
 /// Entry of a device table for a block that no query sees any more.

@@ -6,31 +6,12 @@
 //! hit needs, each group's last one first. Without such a policy nothing is kept.
 //! Twin: kvcore/state/waiting.py.
 
-use hashbrown::HashMap;
-use rustc_hash::FxBuildHasher;
-
 use crate::state::state::{RequestState, State};
 use crate::types::config::Config;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 use crate::types::keys::Key;
-
-/// The requests in the order of their arrival.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Waiting {
-    pub(crate) requests: HashMap<Row, WaitingRequest, FxBuildHasher>,
-    /// Of the next arrival.
-    pub(crate) next_due: u64,
-}
-
-/// A request as a policy that goes by waiting requests knows it.
-#[derive(Debug, Clone)]
-pub(crate) struct WaitingRequest {
-    /// Its place in the order of arrival.
-    pub(crate) due: u64,
-    /// What it will look up while it waits, else none.
-    pub(crate) keys: Vec<Key>,
-}
+use crate::types::policies::WaitingRequest;
 
 impl State {
     /// Note whether a request waits now, and for what, after a change of its blocks or hashes.

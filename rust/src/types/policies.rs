@@ -3,7 +3,12 @@
 //!
 //! Twin: kvcore/types/policies.py.
 
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
 use crate::types::config::Eviction;
+use crate::types::ids::Row;
+use crate::types::keys::Key;
 
 /// What orders are below.
 pub const ORDERS_END: u64 = 1 << 56;
@@ -53,6 +58,23 @@ pub(crate) struct Front {
     pub(crate) section: u8,
     pub(crate) block: Seen,
     pub(crate) length: u32,
+}
+
+/// The requests in the order of their arrival.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Waiting {
+    pub(crate) requests: HashMap<Row, WaitingRequest, FxBuildHasher>,
+    /// Of the next arrival.
+    pub(crate) next_due: u64,
+}
+
+/// A request as a policy that goes by waiting requests knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct WaitingRequest {
+    /// Its place in the order of arrival.
+    pub(crate) due: u64,
+    /// What it will look up while it waits, else none.
+    pub(crate) keys: Vec<Key>,
 }
 
 impl Eviction {
