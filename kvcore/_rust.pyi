@@ -147,6 +147,11 @@ class Manager:
         Draft tokens of a request. Changes nothing.
         """
     @property
+    def num_due_blocks(self, /) -> int:
+        """
+        Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
+        """
+    @property
     def num_free_blocks(self, /) -> int:
         """
         Device blocks in the free queue.

@@ -22,7 +22,14 @@ from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.types.arguments import check_kind
 from kvcore.types.config import Config
-from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, InvariantViolation
+from kvcore.types.errors import (
+    BackendMissing,
+    ConcurrentCall,
+    DamagedState,
+    InvalidConfig,
+    InvariantViolation,
+)
+from kvcore.types.policy import EvictionPolicy
 from kvcore.types.values import Outcome
 
 if TYPE_CHECKING:
@@ -61,6 +68,11 @@ class PythonBackend:
     @property
     def num_free_blocks(self) -> int:
         return self.state().device.num_free
+
+    @property
+    def num_due_blocks(self) -> int:
+        policy = self.state().device.policy
+        return 0 if policy is None else policy.num_due
 
     @property
     def num_free_host_blocks(self) -> int:
@@ -177,9 +189,12 @@ def decode_valid(data: bytes) -> State:
 
 
 def make_backend(config: Config, name: str) -> _twin.Backend:
-    """The backend of this name. Raises BackendMissing, PoolTooLarge."""
+    """The backend of this name. Raises BackendMissing, InvalidConfig, PoolTooLarge."""
     if name == "python":
         return cast("_twin.Backend", PythonBackend(config))
+    if name == "rust" and isinstance(config.eviction, EvictionPolicy):
+        reason = "a policy of your own runs on the backend 'python' alone"
+        raise InvalidConfig(field="eviction", value=config.eviction, reason=reason)
     if name == "rust":
         return _twin.make_backend(config)
     raise BackendMissing(backend=name, reason='the backends are "rust" and "python"')

@@ -37,7 +37,7 @@ class KVCacheManager(Recordable, Questions):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
-    PoolTooLarge.
+    InvalidConfig, PoolTooLarge.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may

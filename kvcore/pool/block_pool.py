@@ -28,13 +28,16 @@ from kvcore.pool.free_queue import (
     make_free_queue,
 )
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
+from kvcore.pool.policy_state import PolicyState, make_policy_state
 from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.types.config import Eviction
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
+from kvcore.types.policies import policy_of
 
 PoolEviction = Literal["lru", "uncached_first", "priority"]
-"""The policies of a `Config`, and "priority" for managers that set when a block was used."""
+"""The policies of the pool layer; "priority" is for managers that set when a block was used."""
 
 
 class BlockPool(Struct, frozen=True, gc=False):
@@ -44,11 +47,12 @@ class BlockPool(Struct, frozen=True, gc=False):
     included. keys: the key of each block. pins: block id -> its number of pins. quarantine:
     None if batches are never in flight. priorities: block id -> its eviction priority.
     last_placed: the block that was put into its place by priority last. older: blocks outside the
-    free queue whose key was of an older epoch.
+    free queue whose key was of an older epoch. policy: what a policy that orders the queue has to
+    go by, None if there is none.
     """
 
     first_block: int
-    eviction: PoolEviction
+    eviction: PoolEviction | Eviction
     ref_counts: PVector[int]
     keys: PVector[bytes | None]
     queue: FreeQueue
@@ -58,6 +62,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     priorities: Map[int, tuple[float, int]] = Map()
     last_placed: int | None = None
     older: frozenset[int] = frozenset()
+    policy: PolicyState | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -84,7 +89,7 @@ def make_pool(
     num_blocks: int,
     *,
     null_block: bool = False,
-    eviction: PoolEviction = "lru",
+    eviction: PoolEviction | Eviction = "lru",
     order: Sequence[int] | None = None,
     quarantine: bool = False,
 ) -> BlockPool:
@@ -95,6 +100,7 @@ def make_pool(
     """
     first = int(null_block)
     ids = list(range(first, num_blocks)) if order is None else list(order)
+    policy = policy_of(eviction)
     return BlockPool(
         first,
         eviction,
@@ -104,6 +110,7 @@ def make_pool(
         HashIndex(),
         Map(),
         make_quarantine(num_blocks) if quarantine else None,
+        policy=None if policy is None else make_policy_state(policy, num_blocks, ids),
     )
 
 
@@ -185,8 +192,8 @@ class PoolTransaction:
         """Give `count` blocks from the front one owner each; evicts those that have a key."""
         blocks = []
         for _ in range(count):
-            block = self.queue.front()
-            self.queue.remove(block)
+            block = self._next()
+            self._dequeue(block)
             if self.keys[block] is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
@@ -202,7 +209,7 @@ class PoolTransaction:
             if self.quarantine is not None and block in self.quarantine.queue:
                 self.quarantine.queue.remove(block)
             else:
-                self.queue.remove(block)
+                self._dequeue(block)
             self.effects.commands.append(Touch(block))
         self.ref_counts[block] += 1
 
@@ -221,6 +228,14 @@ class PoolTransaction:
             else:
                 self._enqueue(block)
             self.effects.commands.append(Free(block, self.keys[block] is not None))
+
+    def _next(self) -> int:
+        """The free block that leaves next."""
+        return self.queue.front()
+
+    def _dequeue(self, block: int) -> None:
+        """Take a block out of the free queue."""
+        self.queue.remove(block)
 
     def _enqueue(self, block: int) -> None:
         """Put a block without owner at the side of the free queue that the policy names."""
@@ -248,8 +263,9 @@ class PoolTransaction:
             for block in self.quarantine.end():
                 self._enqueue(block)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make a block findable under a key."""
+    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
+        """Make a block findable under a key. depth: its place in its request's table."""
+        del depth
         self.keys[block] = key
         self.index.insert(key, block)
 

@@ -21,6 +21,7 @@ from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
@@ -137,6 +138,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":
         publish_blocks(tx, request, request.num_accepted)
+    settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))
 
 

@@ -126,7 +126,7 @@ def _publish_block(
         if tx.config.publish == "scheduled":
             note_request(tx, request.request_id, request.num_computed, request.num_computed)
         return False
-    tx.device.publish(block, key)
+    tx.device.publish(block, key, position)
     if tx.config.max_in_flight and not final:
         note_published_key(tx, block, key)
     return True

@@ -12,6 +12,7 @@ from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
 from kvcore.types.base_error import EpochWentBack as EpochWentBack
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
+from kvcore.types.base_error import PolicyFailed as PolicyFailed
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
 from kvcore.types.base_error import StaleRequest as StaleRequest
 

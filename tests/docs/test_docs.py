@@ -24,12 +24,13 @@ CHECKING = ROOT / "docs" / "checking.md"
 GENERATIONS = ROOT / "docs" / "generations.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 ADAPTER = ROOT / "docs" / "engines" / "write-an-adapter.md"
+POLICIES = ROOT / "docs" / "policies.md"
 RECORDER = ROOT / "docs" / "recorder.md"
 SANITIZER = ROOT / "docs" / "sanitizer.md"
 EXPLAIN = ROOT / "docs" / "explain.md"
 WITH_PROGRAMS = (
     *(ROOT / "README.md", TUTORIAL, ENGINES, ADAPTER, CHECKING, GENERATIONS, RECORDER, SANITIZER),
-    EXPLAIN,
+    *(POLICIES, EXPLAIN),
 )
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("engines/*.md")])
 HEADING = re.compile(r"^#+ +(.*)$")

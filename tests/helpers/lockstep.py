@@ -32,13 +32,14 @@ from kvcore.types.values import Hit
 @attrs.frozen
 class Taken:
     """A batch that the device has not run: the state it was taken from, its writes, and what the
-    encoders' tokens of its requests were then.
+    encoders' tokens of its requests were then, and the epochs in which they began.
     """
 
     batch: Batch
     before: State
     writes: list[Write]
     encoders: dict[str, Encoder]
+    epochs: dict[str, int]
 
 
 class Lockstep:
@@ -142,7 +143,8 @@ class Lockstep:
         commands = list(batch)
         assert commands == list(before.batch.commands)
         writes = [failed(write, self.failing) for write in self.schedule.take()]
-        self.waiting.append(Taken(batch, before, writes, dict(self.schedule.encoders)))
+        encoders, epochs = dict(self.schedule.encoders), dict(self.schedule.epochs)
+        self.waiting.append(Taken(batch, before, writes, encoders, epochs))
         if not before.config.max_in_flight:
             self.catch_up()
 
@@ -165,8 +167,9 @@ class Lockstep:
         self.executed = commands
         if late:
             commands = [each for each in commands if not isinstance(each, OF_OWNERS)]
+        self.ghost.epoch = taken.batch.epoch
         self.ghost.apply(commands)
-        self.ghost.compute(taken.before.requests, taken.writes, taken.encoders)
+        self.ghost.compute(taken.before.requests, taken.writes, taken.encoders, taken.epochs)
         if self.failing is None and not late:
             self.ghost.check(taken.before, taken.encoders)
 

@@ -16,9 +16,11 @@ from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
 import attrs
+from msgspec.structs import astuple
 
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
+from kvcore.pool.policy_state import PolicyState
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS
@@ -91,6 +93,10 @@ def _told_apart(state: State) -> bytes:
     for load in state.loads:
         reporters = [(each.request_id, each.counted, each.most) for each in load.reporters]
         parts.append((number - load.batch, load.first, load.end, reporters, load.blocks))
+    if state.next_due:
+        parts.append(sorted((name, due) for name, (due, _) in state.waiting.items()))
+    if state.device.policy is not None and state.device.policy.is_remembered:
+        parts.append(number)
     if len(state.batch.published_keys):
         parts.append(tuple(state.batch.published_keys))
     return _bytes(parts)
@@ -115,6 +121,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(index.preceding.items()) if len(index.preceding) else None,
         sorted(pool.pins.items()) if len(pool.pins) else None,
         sorted(pool.older) if pool.older else None,
+        None if pool.policy is None else _remembered(pool.policy),
         None
         if quarantine is None
         else (
@@ -125,6 +132,12 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
             ),
         ),
     )
+
+
+def _remembered(policy: PolicyState) -> tuple[Any, ...]:
+    uses = [(block, astuple(each)) for block, each in sorted(policy.uses.items())]
+    ghosts = [(key, astuple(policy.ghosts[key])) for _, key in sorted(policy.left.items())]
+    return (policy.memory, uses, ghosts)
 
 
 def _queue(queue: FreeQueue) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     of the others stays.
     """
     same = outcome.state.device is before.device and not outcome.commands
-    if same or call.name == "cancel":
+    if same or call.name == "cancel" or before.device.policy is not None:
         return
     pool, waits = outcome.state.device, quarantined(outcome.state.device)
     queue, num_first = list(before.device.queue), num_older(before.device.queue)

@@ -161,6 +161,12 @@ impl Manager {
         Ok(Self::shown(slf)?.state.device.num_free())
     }
 
+    /// Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
+    #[getter]
+    fn num_due_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.device.num_due())
+    }
+
     /// Host blocks in the free queue; 0 without a host tier.
     #[getter]
     fn num_free_host_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::mutants::{Mutant, seeded};
 use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
+use crate::pool::policy_state::{PolicyState, make_policy_state};
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
@@ -25,6 +26,8 @@ use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
+
+mod older;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -45,6 +48,8 @@ pub struct BlockPool {
     pub(crate) quarantine: Option<Quarantine>,
     /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
+    /// What a policy that orders the queue has to go by; None if there is none.
+    pub(crate) policy: Option<Box<PolicyState>>,
 }
 
 clone_in_place!(BlockPool {
@@ -55,7 +60,8 @@ clone_in_place!(BlockPool {
     index,
     pins,
     quarantine,
-    priorities
+    priorities,
+    policy
 });
 
 /// One word per block with everything that a write or a release reads of it.
@@ -74,7 +80,7 @@ pub fn make_pool(
     quarantine: bool,
 ) -> BlockPool {
     let first_block = u32::from(null_block);
-    BlockPool {
+    let mut pool = BlockPool {
         first_block,
         eviction,
         owners: touched_zeros(num_blocks as usize),
@@ -83,7 +89,10 @@ pub fn make_pool(
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
         priorities: None,
-    }
+        policy: make_policy_state(eviction, num_blocks),
+    };
+    let _ = pool.place_blocks(); // without keys they have one place
+    pool
 }
 
 impl BlockPool {
@@ -161,17 +170,6 @@ impl BlockPool {
         has_key.then(|| self.index.key(block))
     }
 
-    /// Whether a block is outside the free queue and had a key of an older epoch.
-    pub(crate) fn is_older(&self, block: BlockId) -> bool {
-        let is_held = self.owners[block.index()] >= KEYED && !self.queue.contains(block);
-        is_held && self.index.is_older(block)
-    }
-
-    /// These blocks, rising.
-    pub(crate) fn older(&self) -> Vec<BlockId> {
-        (0..self.num_blocks()).map(BlockId).filter(|&block| self.is_older(block)).collect()
-    }
-
     /// The blocks without owner, in the order in which they leave.
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
@@ -181,7 +179,10 @@ impl BlockPool {
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let mut blocks = Taken::with_capacity(count as usize);
-        self.queue.take_front(count, |block| blocks.push(block));
+        match self.policy {
+            None => self.queue.take_front(count, |block| blocks.push(block)),
+            Some(_) => self.take_by_policy(count, &mut blocks),
+        }
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {
@@ -206,11 +207,14 @@ impl BlockPool {
         if self.ref_count(block) == 0 {
             let waits = self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block));
             if !waits && !seeded(Mutant::TouchNotDequeued) {
-                self.queue.remove(block);
+                self.dequeue(block);
             }
             effects.emit(Command::Touch { block });
         }
         self.owners[block.index()] += 1;
+        if self.policy.is_some() {
+            self.note_found(block);
+        }
     }
 
     /// Take one owner from each; those left without join the free queue in the order given, or the
@@ -244,6 +248,8 @@ impl BlockPool {
         if self.is_older(block) {
             self.forget_older(block);
             self.queue.append(block, OLDER);
+        } else if self.policy.is_some() {
+            self.enqueue_by_policy(block);
         } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
             self.queue.prepend(block);
         } else {
@@ -298,34 +304,21 @@ impl BlockPool {
         if self.index.remove(block) {
             effects.announce_removed(self.index.key(block));
         }
-    }
-
-    /// Forget that a block had a key of an older epoch.
-    #[cold]
-    fn forget_older(&mut self, block: BlockId) {
-        self.owners[block.index()] &= !KEYED;
-        self.index.remove(block);
-    }
-
-    /// Let blocks that have none be those that had a key of an older epoch.
-    pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
-        self.index.restore_older(blocks);
-        blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
+        if let Some(policy) = &mut self.policy {
+            policy.history.remember(block, *self.index.key(block));
+            self.move_by_policy(block);
+        }
     }
 
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
+        let orders = self.policy.is_some();
+        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
+        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
-        effects.emit(Command::EvictAll);
-    }
-
-    /// Forget every key, in O(1); what is free leaves before all that is freed later.
-    pub fn start_epoch(&mut self, effects: &mut Effects) {
-        self.index.start_epoch();
-        if !seeded(Mutant::EpochsAge) {
-            self.queue.splice(CURRENT, OLDER);
-        }
+        self.policy.iter_mut().for_each(|policy| policy.history.clear());
+        cached.into_iter().for_each(|block| self.move_by_policy(block));
         effects.emit(Command::EvictAll);
     }
 

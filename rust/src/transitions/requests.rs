@@ -44,6 +44,7 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
     known.tokens = tokens;
     known.block_hashes.extend(block_hashes.into_iter().flatten().flatten());
     hash_new_blocks(state, row);
+    state.settle_waiting(row);
     Ok(row)
 }
 
@@ -90,6 +91,7 @@ pub fn add_tokens<'a>(
         let filled = to_come - request.num_output_placeholders();
         request.quiet_until = request.quiet_until.saturating_sub(filled);
     }
+    state.settle_waiting(row);
     Ok(())
 }
 
@@ -102,7 +104,9 @@ pub fn add_block_hashes(
     hashes: GivenHashes,
 ) -> Result<(), Error> {
     let row = state.request(request_id)?;
-    extend_hashes(state, row, hashes)
+    extend_hashes(state, row, hashes)?;
+    state.settle_waiting(row);
+    Ok(())
 }
 
 /// Put drafts behind the tokens of a request, in place of those before; none is fine.
@@ -163,6 +167,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     }
     state.requests[row.index()] = None;
     state.output_from[row.index()] = 0;
+    state.forget_waiting(row);
     forget_entries(state, row);
     forget_reporter(state, row);
     state.held_rows.push((row, state.batch.number));
