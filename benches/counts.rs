@@ -10,6 +10,7 @@ use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::allocate_slots;
 use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::take_batch_into;
+use kvcore::transitions::epochs::advance_epoch;
 use kvcore::transitions::fork::fork;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
@@ -23,8 +24,17 @@ use kvcore::types::values::{Output, Request};
 const BLOCK_SIZE: u32 = 16;
 const PROMPT_BLOCKS: u32 = 64;
 const RUNNING: u32 = 32;
-const CALLS: [&str; 8] =
-    ["add", "look_up", "allocate", "take_batch", "append", "append_ahead", "fork", "free"];
+const CALLS: [&str; 9] = [
+    "add",
+    "look_up",
+    "allocate",
+    "take_batch",
+    "append",
+    "append_ahead",
+    "fork",
+    "free",
+    "advance",
+];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -93,6 +103,9 @@ impl Bench {
             }
             self.call("take_batch");
         }
+        if call == "advance" {
+            self.call("take_batch");
+        }
         measured(self, call);
     }
 
@@ -127,6 +140,9 @@ impl Bench {
             "take_batch" => take_batch_into(state, batch).expect("no batch is in flight"),
             "fork" => ids.iter().zip(&*children).for_each(|(id, child)| {
                 fork(state, id, child).expect("the id is new");
+            }),
+            "advance" => ids.iter().for_each(|_| {
+                advance_epoch(state, None).expect("the open batch computes nothing");
             }),
             _ => ids.iter().for_each(|id| free(state, id).expect("nobody counts on it")),
         }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a flight recorder costs: the manager's processor time with it and without, and its bytes.
 
-Run: python -m benches.recorder [TRACE] [--blocks 16384] [--requests 1000] [--rounds 5]. Without a
+Run: python -m benches.recorder [TRACE] [--blocks 16384] [--requests 1000] [--rounds 15]. Without a
 TRACE the workload is made up. The loop of `kvcore replay` is recorded once. Then the calls of its
 record are made on fresh managers, with and without a recorder in turn, and again by `kvcore
 replay`'s way of reading a record; the least of the rounds is kept, in processor time of this
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("trace", nargs="?")
     parser.add_argument("--blocks", type=int, default=16_384)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     options = Options(num_blocks=given.blocks, bounds=False)
     with tempfile.TemporaryDirectory() as base:

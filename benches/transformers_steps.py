@@ -5,12 +5,15 @@ Run: python -m benches.transformers_steps [SEQUENCES ...]. Needs transformers ou
 (benches/peers/install.py). Drives transformers' scheduler and batch processor without a model: a
 step is planned, its tensors are left out, and tokens come back. So the figure is what transformers
 spends on planning and on reading the output, its scheduler's own loop included. Both sides take
-turns, a round each; the figures are medians over rounds, the ratio that of the ratios.
+turns, a round each; the figures are medians over rounds, the ratio that of the ratios. Then the
+same with kvcore in the shadow of transformers' cache: what kvcore's calls take in charge, and what
+the shadow costs besides, as shares of transformers' step.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import random
 import statistics
 import sys
@@ -18,12 +21,15 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from benches.engines.manager_calls import clocked
 from benches.peers import install
 from tests.engines.transformers_environment import FAMILY, run_there
 
 SEQUENCES = (4, 16, 64)
 PAGE, PROMPT, NEW, ROUNDS = 16, 200, 64, 12
 NUM_LAYERS, HEADS, WIDTH = 2, 2, 8
+CALLS = ("search_prefix_match", "expect", "can_store_request_tokens", "free_blocks", "close_batch")
+"""What transformers calls of kvcore's cache in these loads."""
 
 
 class Loop:
@@ -64,6 +70,7 @@ class Loop:
         self.compute_stream = None
         self.close = getattr(self.cache, "close_batch", lambda: None)
         self.batch: list[Any] = []
+        self.num_steps = 0
         self.chance, self.token = random.Random(seed), 7
 
     def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
@@ -97,11 +104,11 @@ class Loop:
         system = [self.chance.randrange(1000) for _ in range(PROMPT // 2)]
         for request in range(num_sequences):
             self.add(f"{number}-{request}", system)
-        num_steps, started = 0, time.thread_time()
+        before, started = self.num_steps, time.thread_time()
         while self.scheduler.has_pending_requests():
             self.step()
-            num_steps += 1
-        return 1e6 * (time.thread_time() - started) / num_steps
+            self.num_steps += 1
+        return 1e6 * (time.thread_time() - started) / (self.num_steps - before)
 
 
 def compare(num_sequences: int) -> tuple[float, float, float]:
@@ -121,14 +128,46 @@ def compare(num_sequences: int) -> tuple[float, float, float]:
     return theirs, mine, statistics.median(own / other for other, own in pairs)
 
 
+def compare_shadow(num_sequences: int) -> tuple[float, float]:
+    """Shares of transformers' step: of kvcore's calls in charge, and of the rest of the shadow."""
+    import kvcore_transformers
+
+    native = Loop(num_sequences, seed=1)
+    with kvcore_transformers.installed():
+        ours = Loop(num_sequences, seed=1)
+    os.environ["KVCORE_SHADOW"] = "1"
+    with kvcore_transformers.installed():
+        shadow = Loop(num_sequences, seed=1)
+    del os.environ["KVCORE_SHADOW"]
+    spent = clocked(ours.cache, CALLS)
+    ours.close = ours.cache.close_batch
+    gc.collect()
+    gc.freeze()
+    managers, besides = [], []
+    for number in range(ROUNDS):
+        own, both = (loop.serve(number, num_sequences) for loop in (native, shadow))
+        before, steps = spent.total, ours.num_steps
+        ours.serve(number, num_sequences)
+        calls = 1e6 * (spent.total - before) / (ours.num_steps - steps)
+        managers.append(calls / own)
+        besides.append((both - calls) / own - 1)
+    difference = shadow.cache.shadow.difference
+    if difference is not None:
+        raise RuntimeError(difference)
+    return statistics.median(managers), statistics.median(besides)
+
+
 def main(arguments: list[str]) -> int:
     """Print a line per number of sequences."""
     print(
         f"{'sequences':>9} {'transformers':>13} {'kvcore':>8} {'ratio':>6}   (us of CPU per step)"
+        f"{'shadow: manager':>18} {'besides':>8}"
     )
     for number in [int(each) for each in arguments] or SEQUENCES:
         native, ours, ratio = compare(number)
-        print(f"{number:9} {native:13.1f} {ours:8.1f} {ratio:6.2f}", flush=True)
+        manager, besides = compare_shadow(number)
+        row = f"{number:9} {native:13.1f} {ours:8.1f} {ratio:6.2f}{manager:39.1%} {besides:8.1%}"
+        print(row, flush=True)
     return 0
 
 

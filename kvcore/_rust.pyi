@@ -43,6 +43,10 @@ class Manager:
         """
         Add tokens behind those that a request has, into its positions to come first.
         """
+    def advance_epoch(self, /, epoch: int | None = None) -> int:
+        """
+        Begin an epoch, the next one or a later one that is given; returns its number.
+        """
     def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int, num_output_placeholders: int) -> KVCacheBlocks | Refused:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
@@ -143,6 +147,11 @@ class Manager:
         Draft tokens of a request. Changes nothing.
         """
     @property
+    def num_due_blocks(self, /) -> int:
+        """
+        Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
+        """
+    @property
     def num_free_blocks(self, /) -> int:
         """
         Device blocks in the free queue.
@@ -191,6 +200,10 @@ class Manager:
     def rotate_recording(self, /) -> None:
         """
         Begin a new segment with the state as it is, if there is a record. O(pool).
+        """
+    def stale_requests(self, /) -> list[str]:
+        """
+        The requests that count tokens of older epochs, in row order. Changes nothing.
         """
     def start_recording(self, files: Any, /) -> None:
         """

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KVCacheManager: the transitions as methods of one object, over either backend.
 
-The manager holds the newest state. The pure functions do the work, in Python or in the compiled
-twin, with the same values, errors, commands, events and canonical bytes.
+It holds the newest state; the pure functions do the work, in Python or alike in the compiled twin.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
-from kvcore.codec import decode
+from kvcore.backend import HANDED_ON, Recordable, decode_valid, default_backend, make_backend
+from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
-from kvcore.record.recordable import Recordable
-from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
@@ -33,15 +30,14 @@ from kvcore.types.values import (
     Verdict,
 )
 
-OWN = {"config", "backend", "_core", *HANDED_ON}
-"""Attributes of a manager; all others are a subclass's."""
+OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager(Recordable):
+class KVCacheManager(Recordable, Questions):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
-    PoolTooLarge.
+    InvalidConfig, PoolTooLarge.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
@@ -66,8 +62,8 @@ class KVCacheManager(Recordable):
         return _rebuild, (type(self), self.backend, self.encode()), others or None
 
     def __repr__(self) -> str:
-        free, usable = self.num_free_blocks, self.config.num_usable_blocks
-        return f"<KVCacheManager {self.backend}: {free} of {usable} blocks free>"
+        of_all = f"{self.num_free_blocks} of {self.config.num_usable_blocks}"
+        return f"<KVCacheManager {self.backend}: {of_all} blocks free>"
 
     def add_request(self, request: Request) -> int:
         """Make a request known; returns its row, an int that it keeps until `remove_request`.
@@ -234,10 +230,16 @@ class KVCacheManager(Recordable):
         """Withdraw every key; False, and nothing changes, while any block of any tier is used."""
         return self._core.reset_prefix_cache()
 
+    def advance_epoch(self, epoch: int | None = None) -> int:
+        """Begin an epoch of new weights; returns its number. Raises EpochWentBack, InOpenBatch."""
+        return self._core.advance_epoch(epoch)
+
+    def stale_requests(self) -> list[str]:
+        """The requests that count tokens of older epochs, in row order. Changes nothing."""
+        return self._core.stale_requests()
+
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Copy device blocks to the external store by their keys; returns one operation per block.
-        Raises NotPublished, InOpenBatch, LoadUnconfirmed.
-        """
+        """Store blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""
         return self._core.store(read_list("block_ids", block_ids))
 
     def load(
@@ -249,10 +251,8 @@ class KVCacheManager(Recordable):
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
     ) -> tuple[int, ...] | Refused:
-        """Fill slots for the next num_tokens of a request from the external store.
-
-        num_tokens: whole blocks of every group; a token is left to compute. Returns one operation
-        per block, group by group. The rest is as in `allocate_slots`. Raises WrongLoad, too.
+        """Load the next num_tokens of a request, whole blocks of every group, all tokens but one at
+        most. Returns operations by block. As `allocate_slots`, and raises StaleRequest, WrongLoad.
         """
         check_hit_kind(hit)
         return self._core.load(
@@ -378,11 +378,6 @@ class KVCacheManager(Recordable):
         config = decode_valid(data).config
         self._core.restore(data)
         self.config = config
-
-    def state(self) -> State:
-        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
-        core: Any = self._core
-        return core.state() if isinstance(core, PythonBackend) else decode.decode(core.encode())
 
     def check(self) -> None:
         """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""

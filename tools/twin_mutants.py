@@ -62,6 +62,9 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "CancelLeavesTables": ("flight-merge-late", MIRROR),
     "PublishesInFlight": ("ahead-drafts-completed", None),
     "PublishedLate": ("flight-merge", HITS),
+    "StalePublishes": ("epoch-fork", None),
+    "StaleComesBackToHits": ("epoch-swap", None),
+    "EpochsAge": ("epoch", HITS),
 }
 """Each seeded bug: the named world that shows it, and why no user sees it, where that is so."""
 

@@ -9,6 +9,8 @@ take goes off. Needs no engine.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -36,8 +38,8 @@ CALLS = (
 class Spent:
     """CPU seconds and number of the calls of a manager, by name."""
 
-    seconds: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(CALLS, 0.0))
-    counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(CALLS, 0))
+    seconds: dict[str, float] = attrs.field(factory=lambda: defaultdict(float))
+    counts: dict[str, int] = attrs.field(factory=lambda: defaultdict(int))
 
     @property
     def total(self) -> float:
@@ -45,10 +47,10 @@ class Spent:
         return sum(self.seconds.values())
 
 
-def clocked(manager: Any) -> Spent:
+def clocked(manager: Any, calls: Iterable[str] = CALLS) -> Spent:
     """What a manager's calls spend from here on, less what calls of an empty function take."""
     spent = Spent()
-    for name in CALLS:
+    for name in calls:
         setattr(manager, name, timed(name, getattr(manager, name), spent))
     return spent
 

@@ -3,8 +3,8 @@
 
 Runs in vLLM's environment: `python -m benches.engines --engines vllm-shadow` calls this. The loads
 are those of vllm_steps.py, the sides take turns step by step. What a step costs more is, first,
-what kvcore's manager costs, as `manager_calls.py` measures it in the shadow; the rest is of passing
-each call on, of timing and of comparing. Both as shares of vLLM's own step.
+what kvcore's manager costs in charge, as `manager_calls.py` measures it in the adapter's scheduler;
+the rest is of passing each call on, of timing and of comparing. Both as shares of vLLM's own step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import attrs
 
-from benches.engines.manager_calls import Spent, clocked
+from benches.engines.manager_calls import clocked
 from benches.engines.options import Options, read_options
-from benches.engines.vllm_steps import CALL_STEPS, KINDS, Case, Drive, each_case
+from benches.engines.vllm_steps import KINDS, Case, Drive, each_case
 
 MOST = 0.05
 """Share of a step that shadow mode may cost besides kvcore's manager."""
@@ -27,47 +27,49 @@ MOST = 0.05
 
 @attrs.define
 class Measured:
-    """Of a case: seconds of a step without and with a shadow, round by round, and of kvcore's calls
-    in num_steps steps.
+    """Of a case, round by round: seconds of a step without and with a shadow, and of the calls of
+    kvcore's manager in a step that it is in charge of.
     """
 
     alone: list[float] = attrs.field(factory=list)
     shadow: list[float] = attrs.field(factory=list)
-    calls: Spent = attrs.field(factory=Spent)
+    calls: list[float] = attrs.field(factory=list)
 
     @property
     def manager(self) -> float:
         """Share of vLLM's step that kvcore's manager takes."""
-        return self.calls.total / CALL_STEPS / statistics.median(self.alone)
+        pairs = zip(self.calls, self.alone, strict=True)
+        return statistics.median(calls / own for calls, own in pairs)
 
     @property
     def besides(self) -> float:
-        """Share that the rest takes."""
-        pairs = zip(self.shadow, self.alone, strict=True)
-        return statistics.median(both / own for both, own in pairs) - 1 - self.manager
+        """Share that the rest of the shadow takes."""
+        rounds = zip(self.shadow, self.calls, self.alone, strict=True)
+        return statistics.median((both - calls) / own for both, calls, own in rounds) - 1
 
 
 def measure(case: Case, options: Options, model: str) -> Measured:
-    """Rounds of the same steps on both sides. Raises RuntimeError if kvcore parts."""
+    """Rounds of the same steps on all sides. Raises RuntimeError if kvcore parts."""
     own, behind = KINDS[case.is_async]
     os.environ["KVCORE_SHADOW"] = "1"
     shadow, alone = Drive(behind, case, model), Drive(own, case, model)
+    os.environ["KVCORE_SHADOW"] = "0"
+    in_charge = Drive(behind, case, model)
     managers: Any = shadow.scheduler.kv_cache_manager
-    measured = Measured()
+    spent = clocked(in_charge.scheduler.kv_cache_manager)
+    sides, measured = (alone, shadow, in_charge), Measured()
     gc.collect()
     gc.freeze()
     for _ in range(options.rounds):
-        seconds = [0.0, 0.0]
+        seconds, before = [0.0] * len(sides), spent.total
         for number in range(options.steps):
-            for side in (0, 1) if number % 2 else (1, 0):
-                seconds[side] += (alone, shadow)[side].step() / options.steps
+            for side in (0, 1, 2) if number % 2 else (2, 1, 0):
+                seconds[side] += sides[side].step() / options.steps
         measured.alone.append(seconds[0])
         measured.shadow.append(seconds[1])
-    measured.calls = clocked(managers.kvcore)
-    for _ in range(CALL_STEPS):
-        shadow.step()
+        measured.calls.append((spent.total - before) / options.steps)
     gc.unfreeze()
-    if managers.tally.difference is not None or managers.tally.num_steps < CALL_STEPS:
+    if managers.tally.difference is not None or not managers.tally.num_calls:
         raise RuntimeError(f"{case}: {managers.tally.difference or 'nothing was compared'}")
     return measured
 

@@ -8,7 +8,8 @@ change 42892 it was an array, the name first, which "array" gives. A field at it
 out, in an array only behind the last that is not. Extra keys go without their tags: an adapter's
 name, (identifier, offset) of a media item, a salt, a digest; for a cut item (identifier, offset,
 end), for cut embeddings (digest, rows left). None stands for a block without any. The salt of an
-event's first block also is a field `cache_salt` of its map, where Dynamo looks for it. vLLM's own
+event's first block also is a field `cache_salt` of its map, where Dynamo looks for it, and an epoch
+above 0 is its field `epoch`. vLLM's own
 `lora_id`, which it calls deprecated, is always None.
 """
 
@@ -89,7 +90,7 @@ def encode_events(
                 if groups:
                     optional |= _spec(groups, event.group_id)
                 if form == "map":
-                    optional["cache_salt"] = _salt(keys)
+                    optional |= {"cache_salt": _salt(keys), "epoch": event.epoch or None}
             case BlockRemoved():
                 required = {"block_hashes": [name(event.block_hash)], "medium": event.medium}
                 optional = {"group_idx": event.group_id}

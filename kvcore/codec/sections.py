@@ -14,25 +14,39 @@ from itertools import chain
 import attrs
 from msgspec.structs import replace
 
+from kvcore.codec.policy_sections import (
+    place_blocks,
+    read_uses,
+    read_waiting,
+    write_uses,
+    write_waiting,
+)
+from kvcore.pool.free_queue import make_free_queue, num_older
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
+from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS = 1, 2, 3, 4, 5
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES = range(1, 9)
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
-the first batches whose output belongs to requests, of the rows that are held back."""
+the first batches whose output belongs to requests, of the rows that are held back, of epochs, of
+the order in which requests arrived, of what an eviction policy remembers."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
 
 def write_sections(out: Writer, state: State) -> None:
     """Write the sections that hold more than defaults."""
+    policy = state.device.policy
     sections = (
         (LOADS, state.loads, write_loads),
         (EXTRA_KEYS, any(_with_ends(state)), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, any(_with_output(state)), write_output),
         (HELD_ROWS, state.held_rows, write_held_rows),
+        (EPOCHS, state.epoch, write_epochs),
+        (WAITING, state.next_due, write_waiting),
+        (USES, policy is not None and policy.is_remembered, write_uses),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -92,6 +106,20 @@ def write_held_rows(out: Writer, state: State) -> None:
         out.u64(batch)
 
 
+def write_epochs(out: Writer, state: State) -> None:
+    """Write the epochs at the start and now, what is older in the pool, the unfinished batches in
+    which one began, and the epoch of each request that counts tokens, in row order.
+    """
+    out.u32(state.config.epoch)
+    out.u32(state.epoch)
+    out.u32(num_older(state.device.queue))
+    out.numbers(sorted(state.device.older))
+    for flag in (*(batch.starts_epoch for batch in state.in_flight), state.batch.starts_epoch):
+        out.u8(flag)
+    for request in _counting(state):
+        out.u32(request.epoch)
+
+
 def read_sections(source: Reader, state: State) -> State:
     """The state with the contents of the sections up to the end. Raises DamagedState."""
     readers = {
@@ -100,6 +128,9 @@ def read_sections(source: Reader, state: State) -> State:
         OPTIONS: read_options,
         OUTPUT: read_output,
         HELD_ROWS: read_held_rows,
+        EPOCHS: read_epochs,
+        WAITING: read_waiting,
+        USES: read_uses,
     }
     last = -1
     while source.offset < len(source.data):
@@ -113,7 +144,7 @@ def read_sections(source: Reader, state: State) -> State:
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
-    return state
+    return place_blocks(source, state)
 
 
 def read_loads(source: Reader, state: State) -> State:
@@ -200,6 +231,47 @@ def read_held_rows(source: Reader, state: State) -> State:
     if not held:
         raise source.damaged("a section holds nothing")
     return replace(state, held_rows=held)
+
+
+def read_epochs(source: Reader, state: State) -> State:
+    """The state with the epochs of the next bytes. Raises DamagedState."""
+    start, epoch = source.u32(), source.u32()
+    if not start <= epoch <= MAX_EPOCH or not epoch:
+        raise source.damaged(f"epoch {epoch} does not follow {start}")
+    pool, num_first = state.device, source.u32()
+    order, older = list(pool.queue), source.ids(pool.num_blocks)
+    held = not any(pool.keys[block] or block in order for block in older)
+    if not held or older != sorted(set(older)) or num_first > len(order):
+        raise source.damaged("what is of older epochs is not in its canonical form")
+    if any(pool.keys[block] for block in order[:num_first]):
+        raise source.damaged("a block with a key is of an older epoch")
+    queue = make_free_queue(pool.num_blocks, order, num_first)
+    *flags, flag = [source.flag() for _ in (*state.in_flight, state.batch)]
+    in_flight = tuple(
+        replace(batch, starts_epoch=each)
+        for batch, each in zip(state.in_flight, flags, strict=True)
+    )
+    requests = state.requests
+    for request in _counting(state):
+        number = source.u32()
+        if not start <= number <= epoch:
+            raise source.damaged(f"a request is of epoch {number}")
+        requests = requests.set(request.request_id, replace(request, epoch=number))
+    return replace(
+        state,
+        config=attrs.evolve(state.config, epoch=start),
+        device=replace(pool, queue=queue, older=frozenset(older)),
+        batch=replace(state.batch, starts_epoch=flag),
+        in_flight=in_flight,
+        requests=requests,
+        epoch=epoch,
+    )
+
+
+def _counting(state: State) -> Iterator[RequestState]:
+    """The requests that count tokens, in row order."""
+    known = (state.requests[name] for name in state.rows if name is not None)
+    return (request for request in known if request.num_computed)
 
 
 def _with_output(state: State) -> Iterator[RequestState]:

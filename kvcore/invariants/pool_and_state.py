@@ -16,6 +16,7 @@ from typing import Protocol
 from kvcore.invariants import requests
 from kvcore.invariants.requests import Property
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.free_queue import num_older
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.state import NO_HOST_BLOCK, Operation, State
 from kvcore.types.errors import InvariantViolation
@@ -89,12 +90,13 @@ def queue_unique(state: Pools) -> Iterator[str]:
         queues += [] if pool.quarantine is None else [pool.quarantine.queue]
         for queue in queues:
             order: list[int] = []
-            block = queue.following[queue.sentinel]
-            while block != queue.sentinel and len(order) <= pool.num_blocks:
-                order.append(block)
-                if queue.following[queue.preceding[block]] != block:
-                    yield f"{tier} links around block {block} disagree"
-                block = queue.following[block]
+            for sentinel in range(pool.num_blocks, len(queue.following)):
+                block = queue.following[sentinel]
+                while block != sentinel and len(order) <= pool.num_blocks:
+                    order.append(block)
+                    if queue.following[queue.preceding[block]] != block:
+                        yield f"{tier} links around block {block} disagree"
+                    block = queue.following[block]
             if len(order) != len({*order} - seen) or len(order) != queue.length:
                 yield f"{tier} free queue {order} counts {queue.length}"
             seen.update(order)
@@ -265,6 +267,24 @@ def rows(state: State) -> Iterator[str]:
         yield f"rows are held back for batches {batches}, {numbers} are unfinished"
 
 
+def epochs(state: State) -> Iterator[str]:
+    """EPOCHS: blocks of older epochs have no key, and are held or leave first; a request that
+    counts tokens is of an epoch that began, any other of none.
+    """
+    pool, first = state.device, state.config.epoch
+    leaving = [*pool.queue][: num_older(pool.queue)]
+    free = pool.older.intersection(pool.queue)
+    keyed = [block for block in (*leaving, *pool.older) if pool.keys[block] is not None]
+    if keyed or free:
+        yield f"blocks {keyed} of older epochs have keys, {sorted(free)} are free among others"
+    if not first <= state.epoch or (first == state.epoch and (leaving or pool.older)):
+        yield f"epoch {state.epoch} follows {first}, blocks {leaving} are of older ones"
+    for request_id, request in state.requests.items():
+        least, most = (first, state.epoch) if request.num_computed else (0, 0)
+        if not least <= request.epoch <= most:
+            yield f"request {request_id!r} is of epoch {request.epoch}, not {least} to {most}"
+
+
 def records(state: State) -> Iterator[str]:
     """OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base."""
     for request_id, record in state.batch.scheduled.items():
@@ -339,6 +359,7 @@ PROPERTIES: dict[str, Property] = {
     "IDX-COMPLETE": index_complete,
     "LEAK": leak,
     "ROWS": rows,
+    "EPOCHS": epochs,
     "OPEN-BATCH": records,
     "OPERATIONS": operations,
     **requests.PROPERTIES,

@@ -65,15 +65,16 @@ class Pass:
 class ContentOracle(SlotStore):
     """Contents, tables and owners of all blocks according to the commands, and what must hold.
 
-    block_of: what a block under a key holds. counts: whether a property of this name is checked.
+    block_of: what a block under a key of an epoch holds. counts: whether a property is checked.
     late_reports: whether a failed load may be reported after later batches, so that what it spoilt
-    may be read until then. loads: what each executed load brings, and to which slots.
+    may be read until then. loads: what each executed load brings, to which slots, and the epoch of
+    its batch. epoch: that of the weights.
     """
 
     def __init__(
         self,
         config: Config,
-        block_of: Callable[[bytes], Nodes],
+        block_of: Callable[[bytes, int], Nodes],
         counts: Callable[[str], bool] = lambda _: True,
         *,
         late_reports: bool = False,
@@ -85,7 +86,8 @@ class ContentOracle(SlotStore):
         self._counts = counts
         self._late_reports = late_reports
         self._cancels = config.max_in_flight > 0
-        self.loads: dict[int, tuple[bytes, int]] = {}
+        self.loads: dict[int, tuple[bytes, int, int]] = {}
+        self.epoch = 0
         self.tables: Tables = {}
         self.owned: set[int] = set()
         self.cached: set[int] = set()
@@ -113,7 +115,7 @@ class ContentOracle(SlotStore):
         """Fill the block of a load that was applied, or spoil it; a store changes no content."""
         if operation not in self.loads:
             return
-        key, block = self.loads.pop(operation)
+        key, block, _ = self.loads.pop(operation)
         group_id = group_of(key)
         size = self.sizes[group_id]
         run = (SPOILT,) * size if nodes is None else run_of(nodes[:size], group_id)
@@ -122,7 +124,8 @@ class ContentOracle(SlotStore):
     def complete(self, operation: int, done: bool) -> None:
         """Let a load bring what its key stands for, or spoil its block."""
         if operation in self.loads:
-            self.arrive(operation, self._block_of(self.loads[operation][0]) if done else None)
+            key, _, epoch = self.loads[operation]
+            self.arrive(operation, self._block_of(key, epoch) if done else None)
 
     def forward(self, passes: Sequence[Pass]) -> None:
         """Write what a batch schedules, then read as its queries do. Raises InvariantViolation
@@ -161,7 +164,7 @@ class ContentOracle(SlotStore):
 
     def check_key(self, block: int, key: bytes) -> None:
         """Raise InvariantViolation (CACHE-KV) unless a block holds what its key stands for."""
-        nodes = self._block_of(key)
+        nodes = self._block_of(key, self.epoch)
         for wrong in self.wrong([("device", block)], group_of(key), nodes, 0, len(nodes)):
             self._complain("CACHE-KV", wrong)
 
@@ -253,7 +256,7 @@ class ContentOracle(SlotStore):
             case Store(_, block, key):
                 self.check_key(block, key)
             case Load(operation, key, block):
-                self.loads[operation] = (key, block)
+                self.loads[operation] = (key, block, self.epoch)
             case SetTable(_, _, _, block):
                 set_entry(self.tables, command)
                 if self._cancels and block >= self._num_null:  # perhaps by a cancelled batch

@@ -3,9 +3,9 @@
 
 No transition calls anything here. The keys and values of a position depend on the tokens up to it,
 the adapter, and the media items or embedding in its place; the salt decides which requests may
-share them. Together these are a prefix's identity. A hash stands for one identity, that of the
-first request with it; hashes are made at one granularity, and the end of a block is the end of a
-hash.
+share them, and so does the epoch of weights above 0. Together these are a prefix's identity. A hash
+stands for one identity, that of the first request with it; hashes are made at one granularity, and
+the end of a block is the end of a hash.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from kvcore.types.keys import HASH_SIZE
 
 Letter = tuple[object, ...]
 """What one position adds to a prefix: its token, and what stands in the token's place."""
+
+EPOCH = "epoch"
+"""In the letter before the first one of what begins in an epoch above 0."""
 
 NOTHING = (None,) * 4
 """What stands in the place of a plain token."""
@@ -85,9 +88,11 @@ class Prefixes:
         self._chains: dict[bytes, Chain] = {}
         self._num_told = 0
 
-    def nodes(self, request: Tokens) -> tuple[int, ...]:
-        """The number of the prefix that ends with each token and draft of a request."""
-        return self.number(self.letters(request))
+    def nodes(self, request: Tokens, epoch: int = 0) -> tuple[int, ...]:
+        """The number of the prefix that ends with each token and draft of a request that began to
+        compute in an epoch.
+        """
+        return self.number(in_epoch(self.letters(request), epoch))[epoch > 0 :]
 
     def letters(self, request: Tokens) -> tuple[Letter, ...]:
         """What each token and draft of a request adds to its prefix."""
@@ -147,15 +152,18 @@ class Prefixes:
         chain = self._chains[key[:HASH_SIZE]]
         return chain.tokens[: chain.end]
 
-    def block(self, key: bytes) -> tuple[int, ...]:
-        """The prefixes that a block under a key holds. Raises InvariantViolation (KEY-GRAN)."""
+    def block(self, key: bytes, epoch: int = 0) -> tuple[int, ...]:
+        """The prefixes that a block under a key of an epoch holds. Raises InvariantViolation
+        (KEY-GRAN).
+        """
         group_id = group_of(key)
         size = self._config.groups[group_id].block_size
         chain = self._chains[key[:HASH_SIZE]]
         if chain.end % size:
             detail = f"a key of group {group_id} ends at token {chain.end}, blocks hold {size}"
             raise InvariantViolation("KEY-GRAN", detail)
-        return chain.nodes[chain.end - size : chain.end]
+        nodes = self.number(in_epoch(chain.letters, epoch))[1:] if epoch else chain.nodes
+        return nodes[chain.end - size : chain.end]
 
     def path(self, node: int) -> tuple[Letter, ...]:
         """The letters of the prefix that has a number."""
@@ -180,6 +188,11 @@ class Prefixes:
                 self._paths.setdefault(node, letters[: len(found)])
             known = self._nodes[letters] = tuple(found)
         return known
+
+
+def in_epoch(letters: tuple[Letter, ...], epoch: int) -> tuple[Letter, ...]:
+    """The letters of a prefix that began in an epoch; above 0 there is one more, the first."""
+    return ((EPOCH, epoch), *letters) if epoch else letters
 
 
 def _letters(

@@ -65,7 +65,8 @@ class Schedule:
     """The writes of the open batch, and the computed count that each request must have.
 
     encoders: what the cross-attention tables of a request hold. loading: position at which the
-    unfinished load of a request begins. failed: position of its first failed block.
+    unfinished load of a request begins. failed: position of its first failed block. epochs: in
+    which the requests that count tokens began; epoch: that of the weights.
     """
 
     def __init__(self) -> None:
@@ -73,6 +74,8 @@ class Schedule:
         self.encoders: dict[str, Encoder] = {}
         self.loading: dict[str, int] = {}
         self.failed: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
+        self.epoch = 0
         self._num_encoders = 0
         self._before: dict[str, int] = {}
         self._writes: list[Write] = []
@@ -81,6 +84,9 @@ class Schedule:
         """Start with a state whose open batch schedules nothing."""
         self.computed = {name: each.num_computed for name, each in state.requests.items()}
         self.encoders = encoders_of(state)
+        counting = (each for each in state.requests.values() if each.num_computed)
+        self.epochs = {each.request_id: each.epoch for each in counting}
+        self.epoch = state.epoch
         self._before = {}
         self._writes = []
 
@@ -137,6 +143,10 @@ class Schedule:
                     known = len(state.requests[request_id].tokens)
                     to_come = state.requests[request_id].num_output_placeholders > 0
                     self._cut(state, request_id, known - to_come)
+            case "advance_epoch" if isinstance(value, int):
+                self.epoch = value
+        for request_id in [name for name in self.epochs if not self.computed.get(name)]:
+            del self.epochs[request_id]
 
     def loads(self) -> list[Write]:
         """The writes of the open batch that load external tokens, in the order of the calls."""
@@ -147,7 +157,10 @@ class Schedule:
         return dict(self._before)
 
     def take(self) -> list[Write]:
-        """The writes of the batch, in the order of the calls; it is taken now."""
+        """The writes of the batch, in the order of the calls; it is taken now, and runs with the
+        weights that are there.
+        """
+        self.epochs |= {name: self.epoch for name, count in self._before.items() if not count}
         writes, self._writes, self._before = self._writes, [], {}
         return writes
 
@@ -182,6 +195,8 @@ class Schedule:
         settled = self._before.get(parent, self.computed[parent])
         settled = min(settled, len(state.requests[parent].tokens))
         self.computed[child] = settled if resumes(state, parent, settled) else 0
+        if self.computed[child]:
+            self.epochs[child] = self.epochs[parent]
         if self.computed[child] and parent in self.encoders:
             self.encoders[child] = self.encoders[parent]
 
@@ -225,7 +240,7 @@ class Schedule:
     def _loads(self, request_id: str, num_tokens: int, hit: Hit | None = None) -> None:
         before = self.computed[request_id]
         start = before + (0 if hit is None else hit.num_tokens)
-        self._before.setdefault(request_id, before)
+        self._begin(request_id)
         self.computed[request_id] = start + num_tokens
         self.loading[request_id] = start
 
@@ -250,9 +265,16 @@ class Schedule:
         return min([*counts, self.failed.get(request_id, counts[0])])
 
     def _schedule(self, write: Write) -> None:
-        self._before.setdefault(write.request_id, self.computed[write.request_id])
+        self._begin(write.request_id)
         self._writes.append(write)
         self.computed[write.request_id] = write.end
+
+    def _begin(self, request_id: str) -> None:
+        """Note that the open batch gives a request slots or hits."""
+        before = self.computed[request_id]
+        self._before.setdefault(request_id, before)
+        if not before:
+            self.epochs[request_id] = self.epoch
 
     def _shorten(self, request_id: str, num_tokens: int) -> None:
         """Nothing of a request is written from this token on, lookahead slots neither."""

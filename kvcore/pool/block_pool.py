@@ -3,9 +3,10 @@
 
 Invariants: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the given
-order, at the side that the eviction policy names, or by priority (`priority_eviction.py`). The
-transitions of the pool layer are in pool/transitions.py; the request layer works on a
-`PoolTransaction`.
+order, at the side that the eviction policy names, or by priority (`priority_eviction.py`). When an
+epoch ends, no key is findable any more: free blocks leave before those that are freed later, and a
+block with owners that had a key joins them when it is released. The transitions of the pool layer
+are in pool/transitions.py; the request layer works on a `PoolTransaction`.
 Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 """
 
@@ -19,15 +20,24 @@ from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
-from kvcore.pool.free_queue import FreeQueue, FreeQueueTransaction, make_free_queue
+from kvcore.pool.free_queue import (
+    CURRENT,
+    OLDER,
+    FreeQueue,
+    FreeQueueTransaction,
+    make_free_queue,
+)
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
+from kvcore.pool.policy_state import PolicyState, make_policy_state
 from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.types.config import Eviction
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
+from kvcore.types.policies import policy_of
 
 PoolEviction = Literal["lru", "uncached_first", "priority"]
-"""The policies of a `Config`, and "priority" for managers that set when a block was used."""
+"""The policies of the pool layer; "priority" is for managers that set when a block was used."""
 
 
 class BlockPool(Struct, frozen=True, gc=False):
@@ -36,11 +46,13 @@ class BlockPool(Struct, frozen=True, gc=False):
     first_block: 1 if block 0 is the null block, else 0. ref_counts: owners of each block, pins
     included. keys: the key of each block. pins: block id -> its number of pins. quarantine:
     None if batches are never in flight. priorities: block id -> its eviction priority.
-    last_placed: the block that was put into its place by priority last.
+    last_placed: the block that was put into its place by priority last. older: blocks outside the
+    free queue whose key was of an older epoch. policy: what a policy that orders the queue has to
+    go by, None if there is none.
     """
 
     first_block: int
-    eviction: PoolEviction
+    eviction: PoolEviction | Eviction
     ref_counts: PVector[int]
     keys: PVector[bytes | None]
     queue: FreeQueue
@@ -49,6 +61,8 @@ class BlockPool(Struct, frozen=True, gc=False):
     quarantine: Quarantine | None = None
     priorities: Map[int, tuple[float, int]] = Map()
     last_placed: int | None = None
+    older: frozenset[int] = frozenset()
+    policy: PolicyState | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -75,7 +89,7 @@ def make_pool(
     num_blocks: int,
     *,
     null_block: bool = False,
-    eviction: PoolEviction = "lru",
+    eviction: PoolEviction | Eviction = "lru",
     order: Sequence[int] | None = None,
     quarantine: bool = False,
 ) -> BlockPool:
@@ -86,6 +100,7 @@ def make_pool(
     """
     first = int(null_block)
     ids = list(range(first, num_blocks)) if order is None else list(order)
+    policy = policy_of(eviction)
     return BlockPool(
         first,
         eviction,
@@ -95,6 +110,7 @@ def make_pool(
         HashIndex(),
         Map(),
         make_quarantine(num_blocks) if quarantine else None,
+        policy=None if policy is None else make_policy_state(policy, num_blocks, ids),
     )
 
 
@@ -105,7 +121,7 @@ class PoolTransaction:
     """
 
     __slots__ = (
-        *("effects", "eviction", "first_block", "index", "keys", "pins"),
+        *("effects", "eviction", "first_block", "index", "keys", "older", "pins"),
         *("pool", "quarantine", "queue", "ref_counts"),
     )
 
@@ -118,6 +134,7 @@ class PoolTransaction:
         self.queue = FreeQueueTransaction(pool.queue)
         self.index = HashIndexTransaction(pool.index)
         self.pins = pool.pins
+        self.older = pool.older
         self.quarantine = (
             None if pool.quarantine is None else QuarantineTransaction(pool.quarantine)
         )
@@ -132,10 +149,19 @@ class PoolTransaction:
             (ref_counts is old.ref_counts and keys is old.keys)
             and (queue is old.queue and index is old.index)
             and (self.pins is old.pins and quarantine is old.quarantine)
+            and self.older == old.older
         ):
             return old
         return BlockPool(
-            self.first_block, self.eviction, ref_counts, keys, queue, index, self.pins, quarantine
+            self.first_block,
+            self.eviction,
+            ref_counts,
+            keys,
+            queue,
+            index,
+            self.pins,
+            quarantine,
+            older=self.older,
         )
 
     @property
@@ -166,8 +192,8 @@ class PoolTransaction:
         """Give `count` blocks from the front one owner each; evicts those that have a key."""
         blocks = []
         for _ in range(count):
-            block = self.queue.front()
-            self.queue.remove(block)
+            block = self._next()
+            self._dequeue(block)
             if self.keys[block] is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
@@ -183,7 +209,7 @@ class PoolTransaction:
             if self.quarantine is not None and block in self.quarantine.queue:
                 self.quarantine.queue.remove(block)
             else:
-                self.queue.remove(block)
+                self._dequeue(block)
             self.effects.commands.append(Touch(block))
         self.ref_counts[block] += 1
 
@@ -203,9 +229,20 @@ class PoolTransaction:
                 self._enqueue(block)
             self.effects.commands.append(Free(block, self.keys[block] is not None))
 
+    def _next(self) -> int:
+        """The free block that leaves next."""
+        return self.queue.front()
+
+    def _dequeue(self, block: int) -> None:
+        """Take a block out of the free queue."""
+        self.queue.remove(block)
+
     def _enqueue(self, block: int) -> None:
         """Put a block without owner at the side of the free queue that the policy names."""
-        if self.eviction == "uncached_first" and self.keys[block] is None:
+        if block in self.older:
+            self.older -= {block}
+            self.queue.append(block, OLDER)
+        elif self.eviction == "uncached_first" and self.keys[block] is None:
             self.queue.prepend(block)
         else:
             self.queue.append(block)
@@ -226,8 +263,9 @@ class PoolTransaction:
             for block in self.quarantine.end():
                 self._enqueue(block)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make a block findable under a key."""
+    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
+        """Make a block findable under a key. depth: its place in its request's table."""
+        del depth
         self.keys[block] = key
         self.index.insert(key, block)
 
@@ -247,6 +285,17 @@ class PoolTransaction:
             if self.keys[block] is not None:
                 self.keys[block] = None
         self.index.clear()
+        self.effects.commands.append(EvictAll())
+
+    def start_epoch(self) -> None:
+        """Forget every key; what is free leaves before all that is freed later."""
+        for block in range(len(self.keys)):
+            if self.keys[block] is not None:
+                self.keys[block] = None
+                if not self.is_queued(block):
+                    self.older |= {block}
+        self.index.clear()
+        self.queue.splice(CURRENT, behind=OLDER)
         self.effects.commands.append(EvictAll())
 
     def pin(self, block: int) -> None:

@@ -1,55 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 """The free queue: blocks without owner, in the order in which they leave.
 
-Invariants: the front leaves first. The queue is a ring of links through one sentinel, the id behind
-the last block. A block outside the queue links to itself, so no number stands for "none". A block
-is taken out of the middle in O(1). The caller decides in which order blocks are freed.
+Invariants: the front leaves first. The queue is several rings of links, and all blocks of a ring
+leave before those of the next. Each ring is closed by a sentinel of its own, an id behind the last
+block, so a block leaves the middle of its ring in O(1) and no end has to be corrected. A block
+outside the queue links to itself, so no number stands for "none". The caller decides which ring a
+freed block joins, and in which order.
 Source: S001-10 to S001-20. Twin: rust/src/pool/free_queue.rs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
+OLDER, CURRENT = 0, 1
+"""The rings of every queue: blocks of older epochs, and of this one (at the first epoch all)."""
+NUM_RINGS = 2
+
 
 class FreeQueue(Struct, frozen=True, gc=False):
-    """The queue as a value: two columns of links and the number of blocks in it."""
+    """The queue as a value: two columns of links, the number of blocks in it, and of blocks that
+    can be in it, which is the sentinel of the first ring.
+    """
 
     following: PVector[int]
     preceding: PVector[int]
     length: int
+    num_blocks: int
 
     @property
-    def sentinel(self) -> int:
-        """The id that closes the ring."""
-        return len(self.following) - 1
+    def num_rings(self) -> int:
+        """The rings."""
+        return len(self.following) - self.num_blocks
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        following, sentinel = self.following, len(self.following) - 1
-        block = following[sentinel]
-        while block != sentinel:
-            yield block
-            block = following[block]
+        return _walk(self.following, self.num_blocks)
 
 
-def make_free_queue(num_blocks: int, order: list[int]) -> FreeQueue:
-    """A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first."""
-    following = list(range(num_blocks + 1))
-    preceding = list(range(num_blocks + 1))
-    before = num_blocks
-    for block in order:
-        following[before] = block
-        preceding[block] = before
-        before = block
-    following[before] = num_blocks
-    preceding[num_blocks] = before
-    return FreeQueue(pvector(following), pvector(preceding), len(order))
+def make_free_queue(num_blocks: int, order: Iterable[int], num_older: int = 0) -> FreeQueue:
+    """A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first: the first
+    `num_older` in the ring of older epochs, the others in that of this epoch.
+    """
+    links = pvector(range(num_blocks + NUM_RINGS))
+    queue = FreeQueueTransaction(FreeQueue(links, links, 0, num_blocks))
+    for place, block in enumerate(order):
+        queue.append(block, OLDER if place < num_older else CURRENT)
+    return queue.freeze()
+
+
+def num_older(queue: FreeQueue) -> int:
+    """Blocks in the ring of older epochs."""
+    following, sentinel = queue.following, queue.num_blocks + OLDER
+    count, block = 0, following[sentinel]
+    while block != sentinel:
+        count, block = count + 1, following[block]
+    return count
 
 
 class FreeQueueTransaction:
@@ -58,34 +69,40 @@ class FreeQueueTransaction:
     An untouched one freezes to the value that it came from.
     """
 
-    __slots__ = ("following", "length", "preceding", "queue", "sentinel")
+    __slots__ = ("following", "length", "num_blocks", "preceding", "queue")
 
     def __init__(self, queue: FreeQueue) -> None:
         self.queue = queue
         self.following = queue.following.evolver()
         self.preceding = queue.preceding.evolver()
         self.length = queue.length
-        self.sentinel = len(queue.following) - 1
+        self.num_blocks = queue.num_blocks
 
     def freeze(self) -> FreeQueue:
         """The queue as a value."""
         queue, following = self.queue, self.following.persistent()
         if following is queue.following and self.length == queue.length:
             return queue
-        return FreeQueue(following, self.preceding.persistent(), self.length)
+        return FreeQueue(following, self.preceding.persistent(), self.length, self.num_blocks)
 
     def __contains__(self, block: int) -> bool:
         return self.following[block] != block
 
     def __iter__(self) -> Iterator[int]:
-        block = self.following[self.sentinel]
-        while block != self.sentinel:
-            yield block
-            block = self.following[block]
+        return _walk(self.following, self.num_blocks)
+
+    def sentinel(self, ring: int = CURRENT) -> int:
+        """The id that closes a ring."""
+        return self.num_blocks + ring
+
+    def first_ring(self) -> int:
+        """The ring whose front leaves next: the first with a block in it, or the last."""
+        *others, last = range(self.queue.num_rings)
+        return next((ring for ring in others if self.sentinel(ring) in self), last)
 
     def front(self) -> int:
-        """The block that leaves next; the sentinel if the queue is empty."""
-        return self.following[self.sentinel]
+        """The block that leaves next; a sentinel if the queue is empty."""
+        return self.following[self.sentinel(self.first_ring())]
 
     def remove(self, block: int) -> None:
         """Take a block out, from wherever it is."""
@@ -96,19 +113,38 @@ class FreeQueueTransaction:
         self.preceding[block] = block
         self.length -= 1
 
-    def append(self, block: int) -> None:
-        """Put a block at the back."""
-        self.insert(self.preceding[self.sentinel], block)
+    def append(self, block: int, ring: int = CURRENT) -> None:
+        """Put a block at the back of a ring."""
+        self.insert(self.preceding[self.sentinel(ring)], block)
 
     def prepend(self, block: int) -> None:
-        """Put a block at the front."""
-        self.insert(self.sentinel, block)
+        """Put a block at the front of all."""
+        self.insert(self.sentinel(self.first_ring()), block)
 
     def insert(self, before: int, block: int) -> None:
-        """Put a block behind another one, or behind the sentinel, which is the front."""
+        """Put a block behind another one, or behind a sentinel, which is the front of its ring."""
         after = self.following[before]
         self.following[before] = block
         self.preceding[block] = before
         self.following[block] = after
         self.preceding[after] = block
         self.length += 1
+
+    def splice(self, ring: int, behind: int) -> None:
+        """Put all blocks of a ring behind those of another."""
+        source, target = self.sentinel(ring), self.sentinel(behind)
+        if source not in self:
+            return
+        front, back, last = self.following[source], self.preceding[source], self.preceding[target]
+        self.following[last], self.preceding[front] = front, last
+        self.following[back], self.preceding[target] = target, back
+        self.following[source] = self.preceding[source] = source
+
+
+def _walk(following: Sequence[int], num_blocks: int) -> Iterator[int]:
+    """The blocks in the order in which they leave, ring by ring."""
+    for sentinel in range(num_blocks, len(following)):
+        block = following[sentinel]
+        while block != sentinel:
+            yield block
+            block = following[block]

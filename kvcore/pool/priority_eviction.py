@@ -93,7 +93,8 @@ class PriorityPoolTransaction(PoolTransaction):
 
     def find_before(self, sort_key: tuple[float, int, int]) -> int:
         """Free block, or sentinel, right before a sort key: searched from both starts by turns."""
-        queue, back, near = self.queue, self.queue.preceding[self.queue.sentinel], self.last_placed
+        queue, near = self.queue, self.last_placed
+        back = queue.preceding[queue.sentinel()]
         if near is None or near not in queue or self.keys[near] is None:
             near = back
         rises = self.leaves_before(near, sort_key)
@@ -102,16 +103,16 @@ class PriorityPoolTransaction(PoolTransaction):
                 return back
             back = queue.preceding[back]
             after = queue.following[near]
-            if rises and (after == queue.sentinel or not self.leaves_before(after, sort_key)):
+            if rises and (after == queue.sentinel() or not self.leaves_before(after, sort_key)):
                 return near
             if not rises and self.leaves_before(near, sort_key):
                 return near
             near = after if rises else queue.preceding[near]
-        return queue.sentinel
+        return queue.sentinel()
 
     def leaves_before(self, block: int, sort_key: tuple[float, int, int]) -> bool:
         """Whether a free block, or the sentinel, stands before a sort key."""
-        is_cached = block != self.queue.sentinel and self.keys[block] is not None
+        is_cached = block != self.queue.sentinel() and self.keys[block] is not None
         return not is_cached or self.sort_key(block) < sort_key
 
     def unpublish(self, block: int) -> None:

@@ -95,10 +95,11 @@ SHAPES = {
     "take_stats": Shape(29),
     "take_new_block_ids": Shape(30),
     "get_computed_blocks": Shape(31, OF_ONE),
+    "advance_epoch": Shape(32, {}, {"epoch": COUNT}),
 }
 """The calls that are recorded: all transitions, and the look-up."""
 NAMES = {shape.opcode: name for name, shape in SHAPES.items()}
-NONE_BY_DEFAULT = {"hit", "tokens", "batch"}
+NONE_BY_DEFAULT = {"hit", "tokens", "batch", "epoch"}
 
 
 def write_call(out: bytearray, name: str, arguments: Mapping[str, Any], known: Known) -> None:

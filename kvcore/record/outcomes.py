@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came of a call, in a record: done, refused, or the number of its misuse.
 
-    0            done; then the row of a request that was added or forked, the length of a hit,
-                 whether a reset was done, the checksum of a batch's columns and keys
+    0            done; then the row of a request that was added or forked, the number of an epoch,
+                 the length of a hit, whether a reset was done, the checksum of a batch's columns
+                 and keys
     1, 2         refused, later or never; then how far an append came, blocks needed, available,
                  pending
     3 and more   misuse, by its place in ERRORS
@@ -33,10 +34,12 @@ ERRORS = (
     *("HeldByOthers", "NoEncoderGroup", "BeyondRequest", "HitsOnRunningRequest", "WrongHit"),
     *("StaleHits", "CachingDisabled", "SwappedOut", "NotSwapped", "NotRunning"),
     *("StillHoldsBlocks", "HitInOpenBatch", "NoHostTier", "UnknownBlock", "NotPinned"),
-    *("UnusedBlock", "InvalidExtraKey", "UnsortedMedia", "CountMismatch"),
+    *("UnusedBlock", "InvalidExtraKey", "UnsortedMedia", "CountMismatch", "EpochWentBack"),
+    "StaleRequest",
 )
 DONE, LATER, NEVER, FIRST_ERROR, OTHER = 0, 1, 2, 3, 255
 ROWS, BATCH = ("add_request", "fork"), "take_batch"
+NUMBERED = (*ROWS, "advance_epoch")
 
 
 @attrs.frozen
@@ -65,7 +68,7 @@ def write_value(name: str, value: Any) -> bytes:
             put_varint(out, number)
         return bytes(out)
     out.append(DONE)
-    if name in ROWS:
+    if name in NUMBERED:
         put_varint(out, value)
     elif isinstance(value, Hit):
         put_varint(out, value.num_tokens)
@@ -99,6 +102,6 @@ def read_outcome(source: Source, name: str) -> Recorded:
         return Recorded(ERRORS[code - FIRST_ERROR])
     if name == BATCH:
         return Recorded("done", (int.from_bytes(source.take(4), "little"),))
-    if name in (*ROWS, "get_computed_blocks", "reset_prefix_cache"):
+    if name in (*NUMBERED, "get_computed_blocks", "reset_prefix_cache"):
         return Recorded("done", (source.varint(),))
     return Recorded("done")

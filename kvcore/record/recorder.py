@@ -14,13 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from mmap import PAGESIZE, mmap
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from kvcore.record.checksum import crc32c
 from kvcore.record.errors import AlreadyRecording, InvalidRecorder
 from kvcore.record.segment import CONTINUES, FRAME_BYTES, HEADER_SIZE, WORDS, Header, padded
 
 T = TypeVar("T")
+VARIABLE = "KVCORE_RECORD"
 SUFFIX = ".kvcrec"
 ROOM = 2 * FRAME_BYTES
 """Bytes behind the end of a segment, for the step that passes it."""
@@ -161,6 +162,36 @@ class Recorder:
         message = f"the record in {self.folder} has ended: {self.error}"
         with suppress(RuntimeWarning):  # warnings may be errors; `error` still says it
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+class Manager(Protocol):
+    """What can be recorded."""
+
+    def start_recording(self, recorder: Recorder) -> None:
+        """Record every call from now on."""
+
+
+def record_if_asked(manager: Manager) -> None:
+    """Record a manager in a new folder below the one that KVCORE_RECORD names, if it does.
+
+    Each manager has a folder of its own, by number, so that a process that starts again, or several
+    of them, leave the records that are there. Raises OSError.
+    """
+    base = os.environ.get(VARIABLE)
+    if not base:
+        return
+    manager.start_recording(Recorder(_new_folder(Path(base))))
+
+
+def _new_folder(base: Path) -> Path:
+    number = 0
+    while True:
+        try:
+            (folder := base / f"{number:04}").mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 def _version() -> str:

@@ -95,7 +95,8 @@ def read_segment(path: Path) -> Segment:
         at = padded(at + FRAME_SIZE + len(part))
     if not frames or (is_open and len(frames) == 1):
         raise DamagedRecord(file=str(path), offset=HEADER_SIZE, reason="the state is not whole")
-    is_over = data.count(0, at) == max(0, len(data) - at)
+    # Behind an open frame nothing was committed.
+    is_over = is_open or data.count(0, at) == max(0, len(data) - at)
     left = 0 if is_over else len(data[at:].rstrip(b"\0"))
     return Segment(path, header, frames[0][1], tuple(frames[1:]), is_open, left)
 

@@ -31,6 +31,7 @@ from kvcore.types.values import Hit, Refused, Request
 
 Watch = Callable[[Sample], object]
 Apply = Callable[[Batch, "Step"], object]
+Observe = Callable[[KVCacheManager], KVCacheManager]
 
 
 def replay(
@@ -40,16 +41,18 @@ def replay(
     backend: BackendName | None = None,
     watch: Watch | None = None,
     apply: Apply | None = None,
+    observe: Observe | None = None,
 ) -> Result:
     """Run the requests through a manager; returns what came of it.
 
     requests: in the order of their arrival; a `TraceReader` gives the result its name and its count
     of skipped lines. watch: called with a sample after each step. apply: called with each step's
-    batch before the next step. A KeyboardInterrupt ends the run, and the result has what was done.
+    batch before the next step. observe: gives the manager that the loop calls, around the real one.
+    A KeyboardInterrupt ends the run, and the result has what was done.
     Raises InvalidOption, InvalidConfig, InvalidCount, and what reading the requests raises.
     """
     config = make_config(options)
-    loop = Loop(requests, options, KVCacheManager(config, backend), apply)
+    loop = Loop(requests, options, KVCacheManager(config, backend), apply, observe)
     try:
         while (sample := loop.step()) is not None:
             if watch is not None:
@@ -114,7 +117,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Those that the manager has, and the new one."""
+        """The tokens that the manager has, and the new one."""
         return len(self.known) + self.has_new_token
 
     @property
@@ -156,7 +159,7 @@ class Batcher(Scheduler[Sequence]):
 
     Nobody is admitted in a step in which a sequence sat out, nor before all prompts that run are
     computed: so the order of look-ups is the order in which contents come. Behind the preempted
-    requests that wait may be one that is new.
+    requests that wait stand those that the manager knows already, as many as `Options.num_known`.
     """
 
     def __init__(
@@ -165,6 +168,8 @@ class Batcher(Scheduler[Sequence]):
         swaps = manager.config.num_host_blocks > 0
         super().__init__(manager, token_budget=options.token_budget, swaps=swaps)
         self._max_running = options.max_running
+        self._num_known = options.num_known
+        self._spared = options.spared
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
@@ -178,6 +183,8 @@ class Batcher(Scheduler[Sequence]):
     def schedule(self, in_flight: bool = False) -> list[Chunk[Sequence]]:
         """Fill the open batch."""
         self._was_refused = False
+        if self._num_known:
+            self._make_known()
         return super().schedule(in_flight)
 
     def _num_copied(self, sequence: Sequence) -> int:
@@ -200,14 +207,24 @@ class Batcher(Scheduler[Sequence]):
         return has_room and self._budget > 0 and not self._was_refused
 
     def _next_waiting(self) -> Sequence | None:
-        """An arrived request becomes known to the manager when it is its turn."""
-        if not self.waiting and self._arrivals.waiting:
+        """The first one that the manager knows."""
+        self._make_known()
+        return super()._next_waiting()
+
+    def _make_known(self) -> None:
+        """Add those that arrived to the manager, as many as it is to know, but one at least."""
+        while len(self.waiting) < max(1, self._num_known) and self._arrivals.waiting:
             arrived = self._arrivals.waiting.popleft()
             request, name = arrived.request, str(arrived.number)
             tokens = prompt_tokens(request.hash_ids, request.prompt_len, request.unit)
             row = self._manager.add_request(Request(name, tokens))
             self.waiting.append(Sequence(request, arrived.number, name, tokens, row))
-        return super()._next_waiting()
+
+    def _num_reserved(self, hit: Hit) -> int:
+        """Blocks that are due to others, up to a share of the pool; none if nothing runs."""
+        due = self._manager.num_due_blocks if self.running else 0
+        own = sum(map(len, hit.blocks.blocks))
+        return max(0, min(due - own, int(self._spared * self._manager.config.num_usable_blocks)))
 
     def _admitted(self, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request
@@ -227,12 +244,15 @@ class Loop:
         options: Options,
         manager: KVCacheManager,
         apply: Apply | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.record = Record(options, manager.config)
         self._options = options
         self._manager = manager
         self._meter = Meter()
         self._metered = measured(manager, self._meter.call, MEASURED)
+        if observe is not None:
+            self._metered = observe(self._metered)
         self._apply = apply
         self._arrivals = Arrivals(requests, options.num_requests, self.record.accept)
         self._batcher = Batcher(self._metered, options, self._arrivals, self.record)

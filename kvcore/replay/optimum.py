@@ -42,10 +42,31 @@ class LookUps:
 
     def best_hit_tokens(self, num_blocks: int) -> int:
         """The most tokens that a cache of this many blocks finds in these look-ups."""
-        items, counted, widths = self._references()
-        return _run(items, _next_uses(items, counted), counted, widths, num_blocks) * (
-            self._block_size
-        )
+        return sum(self._hits(*self._references()[:3], num_blocks)) * self._block_size
+
+    def found_blocks(self, num_blocks: int) -> Iterator[bytearray]:
+        """Of each look-up that counts, in order, a flag per full block: whether it is found."""
+        items, counted, widths, ends = self._references()
+        hits = self._hits(items, counted, widths, num_blocks)
+        position = 0
+        for num_tokens, unit, counts in self._lengths:
+            flags = bytearray()
+            for share in shares(num_tokens, unit, self._block_size):
+                start = 0
+                for end in ends[self._numbers[position]]:
+                    if end > share.num_full:
+                        break
+                    num_hits = next(hits)
+                    flags += b"\1" * num_hits + bytes(end - start - num_hits)
+                    start = end
+                position += 1
+            if counts:
+                yield flags
+
+    def _hits(
+        self, items: array[int], counted: bytearray, widths: array[int], num_blocks: int
+    ) -> Iterator[int]:
+        return _run(items, _next_uses(items, counted), counted, widths, num_blocks)
 
     def _prefixes(self) -> Iterator[tuple[int, int, int, bool]]:
         """Each prefix looked up: its number, full blocks, those to be found, whether it counts."""
@@ -55,8 +76,10 @@ class LookUps:
                 yield self._numbers[position], share.num_full, share.num_found, counts
                 position += 1
 
-    def _references(self) -> tuple[array[int], bytearray, array[int]]:
-        """The items referenced in order, whether each reference counts, and the items' widths."""
+    def _references(self) -> tuple[array[int], bytearray, array[int], dict[int, list[int]]]:
+        """The items referenced in order, whether each reference counts, the items' widths, and
+        where the items of each prefix end in it.
+        """
         cuts: dict[int, set[int]] = {}
         for number, full, found, _ in self._prefixes():
             known = cuts.get(number)
@@ -65,7 +88,8 @@ class LookUps:
             else:
                 known.add(full)
                 known.add(found)
-        ends, first_items, widths = {}, {}, array("I")
+        ends: dict[int, list[int]] = {}
+        first_items, widths = {}, array("I")
         for number, places in cuts.items():
             ends[number] = sorted(places - {0})
             first_items[number] = len(widths)
@@ -77,7 +101,7 @@ class LookUps:
                     break
                 items.append(item)
                 counted.append(counts and end <= found)
-        return items, counted, widths
+        return items, counted, widths, ends
 
 
 def _next_uses(items: array[int], counted: bytearray) -> array[int]:
@@ -100,15 +124,14 @@ def _run(
     counted: bytearray,
     widths: array[int],
     num_blocks: int,
-) -> int:
-    """The blocks that MIN finds."""
+) -> Iterator[int]:
+    """The blocks that MIN finds at each reference; those it finds are the item's first ones."""
     cached, next_use = array("I", bytes(4 * len(widths))), array("Q", bytes(8 * len(widths)))
     farthest: list[int] = []
-    num_free, num_hits = num_blocks, 0
+    num_free = num_blocks
     for place, item in enumerate(items):
         kept, use = cached[item], following[place]
-        if counted[place]:
-            num_hits += kept
+        yield kept if counted[place] else 0
         next_use[item] = use
         if use == _NEVER:
             num_free += kept
@@ -131,4 +154,3 @@ def _run(
         cached[item] = kept
         if kept:
             heappush(farthest, -use)
-    return num_hits

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from kvcore.replay.plots import DARK, LIGHT, draw_course, draw_sweep
+from kvcore.replay.explain.tables import cause_rows, evictor_rows
+from kvcore.replay.plots import DARK, LIGHT, draw_causes, draw_course, draw_sweep
 from kvcore.replay.report_text import (
+    advice,
     clock_note,
     cost_rows,
     figures,
@@ -71,11 +73,21 @@ def to_html(report: Report) -> Iterator[str]:
     if report.sweep:
         yield f"<h2>Other pool sizes</h2>\n{draw_sweep(report)}\n"
         yield _table(sweep_rows(report))
+    advised = advice(report)
+    if advised is not None:
+        yield _paragraph(f"Advice: {advised}.")
+    if report.explained is not None and report.explained.points:
+        totals = report.explained.totals
+        yield f"<h2>Why tokens were computed again</h2>\n{draw_causes(report.explained)}\n"
+        yield _table(cause_rows(totals), words=True)
+        if totals.evictors:
+            yield "<h2>Whose blocks cost others most</h2>\n"
+            yield _table(evictor_rows(totals))
     if report.left_out:
         sizes = ", ".join(f"{size:,}" for size in report.left_out)
         yield _paragraph(f"Interrupted: not run to the end with {sizes} blocks.", "warn")
     yield "<h2>Figures</h2>\n"
-    yield _table(list(figures(result)), head=False)
+    yield _table(list(figures(result)), head=False, words=True)
     if result.num_refused:
         yield "<h2>Refused</h2>\n"
         for line in refused_lines(result, REFUSED_MAX):
@@ -114,9 +126,9 @@ def _tiles(report: Report) -> Iterator[str]:
     yield "</dl>\n"
 
 
-def _table(rows: Sequence[Sequence[str]], *, head: bool = True) -> str:
-    """Rows as a table, the first as its head; without one, words fill the last column."""
-    opened = "<table>" if head else '<table class="figures">'
+def _table(rows: Sequence[Sequence[str]], *, head: bool = True, words: bool = False) -> str:
+    """Rows as a table, the first as its head; words: they fill the last column."""
+    opened = '<table class="figures">' if words else "<table>"
     lines = [f'<div class="wide">{opened}']
     for place, row in enumerate(rows):
         kind = "th" if head and place == 0 else "td"

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
 from kvcore.replay.summary import Report, rates_of, use_of
 
@@ -87,17 +88,51 @@ def draw_course(result: Result) -> str:
         return _to_svg(figure, "course", "Use, requests, hits and evictions over virtual time")
 
 
+def draw_causes(explained: Explained) -> str:
+    """Tokens that were found, and that were missed by cause, over virtual time."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 3.2), layout="constrained")
+        axes = figure.subplots()
+        points = explained.points
+        times = [0.0, *(each.time for each in points)]
+        causes = [cause for cause, _ in explained.totals.causes.most_common()]
+        series = [[each.hit for each in points]]
+        series += [[each.causes[cause] for each in points] for cause in causes]
+        colours = [GREEN, RED, ORANGE, BLUE, FAINT, INK]
+        axes.stackplot(
+            times,
+            [[0, *each] for each in series],
+            labels=["found", *causes],
+            colors=[colours[min(place, 5)] for place in range(len(series))],
+            alpha=0.55,
+        )
+        axes.set_xlim(0, max(times[-1], 1e-9))
+        axes.set_ylim(bottom=0)
+        axes.set_title("Tokens that an unlimited cache would have had, so far")
+        axes.set_xlabel("virtual seconds")
+        axes.yaxis.set_major_formatter(FuncFormatter(_short))
+        axes.legend(frameon=False, loc="upper left")
+        return _to_svg(figure, "causes", "Found and missed tokens by cause over virtual time")
+
+
 def draw_sweep(report: Report) -> str:
-    """Hit rate against pool size, with the ideal and the optimum."""
+    """Hit rate of each policy against pool size, with the ideal and the optimum."""
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
         axes = figure.subplots()
-        sizes = [each.options.num_blocks for each in report.sweep]
-        rates = [rates_of(each) for each in report.sweep]
+        policies = list(dict.fromkeys(each.options.policy for each in report.sweep))
+        rows = [each for each in report.sweep if each.options.policy == policies[0]]
+        sizes = [each.options.num_blocks for each in rows]
+        rates = [rates_of(each) for each in rows]
         axes.axvline(report.result.options.num_blocks, color=BLUE, alpha=0.25)
         _draw_rate(axes, sizes, [each.ideal for each in rates], FAINT, ":", "ideal")
         _draw_rate(axes, sizes, [each.optimum for each in rates], GREEN, "--", "optimum")
-        _draw_rate(axes, sizes, [each.run for each in rates], BLUE, "-", "this policy")
+        for place, policy in enumerate(policies):
+            rows = [each for each in report.sweep if each.options.policy == policy]
+            runs = [rates_of(each).run for each in rows]
+            label = "this policy" if len(policies) == 1 else policy
+            colour, line = (BLUE, ORANGE, RED, INK)[place % 4], ("-", "-.")[place // 4 % 2]
+            _draw_rate(axes, [each.options.num_blocks for each in rows], runs, colour, line, label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes)
         axes.minorticks_off()
@@ -140,11 +175,15 @@ def _draw_requests(axes: Axes, times: list[float], samples: Sequence[Sample]) ->
 
 
 def _draw_hits(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
-    axes.plot(times, [each.looked_up_tokens for each in samples], color=FAINT, label="looked up")
-    axes.plot(times, [each.hit_tokens for each in samples], color=GREEN, label="found")
-    axes.set_ylim(bottom=0)
-    axes.set_title("Prompt tokens looked up and found in the cache, so far")
-    axes.yaxis.set_major_formatter(FuncFormatter(_short))
+    looked_up, edges = _rates(times, [each.looked_up_tokens for each in samples])
+    found, _ = _rates(times, [each.hit_tokens for each in samples])
+    shares = [hit / total if total else 0.0 for hit, total in zip(found, looked_up, strict=True)]
+    axes.stairs(shares, edges, fill=True, color=GREEN, alpha=0.4, label="in this stretch of time")
+    so_far = [each.hit_tokens / max(1, each.looked_up_tokens) for each in samples]
+    axes.plot(times, so_far, color=GREEN, label="so far")
+    axes.set_ylim(0, 1.04)
+    axes.set_title("Hit rate")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _legend(axes)
 
 

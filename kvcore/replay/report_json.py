@@ -12,8 +12,10 @@ from typing import Any
 
 import attrs
 
+from kvcore.explain.explanation import CAUSES, Totals
+from kvcore.replay.explain.tables import TOP
 from kvcore.replay.results import Cost, Result, Sample
-from kvcore.replay.summary import Report, course_of, rates_of
+from kvcore.replay.summary import Report, course_of, rates_of, saturation_of
 
 FORMAT = 1
 
@@ -30,17 +32,20 @@ def to_json(report: Report) -> dict[str, Any]:
         "requests": _requests(result),
         **_outcome(result),
         "course": _course(result),
+        "saturation": _saturation(result),
         "cost_us": {each.name: _cost(each) for each in result.costs},
         "samples": _samples(result),
         "sweep": [
             {
                 "num_blocks": each.options.num_blocks,
+                "policy": each.options.policy,
                 "refused": each.num_refused,
                 **_outcome(each),
             }
             for each in report.sweep
         ],
         "sweep_left_out": list(report.left_out),
+        "explained": None if report.explained is None else _explained(report.explained.totals),
     }
 
 
@@ -52,6 +57,23 @@ def _requests(result: Result) -> dict[str, Any]:
         "refused_named": [attrs.asdict(each) for each in result.refused],
         "skipped_lines": result.skipped_lines,
     }
+
+
+def _explained(totals: Totals) -> dict[str, Any]:
+    return {
+        "ideal": totals.ideal,
+        "hits": totals.hits,
+        "causes": {cause: totals.causes[cause] for cause in CAUSES},
+        "evicted_by": dict(totals.takers),
+        "evictors": dict(totals.evictors.most_common(TOP)),
+    }
+
+
+def _saturation(result: Result) -> dict[str, float] | None:
+    found = saturation_of(result)
+    if found is None:
+        return None
+    return {"since_seconds": found.since, "until_seconds": found.until, "waiting": found.most}
 
 
 def _tokens(result: Result) -> dict[str, int | None]:

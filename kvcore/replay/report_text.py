@@ -9,12 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvcore.replay.explain.tables import cause_rows, evictor_rows
 from kvcore.replay.results import Cost, Options, RefusedRequest, Result
-from kvcore.replay.summary import FULL_SHARE, Report, course_of, rates_of, share
+from kvcore.replay.summary import (
+    FULL_SHARE,
+    Report,
+    course_of,
+    rates_of,
+    saturation_of,
+    share,
+)
 
 SHOWN_MAX = 10
 """Refused requests that the text names; the JSON has all that the result names."""
 LABEL = 12
+ADVICE_POINTS = 0.01
+"""A larger pool that brings less is not advised."""
+SATURATED = "waits and hit rate are those of a backlog, in which a prefix waits to be met again"
 
 
 def to_text(report: Report) -> str:
@@ -63,13 +74,52 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
     detail = f"median; 99 % within {span(waited.p99)}, worst {span(waited.worst)}"
     if result.looked_up_tokens:
         yield "queueing", span(waited.median), f"{detail}: from arrival to first schedule"
+    saturation = saturation_of(result)
+    if saturation is not None:
+        grew = f"to {counted(saturation.most, 'request')} from {span(saturation.since)}"
+        detail = f"the queue grew {grew} to {span(saturation.until)}: {SATURATED}"
+        yield "saturated", "yes", detail
     yield from _course(result)
 
 
+def advice(report: Report) -> str | None:
+    """What would bring most: blocks, by the sweep, or at most what the bounds leave."""
+    result, rates = report.result, rates_of(report.result)
+    if rates.run is None:
+        return None
+    size, best = result.options.num_blocks, None
+    for each in report.sweep:
+        more, rate = each.options.num_blocks - size, rates_of(each).run
+        if more > 0 and rate is not None and rate - rates.run >= ADVICE_POINTS:
+            per_block = (rate - rates.run) / more
+            if best is None or per_block > best[0]:
+                best = per_block, more, rate
+    if best is not None:
+        points = 100 * (best[2] - rates.run)
+        return f"{best[1]:,} more blocks would bring {points:.1f} points of hit rate"
+    if rates.ideal is None or rates.optimum is None:
+        return None
+    policy, blocks = 100 * (rates.optimum - rates.run), 100 * (rates.ideal - rates.optimum)
+    return (
+        f"another policy can bring at most {policy:.1f} points of hit rate in this pool, "
+        f"more blocks {blocks:.1f} on top"
+    )
+
+
 def sweep_rows(report: Report) -> list[tuple[str, ...]]:
-    """A head and a row per pool size."""
+    """A head and a row per pool size, and per policy if there are several."""
+    several = len({each.options.policy for each in report.sweep}) > 1
     head = (
-        *("blocks", "hit rate", "ideal", "optimum", "evictions", "preemptions", "queueing p99"),
+        *(
+            "blocks",
+            *(["policy"] if several else []),
+            "hit rate",
+            "ideal",
+            "optimum",
+            "evictions",
+            "preemptions",
+            "queueing p99",
+        ),
         "refused",
     )
     rows: list[tuple[str, ...]] = [head]
@@ -78,6 +128,7 @@ def sweep_rows(report: Report) -> list[tuple[str, ...]]:
         rows.append(
             (
                 f"{each.options.num_blocks:,}",
+                *([each.options.policy] if several else []),
                 *(percent(rate) for rate in (rates.run, rates.ideal, rates.optimum)),
                 f"{each.evictions:,}",
                 f"{each.preemptions:,}",
@@ -102,7 +153,7 @@ def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
 
 
 def refused_line(refused: RefusedRequest) -> str:
-    """Who was refused, and why."""
+    """The requests that were refused, and why."""
     return (
         f"request {refused.request} (line {refused.line:,}) has "
         f"{counted(refused.num_tokens, 'token')} and needs "
@@ -135,6 +186,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def table(rows: Sequence[Sequence[str]], *, words: bool = False) -> Iterator[str]:
+    """The first column to the left, the others to the right; the last, if it is of words, left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        if words:
+            cells[-1] = cells[-1].lstrip()
+        yield "  ".join([f"{first:<{max(widths[0], LABEL)}}", *cells]).rstrip()
+
+
 def _lines(report: Report) -> Iterator[str]:
     result = report.result
     yield headline(result)
@@ -148,16 +209,24 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"{'':<{LABEL}} {line}"
     if any(each.count for each in result.costs):
         yield ""
-        yield from _table(cost_rows(result.costs))
+        yield from table(cost_rows(result.costs))
     if report.sweep:
         yield ""
-        yield from _table(sweep_rows(report))
+        yield from table(sweep_rows(report))
+    if report.explained is not None:
+        yield ""
+        yield from table(cause_rows(report.explained.totals), words=True)
+        yield ""
+        yield from table(evictor_rows(report.explained.totals))
     if report.left_out:
         yield ""
         sizes = ", ".join(f"{size:,}" for size in report.left_out)
         yield f"interrupted: not run to the end with {sizes} blocks"
     yield ""
     yield f"virtual time: {clock_note(result.options)}"
+    advised = advice(report)
+    if advised is not None:
+        yield f"advice: {advised}"
 
 
 def _requests(result: Result) -> Iterator[tuple[str, str, str]]:
@@ -203,14 +272,6 @@ def _course(result: Result) -> Iterator[tuple[str, str, str]]:
             f"{each.median:,.0f}",
             f"median over time; mean {each.mean:,.1f}, most {each.most:,.0f}",
         )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        yield "  ".join([f"{first:<{max(widths[0], LABEL)}}", *cells]).rstrip()
 
 
 def _host(options: Options) -> str:

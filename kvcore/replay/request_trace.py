@@ -11,12 +11,16 @@ milliseconds and 512.
 from __future__ import annotations
 
 import codecs
+import importlib
+import io
+import lzma
 import os
 import sys
+import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -39,8 +43,8 @@ LINE_BYTES_MAX = 2**26
 LENGTH_MAX = 2**62
 NUM_EXAMPLES = 10
 STDIN = "-"
-COMPRESSED = {b"\x1f\x8b": "zcat", b"\x28\xb5\x2f\xfd": "zstdcat", b"\xfd7zXZ": "xzcat"}
-"""How compressed files begin, and what reads them."""
+OPENERS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstandard"}
+"""How compressed files begin, and the module that opens them; the last is kvcore[zstd]."""
 
 
 class Row(msgspec.Struct):
@@ -93,11 +97,12 @@ class TraceReader:
                         yield from self._requests(file)
             else:
                 yield from self._requests(self._source)
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             raise UnreadableTrace(file=self.name, reason=reason) from None
 
-    def _requests(self, file: BinaryIO) -> Iterator[TraceRequest]:
+    def _requests(self, source: BinaryIO) -> Iterator[TraceRequest]:
+        file = self._unpacked(source)
         decoder = msgspec.json.Decoder(Row)
         is_bailian: bool | None = None
         newest, before = -1.0, 0.0
@@ -127,7 +132,6 @@ class TraceReader:
             self.num_lines += 1
             self.position += len(line)
             if self.num_lines == 1:
-                self._check_plain(line)
                 line = line.removeprefix(codecs.BOM_UTF8)
             if len(line) == LINE_BYTES_MAX and not line.endswith(b"\n"):
                 rest = file.readline(LINE_BYTES_MAX)
@@ -142,11 +146,19 @@ class TraceReader:
             if not line.isspace():
                 yield line
 
-    def _check_plain(self, line: bytes) -> None:
-        for start, program in COMPRESSED.items():
-            if line.startswith(start):
-                reason = f"it is compressed; `{program}` reads it into a pipe, which is read as `-`"
-                raise UnreadableTrace(file=self.name, reason=reason)
+    def _unpacked(self, file: BinaryIO) -> BinaryIO:
+        """The file, or what a compressed one holds. Raises UnreadableTrace."""
+        head = file.peek(8) if hasattr(file, "peek") else b""
+        module = next((name for start, name in OPENERS.items() if head.startswith(start)), None)
+        if module is None:
+            return file
+        try:
+            opener: Any = importlib.import_module(module).open
+        except ImportError:
+            reason = "it is compressed by zstd, which is read with kvcore[zstd]"
+            raise UnreadableTrace(file=self.name, reason=reason) from None
+        self.size = None
+        return cast(BinaryIO, io.BufferedReader(opener(file, "rb")))
 
     def _decode(self, decoder: msgspec.json.Decoder[Row], line: bytes | None) -> Row:
         if line is None:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
 
 FULL_SHARE = 0.9
 """From here on a pool is called nearly full."""
+SATURATED_SHARE = 0.75
+"""A queue that grows is in the middle of its growth at most this share of its end."""
 
 
 @attrs.frozen
@@ -22,12 +25,14 @@ class Report:
     """A run, and the same trace on pools of other sizes.
 
     sweep: finished runs by pool size, the first one among them; empty if none was requested.
-    left_out: pool sizes that an interrupt kept from being run to their end.
+    left_out: pool sizes that an interrupt kept from being run to their end. explained: what the run
+    computed again, if that was requested.
     """
 
     result: Result
     sweep: tuple[Result, ...] = ()
     left_out: tuple[int, ...] = ()
+    explained: Explained | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -69,6 +74,15 @@ class Course:
     first_full: float | None
 
 
+@attrs.frozen
+class Saturation:
+    """A queue that grew for most of the run: since when, until when, and to how many requests."""
+
+    since: float
+    until: float
+    most: int
+
+
 def rates_of(result: Result) -> Rates:
     """The hit rates of a run and of its bounds."""
     looked_up = result.looked_up_tokens
@@ -100,6 +114,29 @@ def course_of(result: Result) -> Course | None:
         nearly_full=sum(w for w, each in zip(weights, full, strict=True) if each) / total,
         first_full=next((s.time for s, each in zip(samples, full, strict=True) if each), None),
     )
+
+
+def saturation_of(result: Result) -> Saturation | None:
+    """Whether the queue grew without end while requests came; None if it did not.
+
+    It did if it was not empty in the last half of the time before its longest, was there at most
+    three quarters as long in the middle of that stretch, and more requests waited than ever ran.
+    """
+    samples = result.samples
+    if not samples:
+        return None
+    longest = max(samples, key=lambda each: each.waiting)
+    if longest.waiting <= max(each.running for each in samples):
+        return None
+    before = [each for each in samples if each.time <= longest.time]
+    since = max((each.time for each in before if not each.waiting), default=0.0)
+    if since > longest.time / 2:
+        return None
+    middle = (since + longest.time) / 2
+    halfway = next(each for each in before if each.time >= middle)
+    if halfway.waiting > SATURATED_SHARE * longest.waiting:
+        return None
+    return Saturation(since, longest.time, longest.waiting)
 
 
 def use_of(sample: Sample) -> float:

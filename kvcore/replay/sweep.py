@@ -18,7 +18,8 @@ from typing import BinaryIO, Protocol
 import attrs
 
 from kvcore.replay.errors import UnreadableTrace
-from kvcore.replay.loop import Apply, replay
+from kvcore.replay.explain.explained import Explained
+from kvcore.replay.loop import Apply, Watch, replay
 from kvcore.replay.request_trace import STDIN, TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.summary import Report
@@ -34,7 +35,7 @@ class Watching(Protocol):
     def end(self) -> None: ...
 
 
-Watch = Callable[[TraceReader, Options, int], Watching]
+MakeWatch = Callable[[TraceReader, Options, int], Watching]
 """Makes what watches a run: its reader, its options, its place in the sweep, from 0."""
 MakeApply = Callable[[Options], Apply]
 
@@ -64,11 +65,14 @@ def run_sizes(
     sizes: Sequence[int],
     *,
     backend: BackendName | None = None,
-    watch: Watch | None = None,
+    watch: MakeWatch | None = None,
     make_apply: MakeApply | None = None,
+    explained: Explained | None = None,
 ) -> tuple[Report, TraceReader]:
     """Replay on the pool of the options, then on the other sizes; the report, and the reader of
     the first run, which knows its bad lines.
+
+    explained: gathers the explanations of the first run.
 
     Raises what `replay` raises, and KeyboardInterrupt where not even the first run began.
     """
@@ -86,7 +90,15 @@ def run_sizes(
         watching = None if watch is None else watch(reader, plan, place)
         try:
             apply = None if make_apply is None else make_apply(plan)
-            result = replay(reader, plan, backend=backend, watch=watching, apply=apply)
+            observer = explained if place == 0 else None
+            result = replay(
+                reader,
+                plan,
+                backend=backend,
+                watch=_both(watching, observer),
+                apply=apply,
+                observe=None if observer is None else observer.observe,
+            )
         except KeyboardInterrupt:
             if not done:
                 raise
@@ -100,7 +112,21 @@ def run_sizes(
         else:
             done.append(result)
     assert first is not None
-    return _report(done, left_out, is_sweep=bool(sizes)), first
+    report = _report(done, left_out, is_sweep=bool(sizes))
+    return attrs.evolve(report, explained=explained), first
+
+
+def _both(watching: Watching | None, explained: Explained | None) -> Watch | None:
+    """One watch that reports to both, or to the one that there is."""
+    if explained is None:
+        return watching
+
+    def watch(sample: Sample) -> None:
+        explained.watch(sample)
+        if watching is not None:
+            watching(sample)
+
+    return watch
 
 
 def _report(done: Sequence[Result], left_out: Sequence[int], *, is_sweep: bool) -> Report:

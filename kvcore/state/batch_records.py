@@ -43,12 +43,14 @@ class BatchInFlight(Struct, frozen=True, gc=False):
 
     published_keys: what it published, in order, if that can be taken back. rows: those that its
     commands name, and those of requests that it remembered until they were removed, rising.
+    starts_epoch: whether an epoch began in it.
     """
 
     number: int
     entries: Map[str, RequestEntry]
     published_keys: PVector[PublishedKey] = pvector()
     rows: tuple[int, ...] = ()
+    starts_epoch: bool = False
 
 
 class Reporter(Struct, frozen=True, gc=False):

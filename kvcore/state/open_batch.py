@@ -50,7 +50,7 @@ class OpenBatch(Struct, frozen=True, gc=False):
     """The batch that is being filled.
 
     entries: what it does to requests, and published_keys: what it publishes, if batches are
-    remembered.
+    remembered. starts_epoch: whether an epoch began in it.
     """
 
     number: int
@@ -59,3 +59,4 @@ class OpenBatch(Struct, frozen=True, gc=False):
     merges: PVector[Merge] = pvector()
     entries: Map[str, RequestEntry] = Map()
     published_keys: PVector[PublishedKey] = pvector()
+    starts_epoch: bool = False

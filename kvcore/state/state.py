@@ -25,6 +25,8 @@ from kvcore.types.memory import check_memory
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
+Ahead = tuple[int, tuple[bytes, ...]]
+"""The due number of a request, and the keys that it will look up while it waits, else none."""
 
 NULL_BLOCK = 0
 NO_HOST_BLOCK = 2**32 - 1
@@ -40,7 +42,8 @@ class RequestState(Struct, frozen=True, gc=False):
     the null block. num_cached: leading blocks of each table that need no publication any more.
     host_tables: the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of
     the null block. num_loading: its unfinished loads. load_end: tokens up to the first
-    failed one. output_from: the first batch whose output still belongs here.
+    failed one. output_from: the first batch whose output still belongs here. epoch: in which it
+    began to count; 0 while it counts nothing.
     """
 
     request_id: str
@@ -59,6 +62,7 @@ class RequestState(Struct, frozen=True, gc=False):
     num_loading: int = 0
     load_end: int = 0
     output_from: int = 0
+    epoch: int = 0
 
     @property
     def status(self) -> Status:
@@ -109,7 +113,9 @@ class State(Struct, frozen=True, gc=False):
     the order in which they were given back. held_rows: rows to use again once a batch is finished,
     each with the number of that batch, in the same order. events, new_blocks (per group): not yet
     drained. in_flight: taken batches that are neither completed nor cancelled, oldest first. loads:
-    external ones that may still fail, in the order of their calls.
+    external ones that may still fail, in the order of their calls. epoch: number of the weights.
+    waiting: of each request what the eviction policy goes by, if it goes by any (waiting.py).
+    next_due: of the next arrival.
     """
 
     config: Config
@@ -127,6 +133,9 @@ class State(Struct, frozen=True, gc=False):
     in_flight: tuple[BatchInFlight, ...] = ()
     loads: tuple[UnconfirmedLoad, ...] = ()
     held_rows: tuple[tuple[int, int], ...] = ()
+    epoch: int = 0
+    waiting: Map[str, Ahead] = Map()
+    next_due: int = 0
 
 
 def make_state(config: Config) -> State:
@@ -143,7 +152,7 @@ def make_state(config: Config) -> State:
     return State(
         config=config,
         device=device,
-        host=make_pool(hosts, eviction=config.eviction, quarantine=waits) if hosts else None,
+        host=make_pool(hosts, eviction=config.host_eviction, quarantine=waits) if hosts else None,
         requests=Map(),
         rows=pvector(),
         free_rows=pvector(),
@@ -151,4 +160,5 @@ def make_state(config: Config) -> State:
         events=pvector(),
         stats=PrefixCacheStats(),
         new_blocks=(pvector(),) * len(config.groups),
+        epoch=config.epoch,
     )

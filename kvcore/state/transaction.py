@@ -16,6 +16,7 @@ from pyrsistent import PVector
 
 from kvcore.hashing.block_hash import root_hash
 from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.policy_pool import make_transaction
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State, Table
@@ -40,14 +41,14 @@ class Transaction:
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
         *("entries", "new_blocks", "next_operation", "operations", "requests", "rows", "scheduled"),
-        *("state", "stats", "in_flight", "held_rows"),
+        *("state", "stats", "in_flight", "held_rows", "epoch", "waiting", "next_due"),
     )
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.config = state.config
         self.effects = Effects(events_enabled=state.config.enable_events)
-        self.device = PoolTransaction(state.device, self.effects)
+        self.device = make_transaction(state.device, self.effects, state.batch.number)
         self.host = None if state.host is None else PoolTransaction(state.host, Effects())
         self.requests = state.requests.mutate()
         self.rows = state.rows
@@ -63,6 +64,9 @@ class Transaction:
         self.new_blocks = state.new_blocks
         self.operations = state.operations
         self.next_operation = state.next_operation
+        self.epoch = state.epoch
+        self.waiting = state.waiting
+        self.next_due = state.next_due
 
     def freeze(self) -> State:
         """The state after the transition."""
@@ -73,6 +77,7 @@ class Transaction:
             self.batch.merges,
             self.entries,
             self.published_keys,
+            self.batch.starts_epoch,
         )
         return State(
             self.config,
@@ -90,6 +95,9 @@ class Transaction:
             tuple(self.in_flight),
             _keyed_only(self) if self.loads else (),
             self.held_rows,
+            self.epoch,
+            self.waiting,
+            self.next_due,
         )
 
     def request(self, request_id: str) -> RequestState:
@@ -142,8 +150,16 @@ class Transaction:
         self.stats = replace(old, requests=old.requests + 1, queries=queries, hits=hits)
 
     def put(self, request: RequestState) -> None:
-        """Put a request's new form in the place of its old one."""
+        """Put a request's new form in the place of its old one; one that counts nothing has no
+        epoch.
+        """
+        if request.epoch and not request.num_computed:
+            request = replace(request, epoch=0)
         self.requests[request.request_id] = request
+
+    def is_stale(self, request: RequestState) -> bool:
+        """Whether a request counts tokens that were computed with older weights."""
+        return request.num_computed > 0 and request.epoch < self.epoch
 
     def host_tier(self) -> PoolTransaction:
         """The host pool. Raises NoHostTier."""

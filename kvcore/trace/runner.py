@@ -21,6 +21,7 @@ Twin: rust/src/trace/runner.rs.
     unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
     store 3 4                  load r0 8 [hit] [full]    complete_operation 0 done|failed
     take_batch                 complete 3                 cancel 3
+    advance_epoch [3]          stale: requests of older epochs
     take_events                take_stats                 in_flight
     take_new_block_ids         restore: go on from the state's bytes
     queue, host_queue          free queues, front first
@@ -180,6 +181,12 @@ class Runner:
             raise AssertionError(f"batch {batch.number} is not what its calls emitted")
         num_segments = len(set(batch.column("segment")))
         return f"batch {batch.number}: {len(batch)} commands, {num_segments} segments"
+
+    def advance_epoch(self, *number: str) -> int:
+        return self.manager.advance_epoch(*map(read_number, number))
+
+    def stale(self) -> str:
+        return " ".join(("stale", *self.manager.stale_requests()))
 
     def in_flight(self) -> str:
         return write_ids(self.manager.in_flight)

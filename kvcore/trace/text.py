@@ -224,7 +224,8 @@ def _write_event(event: Event, names: Names) -> str:
                 "" if event.parent_hash is None else f" after {names.block_hash(event.parent_hash)}"
             )
             group_id = f" group {event.group_id}" if event.group_id else ""
-            return f"stored {stored}{after} tokens {write_tokens(event.tokens)}{group_id}"
+            epoch = f" epoch {event.epoch}" if event.epoch else ""
+            return f"stored {stored}{after} tokens {write_tokens(event.tokens)}{group_id}{epoch}"
         case BlockRemoved():
             group_id = f" group {event.group_id}" if event.group_id else ""
             return f"removed {names.block_hash(event.block_hash)}{group_id}"

@@ -34,7 +34,7 @@ import attrs
 
 from kvcore.trace.runner import BadCall, Runner
 from kvcore.trace.text import BadWord, read_u32
-from kvcore.types.config import Config, Duplicates, Eviction, Publish
+from kvcore.types.config import EVICTIONS, Config, Duplicates, Publish
 from kvcore.types.errors import KvcoreError, TraceError
 from kvcore.types.groups import KINDS, Group
 from kvcore.types.keys import HASHINGS
@@ -46,13 +46,14 @@ BLOCKS_MAX = 2**16
 COUNTS = (
     *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
     *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),
+    "epoch",
 )
 FLAGS = (
     *("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks"),
     "hide_salts",
 )
 NAMES = {
-    "eviction": get_args(Eviction),
+    "eviction": EVICTIONS,
     "duplicates": get_args(Duplicates),
     "publish": get_args(Publish),
     "hashing": HASHINGS,

@@ -18,6 +18,7 @@ from kvcore.transitions import (
     batches,
     cancel,
     drain,
+    epochs,
     fork,
     free,
     pins,
@@ -45,7 +46,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(window.remove_skipped_blocks, rewind.rewind, unschedule.unschedule),
         *(transfers.store, transfers.load, transfers.complete_operation),
         *(batches.take_batch, batches.complete, cancel.cancel),
-        *(drain.take_events, drain.take_stats, drain.take_new_block_ids),
+        *(drain.take_events, drain.take_stats, drain.take_new_block_ids, epochs.advance_epoch),
     )
 }
 """Each takes a state and gives the next one, with the commands and a value."""
@@ -56,6 +57,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
         *(queries.get_computed_blocks, allocate.can_allocate, queries.get_blocks),
         *(queries.get_block_key, queries.get_block_keys, queries.get_cached_block),
         *(queries.get_num_common_prefix_blocks, queries.has_key, queries.num_owners),
+        epochs.stale_requests,
     )
 } | {
     "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),

@@ -42,7 +42,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
         raise TooManyInFlight(
             num_in_flight=len(state.in_flight), max_in_flight=config.max_in_flight
         )
-    taken = close(batch.number, batch.commands)
+    taken = close(batch.number, batch.commands, state.epoch)
     opened = replace(state, batch=OpenBatch(batch.number + 1))
     if state.loads and not config.max_in_flight:
         opened = replace(opened, loads=confirm_loads(state.loads, batch.number - 1))
@@ -112,7 +112,11 @@ def close_entries(state: State) -> BatchInFlight:
             made.order, made.before, made.restore, made.publishes, held
         )
     return BatchInFlight(
-        batch.number, entries.finish(), batch.published_keys, named_rows(batch.commands)
+        batch.number,
+        entries.finish(),
+        batch.published_keys,
+        named_rows(batch.commands),
+        batch.starts_epoch,
     )
 
 

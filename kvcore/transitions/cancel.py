@@ -4,7 +4,8 @@
 Invariants: a batch is cancelled together with all later ones and the open one; their numbers are
 not used again. The keys that they published are withdrawn, each request falls back to the least
 count that they remember, and the blocks behind it are released. What they evicted stays evicted,
-and what they freed stays freed. The new open batch begins with the blocks given back and with the
+and what they freed stays freed. An epoch that began in one of them stays begun, and the new open
+batch begins with its `EvictAll`. Then it has the blocks given back and the
 whole tables of every row that the cancelled commands name, so it is right whether or not those had
 been applied. A row that was held back for a cancelled batch is free, unless a batch that is left
 has it.
@@ -23,7 +24,7 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.batches import check_in_flight
 from kvcore.transitions.free import cut_tables, drop_host
 from kvcore.types.arguments import read_int
-from kvcore.types.commands import named_rows
+from kvcore.types.commands import EvictAll, named_rows
 from kvcore.types.values import Outcome
 
 
@@ -39,7 +40,10 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         rows = named_rows(opened.commands)
         cancelled.append(BatchInFlight(opened.number, opened.entries, opened.published_keys, rows))
         tx.in_flight = [each for each in state.in_flight if each.number < number]
-        tx.batch = OpenBatch(opened.number + 1)
+        started = opened.starts_epoch or any(each.starts_epoch for each in cancelled)
+        tx.batch = OpenBatch(opened.number + 1, starts_epoch=started)
+        if started:
+            tx.effects.commands.append(EvictAll())
         tx.scheduled, tx.entries = tx.batch.scheduled, tx.batch.entries
         tx.published_keys = tx.batch.published_keys
         hold_rows(tx, number)

@@ -29,9 +29,9 @@ from kvcore.types.values import Outcome
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
     """Publish a request's full blocks up to a token count, whose caching was delayed.
 
-    Nothing happens if caching is off. With `publish="completed"` what batches in flight write
-    waits for their completion. Raises UnknownRequest, SwappedOut, LoadUnfinished,
-    InvalidCount, BeyondComputed.
+    Nothing happens if caching is off, or to a stale request. With `publish="completed"` what
+    batches in flight write waits for their completion. Raises UnknownRequest, SwappedOut,
+    LoadUnfinished, InvalidCount, BeyondComputed.
     """
 
     def change(tx: Transaction) -> None:
@@ -82,21 +82,26 @@ def publish_blocks(
 ) -> None:
     """Publish the full blocks up to a token count that are not yet published; stores the request.
 
-    final: their content is there, so no cancel withdraws the keys.
+    Nothing happens to a stale request. final: their content is there, so no cancel withdraws the
+    keys.
     """
+    if tx.is_stale(request):
+        return
     num_cached = list(request.num_cached)
     num_hashed = len(request.block_hashes) * tx.config.hash_block_size
     for index, group in enumerate(tx.config.groups):
-        cached = num_cached[index]
+        cached, table = num_cached[index], request.tables[index]
         num_full = min(num_tokens, num_hashed) // group.block_size
         if num_full <= cached:
             continue
         run: list[int] = []
         keyed: list[tuple[int, int]] = []
         for position in range(cached, num_full):
-            if _publish_block(tx, request, index, position, final):
+            block = table[position]
+            has_no_key = not tx.is_null(block) and tx.device.keys[block] is None
+            if has_no_key and _publish_block(tx, request, index, position, final):
                 run.append(position)
-                keyed.append((request.tables[index][position], (position + 1) * group.block_size))
+                keyed.append((block, (position + 1) * group.block_size))
             elif run:
                 _note_run(tx, request, index, run)
                 run = []
@@ -114,8 +119,6 @@ def _publish_block(
 ) -> bool:
     """Publish one block, or note its merge. True: it became findable."""
     block = request.tables[group_id][position]
-    if tx.is_null(block) or tx.device.keys[block] is not None:
-        return False
     key = request.key(tx.config, group_id, position)
     if tx.config.duplicates == "merge" and tx.device.index.first(key) is not None:
         merge = Merge(request.request_id, group_id, position, block, key)
@@ -123,7 +126,7 @@ def _publish_block(
         if tx.config.publish == "scheduled":
             note_request(tx, request.request_id, request.num_computed, request.num_computed)
         return False
-    tx.device.publish(block, key)
+    tx.device.publish(block, key, position)
     if tx.config.max_in_flight and not final:
         note_published_key(tx, block, key)
     return True
@@ -163,4 +166,5 @@ def stored(
         group_id=group_id,
         lora_name=None if keys.lora is None else keys.lora.name,
         extra_keys=tuple(extra) if any(extra) else (),
+        epoch=tx.epoch,
     )

@@ -20,6 +20,7 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
@@ -144,10 +145,16 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
         if num_computed:
             tx.loads = loads
             lower_counted(tx, request_id, num_computed)
-            moved = replace(moved, num_computed=num_computed, host_tables=tuple(tables))
+            moved = replace(
+                moved,
+                num_computed=num_computed,
+                host_tables=tuple(tables),
+                epoch=request.epoch,
+            )
         else:
             moved = replace(moved, preempted=True)
         tx.put(moved)
+        settle_waiting(tx, request_id)
 
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
@@ -155,6 +162,7 @@ def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | 
     unwritten = {item.block for record in tx.scheduled.values() for item in record.unwritten}
     hits: dict[int, int | None] = {}
     for request in requests:
+        may_hit = tx.config.enable_caching and not tx.is_stale(request)
         for index, group in enumerate(tx.config.groups):
             num_full = request.num_computed // group.block_size
             num_full = min(num_full, request.num_hashed(tx.config, index))
@@ -162,7 +170,7 @@ def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | 
                 if host_block == NO_HOST_BLOCK:
                     continue
                 hits.setdefault(host_block, None)
-                if not tx.config.enable_caching or position >= num_full:
+                if not may_hit or position >= num_full:
                     continue
                 key = request.key(tx.config, index, position)
                 block = tx.device.index.first(key)
@@ -200,6 +208,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
             num_computed=request.num_computed,
             tables=tuple(edit.tables),
             num_cached=tuple(num_cached),
+            epoch=request.epoch,
         )
         tx.put(back)
 

@@ -34,6 +34,7 @@ from kvcore.types.errors import (
     InOpenBatch,
     LoadUnconfirmed,
     NotPublished,
+    StaleRequest,
     UnknownOperation,
     WrongLoad,
 )
@@ -83,8 +84,8 @@ def load(
 
     num_tokens: whole blocks of every group, behind whole blocks; a token is left to compute. Where
     no query sees what would be loaded (a whole chunk), there is no operation, and the tokens count
-    at once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises, and
-    WrongLoad.
+    at once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises,
+    StaleRequest and WrongLoad.
     """
     slot_request = SlotRequest(
         request_id=request_id,
@@ -100,6 +101,8 @@ def load(
     def change(tx: Transaction) -> tuple[int, ...] | Refused:
         request = tx.idle(request_id)
         count = read_count("num_tokens", num_tokens, 1)
+        if tx.is_stale(request):
+            raise StaleRequest(request=request_id, epoch=request.epoch, current=tx.epoch)
         plan = plan_allocation(tx, slot_request)
         check_load(tx, request, count, hit)
         if isinstance(plan, Refusal):

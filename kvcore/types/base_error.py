@@ -81,3 +81,21 @@ class ConcurrentCall(KvcoreError):
     """One manager runs one call at a time."""
 
     message = "another call of this manager is running: make one call at a time"
+
+
+class EpochWentBack(KvcoreError):
+    """The number of the weights rises."""
+
+    message = "epoch {epoch!r} cannot follow epoch {current}: it must be from {least} to {most}"
+
+
+class StaleRequest(KvcoreError):
+    """A request that began with older weights loads nothing: stored content is of the new ones."""
+
+    message = "request {request!r} is of epoch {epoch}, the weights are of epoch {current}"
+
+
+class PolicyFailed(KvcoreError):
+    """An eviction policy raised, or answered what is no block or place."""
+
+    message = "policy {policy}: {hook} {reason}"

@@ -198,16 +198,19 @@ class Batch(Struct, frozen=True, gc=False):
     """The commands of one engine step, closed and numbered.
 
     buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE
-    bytes one after the other; key fields in the columns are indices into them.
+    bytes one after the other; key fields in the columns are indices into them. epoch: number of the
+    weights that its forward pass runs with.
     """
 
     number: int
     buffer: bytearray
     keys: bytes
+    epoch: int = 0
 
     def __repr__(self) -> str:
         buffer, keys = _size(self.buffer), _size(self.keys)
-        return f"Batch(number={self.number!r}, buffer={buffer}, keys={keys})"
+        epoch = f", epoch={self.epoch!r}" if self.epoch else ""
+        return f"Batch(number={self.number!r}, buffer={buffer}, keys={keys}{epoch})"
 
     def __len__(self) -> int:
         return len(self.buffer) // (4 * len(COLUMNS))
@@ -282,7 +285,7 @@ def segments(commands: Sequence[Command]) -> list[int]:
     return numbers
 
 
-def close(number: int, commands: Sequence[Command]) -> Batch:
+def close(number: int, commands: Sequence[Command], epoch: int = 0) -> Batch:
     """The batch of these commands, as columns with segments."""
     keys = bytearray()
     # One list of ints: a tuple per row would set off the garbage collector, which walks the state.
@@ -291,7 +294,7 @@ def close(number: int, commands: Sequence[Command]) -> Batch:
         rows += (command.kind, segment, *to_row(command, keys))
     width, form = len(COLUMNS), f"<{len(commands)}i"
     columns = b"".join(struct.pack(form, *rows[column::width]) for column in range(width))
-    return Batch(number, bytearray(columns), bytes(keys))
+    return Batch(number, bytearray(columns), bytes(keys), epoch)
 
 
 def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Literal
+from typing import Literal, get_args
 
 import attrs
 
@@ -18,12 +18,15 @@ from kvcore.types.arguments import read_scalars
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.types.groups import Group, admission_cap
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
+from kvcore.types.policy import EvictionPolicy
 
-Eviction = Literal["lru", "uncached_first"]
+EvictionName = Literal["lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned"]
+Eviction = EvictionName | EvictionPolicy
 Duplicates = Literal["keep", "merge"]
 Publish = Literal["scheduled", "completed"]
 
 MAX_BLOCKS = 2**31 - 1
+MAX_EPOCH = 2**31 - 1
 MAX_IN_FLIGHT = 62
 NO_LIMIT = 2**31 - 1
 
@@ -34,7 +37,7 @@ class _Default(int):
 
 DEFAULT_BLOCK_SIZE: int = _Default(16)
 
-_EVICTIONS = ("lru", "uncached_first")
+EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 _DUPLICATES = ("keep", "merge")
 _PUBLISH = ("scheduled", "completed")
 _PROCESS_SEED = os.urandom(32).hex().encode()
@@ -49,7 +52,8 @@ class Config:
     none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
     request. max_num_batched_tokens: most tokens that one step computes of a request, None for
     max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
-    leaves first. duplicates: whether a second block of one content stays. num_preallocate_tokens:
+    leaves first, by the name of a policy, or an `EvictionPolicy` of your own, for the Python
+    backend alone. duplicates: whether a second block of one content stays. num_preallocate_tokens:
     room added behind a request when it grows. watermark_blocks: blocks that an admission leaves
     free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
     `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
@@ -58,7 +62,8 @@ class Config:
     sha256_cbor. max_in_flight: taken batches that may be in flight at a time; 0: taking a batch
     completes it. publish: full blocks are findable from the call on that schedules their last
     token, or once the batch that writes it is completed. hide_salts: events have a digest of a
-    request's salt, not the salt. Raises InvalidConfig, GroupsDoNotFit.
+    request's salt, not the salt. epoch: number of the weights at the start; `advance_epoch` raises
+    it. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -81,6 +86,7 @@ class Config:
     max_in_flight: int = attrs.field(default=0, kw_only=True)
     publish: Publish = attrs.field(default="scheduled", kw_only=True)
     hide_salts: bool = attrs.field(default=False, kw_only=True)
+    epoch: int = attrs.field(default=0, kw_only=True)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
     length_limit: int = attrs.field(init=False, eq=False, repr=False)
@@ -119,6 +125,11 @@ class Config:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         _check_sizes(self)
+
+    @property
+    def host_eviction(self) -> Eviction:
+        """The policy of the host tier, whose blocks have no keys."""
+        return self.eviction if self.eviction in ("lru", "uncached_first") else "lru"
 
     @property
     def num_usable_blocks(self) -> int:
@@ -163,13 +174,15 @@ def _check_options(config: Config) -> None:
         if not isinstance(getattr(config, name), bool):
             _refuse(config, name, "must be True or False")
     choices = {
-        "eviction": _EVICTIONS,
+        "eviction": EVICTIONS,
         "duplicates": _DUPLICATES,
         "hashing": HASHINGS,
         "publish": _PUBLISH,
     }
     for name, values in choices.items():
         value = getattr(config, name)
+        if name == "eviction" and isinstance(value, EvictionPolicy):
+            continue
         if not isinstance(value, str) or value not in values:
             _refuse(config, name, f"must be one of {', '.join(values)}")
     if not isinstance(config.hash_seed, bytes):
@@ -177,7 +190,7 @@ def _check_options(config: Config) -> None:
     if config.hashing == "sha256_cbor" and not _is_text(config.hash_seed):
         _refuse(config, "hash_seed", "must be UTF-8 text for sha256_cbor")
     counts = ("num_host_blocks", "num_preallocate_tokens", "watermark_blocks", "max_in_flight")
-    for name in counts:
+    for name in (*counts, "epoch"):
         _check_count(config, name, 0)
     if config.max_in_flight > MAX_IN_FLIGHT:
         _refuse(config, "max_in_flight", f"must be at most {MAX_IN_FLIGHT}")

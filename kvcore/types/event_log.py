@@ -15,8 +15,8 @@ from kvcore.types.extra_inputs import ExtraKey, is_extra_key
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.wire import Reader, Writer
 
-STORED, REMOVED, CLEARED = 0, 1, 2
-"""The numbers of the kinds of events in canonical bytes."""
+STORED, REMOVED, CLEARED, STORED_IN_EPOCH = 0, 1, 2, 3
+"""The numbers of the kinds of events in canonical bytes; the last one names an epoch above 0."""
 
 
 class Events(Sequence[Event]):
@@ -80,8 +80,11 @@ class Events(Sequence[Event]):
 
 def read_event(source: Reader) -> Event:
     """The event of the next bytes. Raises DamagedState."""
-    kind = source.choice(3)
-    if kind == STORED:
+    kind = source.choice(4)
+    if kind in (STORED, STORED_IN_EPOCH):
+        epoch = source.u32() if kind == STORED_IN_EPOCH else 0
+        if (epoch > 0) != (kind == STORED_IN_EPOCH):
+            raise source.damaged("an epoch that is not written")
         hashes = tuple(source.hashes())
         parent = source.sized() or None
         if parent is not None and len(parent) != HASH_SIZE:
@@ -92,7 +95,7 @@ def read_event(source: Reader) -> Event:
         if marked and not hashes:
             raise source.damaged("extra keys of no block")
         extra = [_read_extra_keys_of_block(source) for _ in hashes] if marked else []
-        return BlockStored(hashes, parent, tokens, size, group_id, lora, tuple(extra))
+        return BlockStored(hashes, parent, tokens, size, group_id, lora, tuple(extra), epoch=epoch)
     if kind == REMOVED:
         return BlockRemoved(source.take(HASH_SIZE), source.u32())
     assert kind == CLEARED
@@ -110,7 +113,9 @@ def write_event(out: Writer, event: Event) -> None:
     """The bytes of one event."""
     match event:
         case BlockStored():
-            out.u8(STORED)
+            out.u8(STORED_IN_EPOCH if event.epoch else STORED)
+            if event.epoch:
+                out.u32(event.epoch)
             out.u32(len(event.block_hashes))
             out.data += b"".join(event.block_hashes)
             out.sized(event.parent_hash or b"")

@@ -25,7 +25,7 @@ class BlockStored:
 
     block_hashes: in chain order. parent_hash: of the block before the first, None at the start.
     tokens: of all the blocks, in order. extra_keys: (tag, value) pairs, one tuple per block;
-    empty if no block has any.
+    empty if no block has any. epoch: number of the weights.
     """
 
     block_hashes: tuple[bytes, ...]
@@ -36,6 +36,7 @@ class BlockStored:
     lora_name: str | None = None
     extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
     medium: str = DEVICE_MEDIUM
+    epoch: int = 0
 
 
 @attrs.frozen

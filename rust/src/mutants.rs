@@ -97,6 +97,12 @@ mutants! {
     PublishesInFlight,
     /// A full block is published with the batch behind the one that wrote it.
     PublishedLate,
+    /// A request of an older epoch publishes what it computes.
+    StalePublishes,
+    /// A request of an older epoch comes back to blocks of this one.
+    StaleComesBackToHits,
+    /// What is free when an epoch ends leaves among others.
+    EpochsAge,
 }
 
 #[cfg(feature = "mutants")]

@@ -2,7 +2,7 @@
 """Both languages check alike: of each state, and of each damaged one, they name the same breaks.
 
 The twin's properties are a second hand of the same sentences (`rust/src/check/`). States of small
-worlds hold all of them, in both. Then one bit of a state's bytes is changed: where that is a state
+worlds hold all of them, in both. Then one bit of a state's bytes is changed: if that is a state
 at all, it breaks something or not, and both must say the same.
 """
 
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 from msgspec.structs import replace
 from pyrsistent import pvector
@@ -187,6 +188,9 @@ def torn(state: State) -> Iterator[State]:
     """A state with one field of it that another state has."""
     queue = make_free_queue(state.device.num_blocks, list(state.device.queue)[:-1])
     yield replace(state, device=replace(state.device, queue=queue))
+    older = make_free_queue(state.device.num_blocks, state.device.queue, num_older=1)
+    first = attrs.evolve(state.config, epoch=1)  # of which nothing is older
+    yield replace(state, config=first, epoch=1, device=replace(state.device, queue=older))
     if len(state.rows):
         yield replace(state, free_rows=state.free_rows.append(0))
     for name, request in state.requests.items():

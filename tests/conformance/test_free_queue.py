@@ -30,6 +30,26 @@ def test_a_queue_is_in_the_order_that_it_is_given(order: list[int]) -> None:
     assert list(free_queue.make_free_queue(5, order)) == order
 
 
+def test_rings_leave_one_after_the_other_and_join_each_other_whole() -> None:
+    older, current = free_queue.OLDER, free_queue.CURRENT
+    value = free_queue.make_free_queue(5, [3, 1, 0, 4], num_older=2)
+    queue = free_queue.FreeQueueTransaction(value)
+    queue.append(2, older)
+    queue.remove(1)  # from the middle of its ring
+    assert list(queue.freeze()) == [3, 2, 0, 4]
+    queue.splice(current, behind=older)
+    queue.splice(current, behind=older)  # of a ring without blocks: no change
+    queue.append(1)
+    left: list[int] = []
+    while len(left) < 5:
+        left.append(queue.front())
+        queue.remove(left[-1])
+    assert left == [3, 2, 0, 4, 1]
+    assert (len(queue.freeze()), queue.front()) == (0, queue.sentinel(current))
+    queue.prepend(4)  # no ring has a block: that of this epoch
+    assert (queue.first_ring(), list(queue.freeze())) == (current, [4])
+
+
 @pytest.mark.seed("S001-12", "S004-12")
 def test_the_queue_keeps_the_order_of_freeing_and_reverses_nothing(backend: Backend) -> None:
     pool = make_pool(backend, 5)

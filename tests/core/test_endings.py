@@ -102,6 +102,7 @@ def test_an_interrupt_at_any_moment_is_one_line(words: tuple[str, ...]) -> None:
         import os, signal, sys, threading, time
         from kvcore_command import main
         delay = float(sys.argv.pop(1))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job behind a shell ignores it
         def kill():
             while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 time.sleep(0.0001)  # until the command has begun

@@ -132,7 +132,9 @@ def blocks_and_tiers(manager: KVCacheManager) -> None:
     manager.free("c")
     manager.complete(manager.take_batch().number)
     emptied: bool = manager.reset_prefix_cache()
-    assert (emptied, len(keys[0]), manager.usage) == (True, 2, 0.0)
+    epoch: int = manager.advance_epoch()
+    stale: list[str] = manager.stale_requests()
+    assert (emptied, len(keys[0]), manager.usage, epoch, stale) == (True, 2, 0.0, 1, [])
 
 
 def delayed(manager: KVCacheManager) -> None:

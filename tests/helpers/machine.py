@@ -30,7 +30,19 @@ from tests.helpers.worlds import (
 
 DATA = st.data()
 UPKEEP = (
-    *("pin", "unpin", "evict", "reset", "drain", "cache", "cache", "extend", "extend", "remove"),
+    *(
+        "pin",
+        "unpin",
+        "evict",
+        "reset",
+        "epoch",
+        "drain",
+        "cache",
+        "cache",
+        "extend",
+        "extend",
+        "remove",
+    ),
     *("trim", "trim", "hashes", "rewind"),
 )
 
@@ -51,7 +63,7 @@ def any_running(machine: Machine) -> bool:
 
 
 class Machine(RuleBasedStateMachine):
-    """Calls on a `Lockstep`, which judges each of them."""
+    """Calls on a `Lockstep`, which checks each of them."""
 
     least: ClassVar[int] = 3
     most: ClassVar[int] = 8
@@ -257,6 +269,8 @@ class Machine(RuleBasedStateMachine):
                 self.run.call("evict_blocks", data.draw(blocks))
             case "reset":
                 self.run.call("reset_prefix_cache")
+            case "epoch":
+                self.run.call("advance_epoch")
             case "drain":
                 for name in ("take_events", "take_stats", "take_new_block_ids"):
                     self.run.call(name)

@@ -61,7 +61,7 @@ def check_replays(folder: Path, states: Sequence[bytes], backend: Backend) -> in
 
 
 def story() -> list[Call]:
-    """A run with a hit, a refusal, misuse, drafts, a fork and a swap, in a pool of 7 blocks."""
+    """A run with a hit, a refusal, misuse, drafts, a fork, a swap and new weights; 7 blocks."""
     prompt = [1, 2, 3, 4, 5]
     return [
         Call("add_request", (Request("a", prompt, cache_salt="s"),)),
@@ -85,6 +85,10 @@ def story() -> list[Call]:
         Call("free", ("a",)),
         Call("remove_request", ("a",)),
         Call("take_events"),
+        Call("take_batch"),
+        Call("advance_epoch"),
+        Call("advance_epoch", (1,)),
+        Call("advance_epoch", (), {"epoch": 300}),
         Call("take_batch"),
     ]
 

@@ -31,7 +31,7 @@ from kvcore.record.segment import HEADER_SIZE, read_segment
 from kvcore.replay.records.rerun import rerun
 from kvcore.trace.calls import Call, perform_on
 from kvcore.types.errors import WrongArgument
-from tests.conftest import Backend
+from tests.conftest import Backend, need_twin
 from tests.record.records import CONFIG, check_replays, record, story
 
 FIRST = "00000000.kvcrec"
@@ -56,10 +56,15 @@ def state_end(data: bytes) -> int:
     return HEADER_SIZE + 8 + int(size)
 
 
-def test_a_record_cut_at_any_byte_gives_the_whole_steps_before(tmp_path: Path) -> None:
-    data = small_record(tmp_path / "whole")
+@pytest.mark.parametrize("calls", [FEW, pytest.param(story(), marks=pytest.mark.slow)])
+def test_a_record_cut_at_any_byte_gives_the_whole_steps_before(
+    tmp_path: Path, calls: list[Call]
+) -> None:
+    record(tmp_path / "whole", CONFIG, calls, "python")
+    data = (tmp_path / "whole" / FIRST).read_bytes()
     whole = calls_in(tmp_path / "whole" / FIRST)
-    assert len(whole) == len(FEW)
+    assert len(whole) >= len(calls)
+    ends = [number + 1 for number, call in enumerate(whole) if call.name == "take_batch"]
     file, counts = tmp_path / "cut.kvcrec", []
     for size in range(len(data)):
         file.write_bytes(data[:size])
@@ -72,15 +77,16 @@ def test_a_record_cut_at_any_byte_gives_the_whole_steps_before(tmp_path: Path) -
         assert found == whole[: len(found)]
         counts.append(len(found))
     assert counts == sorted(counts)
-    assert set(counts) == {0, 3, 4}  # steps are whole or not there
+    assert set(counts) == {0, *ends, len(whole)}  # steps are whole or not there
 
 
-def test_no_flipped_bit_changes_a_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_flipped_bit_changes_a_call(tmp_path: Path, stride: int) -> None:
     data = small_record(tmp_path / "whole")
     whole = calls_in(tmp_path / "whole" / FIRST)
     file, raised, dropped = tmp_path / "flipped.kvcrec", 0, 0
     state = range(8 * (HEADER_SIZE + 8), 8 * state_end(data))
-    for bit in (*range(state.start), *state[::37], *range(state.stop, 8 * len(data))):
+    for bit in (*range(state.start), *state[::stride], *range(state.stop, 8 * len(data))):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(flipped)
@@ -108,6 +114,17 @@ def test_a_tail_without_checksum_counts_what_was_committed(
         assert len(list(read_calls(segment))) == number + 1
         assert segment.has_tail == (call.name != "take_batch")
         assert segment.dropped_bytes == 0
+
+
+def test_bytes_of_a_call_that_was_not_committed_are_no_damage(tmp_path: Path) -> None:
+    data = small_record(tmp_path / "whole")
+    segment = read_segment(tmp_path / "whole" / FIRST)
+    at, step = segment.frames[-1]
+    length = struct.pack("<II", 1 << 31 | len(step), 0)
+    file = tmp_path / "killed.kvcrec"
+    file.write_bytes(data[: at - 8] + length + step + b"\7" * 20)
+    found = read_segment(file)
+    assert (found.frames, found.has_tail, found.dropped_bytes) == (segment.frames, True, 0)
 
 
 KILLED = """
@@ -156,6 +173,38 @@ def test_the_call_that_killed_the_process_is_the_last_one(tmp_path: Path) -> Non
     done = rerun(tmp_path, ["python"])
     assert done.died_in == "truncate(request_id='a', num_tokens=1)"
     assert (done.num_calls, done.difference) == (4, None)
+
+
+KILLED_IN_THE_TWIN = """
+import os, signal, struct, threading
+from kvcore import Config, KVCacheManager, Request
+from kvcore.record.recorder import Recorder
+
+def watch():
+    while struct.unpack("<I", os.pread(file, 4, frame))[0] & 0x7FFFFFFF < 4_000_000:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+manager = KVCacheManager(Config(8, 2), "rust")
+recorder = Recorder({folder!r})
+manager.start_recording(recorder)
+file = os.open({folder!r} + "/{first}", os.O_RDONLY)
+frame = -(-(72 + len(manager.encode())) // 8) * 8
+threading.Thread(target=watch, daemon=True).start()
+manager.add_request(Request("long", range(1_000_000)))
+"""
+
+
+def test_a_twin_that_is_killed_while_it_hashes_has_recorded_what(tmp_path: Path) -> None:
+    need_twin()
+    program = KILLED_IN_THE_TWIN.format(folder=str(tmp_path), first=FIRST)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    (last,) = calls_in(tmp_path / FIRST)
+    assert (last.name, last.says) == ("add_request", None)
+    assert list(last.arguments["request"].tokens) == list(range(1_000_000))
+    died_in = rerun(tmp_path, ["rust"]).died_in
+    assert died_in is not None
+    assert died_in.startswith("add_request(request=Request(request_id='long'")
 
 
 def test_segments_end_at_a_step_and_the_oldest_goes(tmp_path: Path, backend: Backend) -> None:

@@ -12,7 +12,7 @@ import pytest
 from kvcore import KVCacheManager, _twin
 from kvcore.record.checksum import crc32c
 from kvcore.record.reader import is_record, read_calls
-from kvcore.record.recordable import record_if_asked
+from kvcore.record.recorder import record_if_asked
 from kvcore.record.segment import WORDS, read_segment
 from kvcore.replay.command import main
 from kvcore.trace.calls import perform_on
@@ -90,6 +90,22 @@ def test_damage_behind_the_state_is_counted(
     assert told is not None
     padding = len(data) - at + 8 - int(told[1])
     assert padding in range(8)
+
+
+def test_a_file_that_is_gone_is_told_and_the_next_one_is_replayed(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "record"
+    record(folder, CONFIG, story(), backend, segment_bytes=1)
+    files = sorted(folder.iterdir())
+    first, gone, *_ = [len(list(read_calls(read_segment(file)))) for file in files]
+    files[1].unlink()
+    assert main([str(folder), "--backend", backend]) == 0
+    told = capsys.readouterr().out
+    assert f"{len(story()) - gone} calls in {len(files) - 1} files" in told
+    assert f"{gone} calls missing before a later file" in told
+    assert main([str(folder), "--backend", backend, "--to", str(first - 1)]) == 0
+    assert "missing" not in capsys.readouterr().out
 
 
 def test_an_engine_records_each_manager_in_a_folder_of_its_own(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,11 +159,25 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["gzip", "lzma"])
-def test_a_compressed_file_is_named_as_such_even_where_bad_lines_are_skipped(module: str) -> None:
-    packed = importlib.import_module(module).compress(line() + b"\n")
-    with pytest.raises(UnreadableTrace, match=r"is compressed; `(z|xz)cat` reads it"):
-        read(packed, skip_bad=True)
-    assert len(read(line(), b"\x1f\x8b", skip_bad=True)) == 1
+def test_a_compressed_file_is_read_as_what_it_holds(module: str, tmp_path: Path) -> None:
+    packed = importlib.import_module(module).compress(line() + b"\n" + line() + b"\n")
+    path = tmp_path / "packed"
+    path.write_bytes(packed)
+    reader = TraceReader(path)
+    assert list(reader) == list(reader) == list(read(line(), line()))
+    assert reader.size is None
+    for end in (len(packed) // 2, len(packed) - 4):
+        path.write_bytes(packed[:end])
+        with pytest.raises(UnreadableTrace):
+            list(TraceReader(path))
+
+
+def test_zstd_is_read_by_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "packed"
+    path.write_bytes(b"\x28\xb5\x2f\xfd and more")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UnreadableTrace, match=r"kvcore\[zstd\]"):
+        list(TraceReader(path))
 
 
 def test_a_file_can_be_read_twice_and_tells_how_far_it_was_read(tmp_path: Path) -> None:

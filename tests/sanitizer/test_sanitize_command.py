@@ -142,10 +142,18 @@ def test_a_world_that_ends_its_process_is_found_again(
     assert (found["name"], found["world"]) == (name, json.loads(path.read_text()))
 
 
-def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(tmp_path: Path) -> None:
+def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)  # loads 7 CPU s
     path = tmp_path / "world.json"
     path.write_text(json.dumps(World({"block_size": 4}, 8, 16, 4, ("step",)).to_json()))
     assert main([named(broken.LoadsLong), "--replay", str(path)]) == 0
+
+
+def test_loading_the_engine_is_no_hang_of_a_hunt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)
+    assert main([named(broken.LoadsLong), "--seconds", "0.1", "--seed", "1"]) == 0
 
 
 def test_a_world_that_the_engine_refuses_is_not_clean(

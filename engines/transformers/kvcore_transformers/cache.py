@@ -19,8 +19,8 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 
 from kvcore import Config, CopyOnWrite, Evict, Group, KVCacheManager, Request
-from kvcore.errors import HitInOpenBatch
-from kvcore.record.recordable import record_if_asked
+from kvcore.errors import HitInOpenBatch, InOpenBatch
+from kvcore.record.recorder import record_if_asked
 from kvcore_transformers.allocators import Pool, group_of, within
 from kvcore_transformers.copies import KINDS, Copies
 from kvcore_transformers.statistics import Statistics
@@ -65,7 +65,7 @@ class KvcoreCache(PagedAttentionCache):
         self.expected: list[RequestState] = []
         self.answers: dict[str, bool] = {}
         self.is_outdated = False
-        """Whether cached blocks may hold what the model, as it is now, would not compute."""
+        """Whether the weights changed, or a step broke off, since the last epoch began."""
 
     def use_host(self, host: torch.Tensor | None, stream: Any) -> None:
         """Begin with an empty pool, a host tier and the stream of the forward passes.
@@ -92,9 +92,8 @@ class KvcoreCache(PagedAttentionCache):
         """Look a prompt up, and take the blocks that are found; returns their tokens."""
         if not self.use_prefix_sharing:
             return 0
-        if self.is_outdated and not self.manager.reset_prefix_cache():
+        if not self.renew():
             return 0
-        self.is_outdated = False
         if request_id not in self.requests:
             self.statistics.queries += len(prompt_ids)
         self._know(request_id, prompt_ids)
@@ -104,6 +103,19 @@ class KvcoreCache(PagedAttentionCache):
         self._extend(request_id, hit.blocks.blocks)
         self.statistics.hits += hit.num_tokens
         return hit.num_tokens
+
+    def renew(self) -> bool:
+        """Begin an epoch if the weights are others; False while the open batch computes something.
+
+        What was computed is not found any more; requests that hold blocks go on with them.
+        """
+        if self.is_outdated:
+            self.is_outdated = False  # another thread may set it again meanwhile
+            try:
+                self.manager.advance_epoch()
+            except InOpenBatch:
+                self.is_outdated = True
+        return not self.is_outdated
 
     def expect(self, ready: list[RequestState]) -> None:
         """Say which decoding requests the scheduler asks for in any case, in their order."""
@@ -241,6 +253,7 @@ class KvcoreCache(PagedAttentionCache):
     def close_batch(self) -> None:
         """Take the open batch and make its copies."""
         batch = self.manager.take_batch()
+        self.renew()
         if not len(batch):
             self.scheduled.clear()
             return

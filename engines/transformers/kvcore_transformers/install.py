@@ -74,8 +74,9 @@ def is_set(variable: str) -> bool:
 def weights_changed(manager: Any) -> None:
     """Tell a running `ContinuousBatchingManager` that the model's weights are others now.
 
-    Nothing cached is hit from now on, until no request holds blocks and the cache is reset. Changes
-    that torch counts are noticed at each `generate_batch`; those made through `.data` are not.
+    An epoch begins with the next step: nothing of before is hit, and requests that are under way go
+    on. Changes that torch counts are noticed at each `generate_batch`; those made through `.data`
+    are not.
     """
     if manager.batch_processor is not None:
         manager.batch_processor.cache.is_outdated = True

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvcore behind transformers' own cache: the same calls, the answers compared, no say in anything.
 
-transformers' cache and schedulers stay in charge, and each call costs what both cost. That kvcore
-finds more tokens is no difference: it is counted, and kvcore follows the engine, which computes
-them. The first call in which kvcore finds fewer, refuses what transformers grants, or raises is
-told with both answers and what both hold; from then on kvcore is not asked any more.
-KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only.
+transformers' cache and schedulers stay in charge. kvcore is asked about requests that decode once a
+step has them all, about the rest at once. That kvcore finds more tokens is no difference: it is
+counted, and kvcore follows the engine, which computes them. The first call in which kvcore finds
+fewer, refuses what transformers grants, or raises is told with both answers and what both hold;
+from then on kvcore is not asked any more. KVCORE_SHADOW_EVERY=n compares the answers of every n-th
+step only. The clock is read in one step of STEPS_PER_TIMED, since it takes as long as a small call.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kvcore_transformers.pinned import NotServed
 from kvcore_transformers.statistics import Statistics
 
 EVERY = "KVCORE_SHADOW_EVERY"
+STEPS_PER_TIMED = 16
 
 
 @define
@@ -79,13 +81,21 @@ class Behind(KvcoreCache):
             self._count(max(0, hit - past), len(tokens) if is_asked else 0)
         return granted and self.can_store_request_tokens(state, request_len)
 
+    def decode_as(self, states: list[RequestState]) -> list[bool]:
+        """Schedule the next token of requests that the engine grants one; whether each fits."""
+        self._append(states)
+        return [self.answers.pop(state.request_id) for state in states]
+
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
-        kinds = self.manager.take_batch().column("kind").tolist()
-        self.num_evictions += kinds.count(Evict.kind)
-        self.total.evictions += kinds.count(Evict.kind)
-        self.total.copies += kinds.count(CopyOnWrite.kind)
+        batch = self.manager.take_batch()
+        self.renew()
         self.scheduled.clear()
+        if len(batch):
+            kinds = batch.column("kind").tolist()
+            self.num_evictions += kinds.count(Evict.kind)
+            self.total.evictions += kinds.count(Evict.kind)
+            self.total.copies += kinds.count(CopyOnWrite.kind)
 
     def _count(self, num_hits: int, num_queries: int) -> None:
         """Count tokens that were found, and looked up for the first time."""
@@ -111,7 +121,8 @@ class Shadow:
 
     kvcore: None if it could not be made. difference: the report of the first one, None before it.
     num_refused: calls in which transformers had no room. nanoseconds: in each cache, and of
-    comparing.
+    comparing, in the num_timed steps that were timed. later: granted requests that decode, of which
+    kvcore is still to be asked.
     """
 
     def __init__(self, own: ShadowCache, every: int) -> None:
@@ -121,6 +132,9 @@ class Shadow:
         self.num_calls = self.num_steps = self.num_refused = 0
         self.hits = self.evictions = 0
         self.nanoseconds = {"transformers": 0, "kvcore": 0, "comparing": 0}
+        self.clock: Callable[[], int] = perf_counter_ns
+        self.num_timed = 1
+        self.later: list[RequestState] = []
         self._started = perf_counter_ns()
         try:
             self.kvcore = Behind(own)
@@ -148,23 +162,54 @@ class Shadow:
         same: Callable[[Any, Any], bool] | None = None,
     ) -> Any:
         """transformers' answer, with kvcore's compared to it if there is a way to."""
-        started = perf_counter_ns()
+        if self.later:
+            self.catch_up(own)
+        clock = self.clock
+        started = clock()
         answer = mine()
-        asked = perf_counter_ns()
+        asked = clock()
         self.nanoseconds["transformers"] += asked - started
         if self.difference is not None or self.kvcore is None:
             return answer
         self.num_calls += 1
         try:
             other = theirs(self.kvcore, answer)
-            answered = perf_counter_ns()
+            answered = clock()
             self.nanoseconds["kvcore"] += answered - asked
             if same and self.num_steps % self.every == 0 and not same(other, answer):
                 self.part(own, name, request_id, answer, other)
-            self.nanoseconds["comparing"] += perf_counter_ns() - answered
+            self.nanoseconds["comparing"] += clock() - answered
         except Exception as error:  # whatever it is, transformers' answer stands
             self.part(own, name, request_id, answer, error)
         return answer
+
+    def decodes(self, state: RequestState) -> bool:
+        """Whether kvcore can be asked about a request later."""
+        kvcore = self.kvcore
+        if kvcore is None or self.difference is not None or state.status != RequestStatus.DECODING:
+            return False
+        return state.request_id in kvcore.requests
+
+    def catch_up(self, own: ShadowCache) -> None:
+        """Ask kvcore about the requests that decode, all at once, and compare."""
+        states, self.later = self.later, []
+        self.num_calls += len(states)
+        call, state = "can_store_request_tokens", states[0]
+        try:
+            started = self.clock()
+            fit = self.kvcore.decode_as(states) if self.kvcore else []
+            self.nanoseconds["kvcore"] += self.clock() - started
+            if self.num_steps % self.every == 0 and not all(fit):
+                self.part(own, call, states[fit.index(False)].request_id, True, False)
+        except Exception as error:  # whatever it is, transformers' answers stand
+            self.part(own, call, state.request_id, True, error)
+
+    def step(self) -> None:
+        """A step is planned; the next one is timed, or not."""
+        self.num_steps += 1
+        is_timed = self.num_steps % STEPS_PER_TIMED == 0
+        self.clock = perf_counter_ns if is_timed else stopped
+        self.num_timed += is_timed
 
     def part(self, own: ShadowCache, name: str, request_id: str, mine: Any, theirs: Any) -> None:
         """Say what differs, and ask kvcore no more."""
@@ -186,14 +231,16 @@ class Shadow:
     def report(self) -> str:
         """Log what was seen, as a warning, since transformers shows no less; returns it."""
         whole = max(1, perf_counter_ns() - self._started)
-        own, kvcore, comparing = (each / 1e9 for each in self.nanoseconds.values())
+        scale = max(1, self.num_steps) / self.num_timed / 1e9
+        own, kvcore, comparing = (each * scale for each in self.nanoseconds.values())
         text = (
             f"kvcore in the shadow of transformers' cache: {self.num_calls} calls in "
             f"{self.num_steps} steps, {'parted' if self.difference else 'no difference'}, "
             f"{self.num_refused} calls refused by transformers; transformers and kvcore: "
             f"{' and '.join(map(str, self.hit_tokens.values()))} hit tokens, "
             f"{' and '.join(map(str, self.num_evictions.values()))} evictions, "
-            f"{own:.3f} and {kvcore:.3f} s in the cache; comparing took {comparing:.3f} s, "
+            f"{own:.3f} and {kvcore:.3f} s in the cache (of {self.num_timed} steps that were "
+            f"timed, times {scale * 1e9:.1f}); comparing took {comparing:.3f} s, "
             f"{100e9 * comparing / whole:.1f} % of the time"
         )
         logger.warning(text)
@@ -227,16 +274,30 @@ class ShadowCache(PagedAttentionCache):
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
         """transformers' answer; kvcore is asked for what was granted, and not in a dry run."""
+        shadow = self.shadow
+        if not dry_run and shadow.decodes(state):
+            clock = shadow.clock
+            if clock is stopped:
+                is_granted = super().can_store_request_tokens(state, request_len)
+            else:
+                started = clock()
+                is_granted = super().can_store_request_tokens(state, request_len)
+                shadow.nanoseconds["transformers"] += clock() - started
+            if is_granted:
+                shadow.later.append(state)
+            else:
+                shadow.num_refused += 1
+            return bool(is_granted)
         call = partial(super().can_store_request_tokens, state, request_len, dry_run)
         if dry_run:
             return bool(call())
 
         def theirs(kvcore: Behind, granted: bool) -> bool:
-            self.shadow.num_refused += not granted
+            shadow.num_refused += not granted
             return kvcore.store_as(state, request_len, granted)
 
         name = "can_store_request_tokens"
-        return bool(self.shadow.ask(self, name, state.request_id, call, theirs, operator.ge))
+        return bool(shadow.ask(self, name, state.request_id, call, theirs, operator.ge))
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Forget a request in both."""
@@ -280,27 +341,33 @@ class ShadowCache(PagedAttentionCache):
 
     def extend_read_and_write_indices(self, *args: Any) -> None:
         """transformers' indices; the first of a step closes kvcore's batch."""
-        self._close()
+        self.close_batch()
         super().extend_read_and_write_indices(*args)
 
     def fill_block_table(self, *args: Any) -> None:
         """transformers' table; the same."""
-        self._close()
+        self.close_batch()
         super().fill_block_table(*args)
 
     def report(self) -> str:
         """Log what was seen until now, and return it."""
         return self.shadow.report()
 
-    def _close(self) -> None:
-        shadow = self.shadow
-        if shadow.kvcore is not None and shadow.kvcore.scheduled and shadow.difference is None:
+    def close_batch(self) -> None:
+        """Close kvcore's batch, if anything is in it: a step is planned."""
+        shadow, kvcore = self.shadow, self.shadow.kvcore
+        if kvcore and shadow.difference is None and (kvcore.scheduled or shadow.later):
             shadow.ask(self, "close_batch", "", lambda: None, lambda ours, _: ours.close_batch())
-            shadow.num_steps += 1
+            shadow.step()
 
     def _num_free(self) -> int:
         """Free blocks inside the sectors of each allocator."""
         return sum(self.pool.count_free_blocks(a.index) for a in self.cache_allocators.values())
+
+
+def stopped() -> int:
+    """The clock of steps that are not timed."""
+    return 0
 
 
 def read_every() -> int:

@@ -14,7 +14,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvcore.compat import KVCacheManager as Compat
-from kvcore.record.recordable import record_if_asked
+from kvcore.record.recorder import record_if_asked
 from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables, read_ids
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events

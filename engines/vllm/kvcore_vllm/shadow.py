@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvcore behind vLLM's own manager: the same calls, the answers compared, no say in anything.
 
-vLLM's manager stays in charge, and each call costs what both cost. The first call whose answers
-differ is told with both answers and what both hold; from then on kvcore is not asked any more.
-KVCORE_SHADOW_EVERY=n compares the answers of every n-th step only. The clock is read in one step of
-STEPS_PER_TIMED, since it takes as long as a small call.
+vLLM's manager stays in charge. kvcore is asked about running requests once a step has them all
+(later_calls.py), about the rest at once. The first call whose answers differ is told with both
+answers and what both hold; from then on kvcore is not asked any more. KVCORE_SHADOW_EVERY=n
+compares the answers of every n-th step only. The clock is read in one step of STEPS_PER_TIMED,
+since it takes as long as a small call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import operator
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -23,6 +24,7 @@ from vllm.logger import init_logger
 
 from kvcore.types.commands import Batch, Evict
 from kvcore_vllm.blocks import read_ids
+from kvcore_vllm.later_calls import LaterCalls
 from kvcore_vllm.pinned import NotServed
 from kvcore_vllm.short_ways import KVCacheManager
 
@@ -31,7 +33,7 @@ EVERY = "KVCORE_SHADOW_EVERY"
 SIDES = ("vLLM", "kvcore")
 COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
 """Calls that both managers get as they come, with answers that compare."""
-STEPS_PER_TIMED = 16
+STEPS_PER_TIMED = 64
 MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "take_events")
 """Calls that both get, with answers that name blocks, which may lie elsewhere."""
 
@@ -88,8 +90,11 @@ class Shadow:
         self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
         self._every = read_every()
         self._clock: Callable[[], int] = perf_counter_ns
-        self._puts_off = False  # in a step that is not timed, while there is no difference
-        self._put_off: list[tuple[Any, int, int | None, Any]] = []
+        self._later = LaterCalls(own.empty_kv_cache_blocks)
+        allocate, publish = own.allocate_slots, own.cache_blocks
+        self._untimed = self._later.noting(allocate, publish, self.allocate_slots)
+        timed = self._clocked(allocate), self._clocked(publish)
+        self._timed = self._later.noting(*timed, self.allocate_slots)
         self._hits: dict[str, Any] = {}
         count_evictions(self)
         for name in COMPARED:
@@ -116,71 +121,44 @@ class Shadow:
         num_new_tokens: int,
         num_new_computed_tokens: int = 0,
         new_computed_blocks: Any = None,
-        num_lookahead_tokens: int = 0,
         *args: Any,
         **options: Any,
     ) -> Any:
         """vLLM's slots, or None."""
-        if self._puts_off and not (
-            num_new_computed_tokens or new_computed_blocks or args or options
-        ):
-            answer = self.own.allocate_slots(request, num_new_tokens, 0, None, num_lookahead_tokens)
-            self._put_off.append((request, num_new_tokens, num_lookahead_tokens, answer))
-            return answer
         counts = (request, num_new_tokens, num_new_computed_tokens)
 
         def theirs() -> Any:
             hit = self._hits.pop(request.request_id, None) if new_computed_blocks else None
             if hit is not None:
                 hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
-            return self.kvcore.allocate_slots(*counts, hit, num_lookahead_tokens, *args, **options)
+            return self.kvcore.allocate_slots(*counts, hit, *args, **options)
 
-        mine = partial(
-            self.own.allocate_slots,
-            *counts,
-            new_computed_blocks,
-            num_lookahead_tokens,
-            *args,
-            **options,
-        )
+        mine = partial(self.own.allocate_slots, *counts, new_computed_blocks, *args, **options)
         return self.ask("allocate_slots", request.request_id, self._same_blocks, mine, theirs)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
-        if self._puts_off:
-            self.own.cache_blocks(request, num_computed_tokens)
-            self._put_off.append((request, num_computed_tokens, None, None))
-        else:
-            self._ask_both("cache_blocks", None, request, num_computed_tokens)
+        self._ask_both("cache_blocks", None, request, num_computed_tokens)
 
     def catch_up(self) -> None:
-        """Ask kvcore what was put off: the tokens of running requests and what they publish.
-
-        Nothing that these calls read changes before another call of the manager. One after the
-        other they cost half of what they cost in turn with vLLM's.
-        """
-        calls, self._put_off = self._put_off, []
-        ours, tally = self.kvcore, self.tally
-        own_nothing, nothing = self.own.empty_kv_cache_blocks, ours.empty_kv_cache_blocks
-        compares = tally.num_steps % self._every == 0
-        name, answer, other = "", None, None
-        request: Any = None
-        try:
-            for request, count, num_lookahead, answer in calls:
-                tally.num_calls += 1
-                if num_lookahead is None:
-                    name = "cache_blocks"
-                    ours.cache_blocks(request, count)
-                    continue
-                name = "allocate_slots"
-                other = ours.allocate_slots(request, count, 0, None, num_lookahead)
-                if other is nothing and answer is own_nothing:
-                    continue
-                if compares and not self._same_blocks(answer, other):
-                    self.part(name, request.request_id, answer, other)
-                    return
-        except Exception as error:  # whatever it is, vLLM's answers stand
-            self.part(name, request.request_id, answer, error)
+        """Ask kvcore what was put off, and compare."""
+        clock, spent = self._clock, self.tally.nanoseconds
+        self.tally.num_calls += len(self._later)
+        compares = self.tally.num_steps % self._every == 0
+        started = clock()
+        for name, request, answer, other in self._later.ask(self.kvcore):
+            asked = clock()
+            spent["kvcore"] += asked - started
+            try:
+                same = not compares or self._same_blocks(answer, other)
+            except Exception as error:  # whatever it is, vLLM's answers stand
+                other, same = error, False
+            if not same or isinstance(other, Exception):
+                self.part(name, request.request_id, answer, other)
+                return
+            started = clock()
+            spent["comparing"] += started - asked
+        spent["kvcore"] += clock() - started
 
     def pop_blocks_for_free(self, request: Any) -> Any:
         """vLLM's blocks; `block_pool.free_blocks` gives back both managers'."""
@@ -196,7 +174,7 @@ class Shadow:
         theirs: Callable[[], Any],
     ) -> Any:
         """vLLM's answer, with kvcore's compared to it if there is a way to."""
-        if self._put_off:
+        if self._later:
             self.catch_up()
         clock = self._clock
         started = clock()
@@ -219,7 +197,7 @@ class Shadow:
 
     def part(self, name: str, request_id: str, mine: Any, theirs: Any) -> None:
         """Say what differs, and ask kvcore no more."""
-        self._puts_off = False
+        self._put_off({})
         sides = []
         for manager in (self.own, self.kvcore):
             try:
@@ -238,11 +216,30 @@ class Shadow:
         )
         logger.error("%s", self.tally.difference)
 
+    def _put_off(self, calls: Mapping[str, Any]) -> None:
+        """Answer these calls from now on; without any, all go to both managers at once."""
+        for name in self._untimed:
+            vars(self).pop(name, None)
+        vars(self).update(calls)
+
+    def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call of vLLM's manager, whose time is counted."""
+        spent, clock = self.tally.nanoseconds, perf_counter_ns
+
+        def timed(*args: Any) -> Any:
+            started = clock()
+            answer = call(*args)
+            spent["vLLM"] += clock() - started
+            return answer
+
+        return timed
+
     def _ask_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
         if name == "new_step_starts":
             is_timed = self.tally.num_steps % STEPS_PER_TIMED == 0
             self._clock = perf_counter_ns if is_timed else stopped
-            self._puts_off = not is_timed and self.tally.difference is None
+            if self.tally.difference is None:
+                self._put_off(self._timed if is_timed else self._untimed)
             self.tally.num_timed += is_timed
             self.tally.num_steps += 1
         request_id = getattr(args[0], "request_id", "") if args else ""
@@ -253,7 +250,9 @@ class Shadow:
         def same(mine: Any, theirs: Any) -> bool:
             self.tally.hit_tokens["vLLM"] += mine[1]
             self.tally.hit_tokens["kvcore"] += theirs[1]
-            return mine[1:] == theirs[1:] and self._same_blocks(mine[0], theirs[0])
+            # mine[2] says what vLLM is to keep of a window; kvcore keeps all.
+            is_same = mine[1] == theirs[1] and mine[3:] == theirs[3:]
+            return is_same and self._same_blocks(mine[0], theirs[0])
 
         def theirs() -> Any:
             found = getattr(self.kvcore, name)(request, *args, **options)

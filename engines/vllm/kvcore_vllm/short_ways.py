@@ -25,6 +25,11 @@ class KVCacheManager(Whole):
         if self._is_plain:
             self.cache_blocks = self.compat.cache_blocks  # type: ignore[method-assign] # the same
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a decoded token takes no more than `compat.append` now."""
+        return self._is_plain and self._in_step
+
     def allocate_slots(
         self,
         request: Any,

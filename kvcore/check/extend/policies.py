@@ -129,12 +129,7 @@ def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
 
 
 def _blocks(tx: PoolTransaction) -> list[int]:
-    queue = tx.queue
-    blocks, block = [], queue.front()
-    while block != queue.sentinel:
-        blocks.append(block)
-        block = queue.following[block]
-    return blocks
+    return list(tx.queue)
 
 
 def _seen(tx: PoolTransaction, blocks: Sequence[int]) -> tuple[FreeBlock, ...]:

@@ -6,10 +6,12 @@ from __future__ import annotations
 from kvcore.check.mutants import (
     ahead,
     contents,
+    epochs,
     index,
     inflight,
     loads,
     owners,
+    policies,
     progress,
     requests,
     tiers,
@@ -17,6 +19,9 @@ from kvcore.check.mutants import (
 )
 from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
-FILES = (index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead)
+FILES = (
+    *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
+    *(epochs, policies),
+)
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -84,11 +84,12 @@ def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> Hunt:
 
 
 def walk(queue: FreeQueue) -> Iterator[int]:
-    """The blocks of a free queue, front first. Raises RuntimeError where its links never end."""
-    block = queue.following[queue.sentinel]
-    for _ in range(len(queue.following)):
-        if block == queue.sentinel:
-            return
-        yield block
-        block = queue.following[block]
-    raise RuntimeError("the links of the free queue never end")
+    """The blocks of a free queue, front first. Raises RuntimeError if its links never end."""
+    steps = iter(range(len(queue.following)))
+    for sentinel in range(queue.num_blocks, len(queue.following)):
+        block = queue.following[sentinel]
+        while block != sentinel:
+            if next(steps, None) is None:
+                raise RuntimeError("the links of the free queue never end")
+            yield block
+            block = queue.following[block]

@@ -23,7 +23,6 @@ from kvcore.check.mutants.worlds import (
 )
 from kvcore.hashing.block_hash import hash_block
 from kvcore.pool.block_pool import PoolTransaction
-from kvcore.pool.free_queue import FreeQueueTransaction
 from kvcore.pool.hash_index import HashIndexTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
@@ -211,7 +210,11 @@ def m_key_kept_under_lookahead(patcher: Patcher) -> None:
 @mutant("calls", "LRU", costs="only the order of eviction changes", trace="queue_order")
 def m_freed_block_leaves_first(patcher: Patcher) -> None:
     """A released block is the next one to be taken."""
-    patcher.replace(FreeQueueTransaction, "append", FreeQueueTransaction.prepend)
+
+    def leaves_first(tx: PoolTransaction, block: int) -> None:
+        tx.queue.prepend(block)
+
+    patcher.replace(PoolTransaction, "_enqueue", leaves_first)
 
 
 @mutant(

@@ -89,7 +89,8 @@ class ObservedModel:
         slots = sorted((place, tuple(held)) for place, held in node.contents.items())
         tables = sorted((place, tuple(table)) for place, table in node.tables.items() if table)
         pools = [_pool(pool) for pool in (state.device, state.host) if pool is not None]
-        return repr((by_row(state), state.rows, state.free_rows, pools, slots, tables)).encode()
+        rows = (by_row(state), state.rows, state.free_rows)
+        return repr((state.epoch, *rows, pools, slots, tables)).encode()
 
     def check(self, node: Seen) -> None:
         """Raise InvariantViolation where blocks or requests have no way on."""

@@ -24,13 +24,17 @@ from kvcore.check.world.world import Symmetry, by_row
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.free_queue import num_older
+from kvcore.pool.policy_state import KEYLESS
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.types.policy import Uses
 
 Name = list[int]
 ALL = Symmetry()
 FINGERPRINT_BYTES = 16
 NAMES_KEPT = 15_000
 LOST = 9999
+OLD = 9998
 """The rank of a block that is not found under its key: a broken state has a name, too."""
 
 
@@ -136,12 +140,20 @@ def _name(
             name += [request.num_cached[group_id], len(table), *device.names(table)]
         for table in request.host_tables:
             name += [len(table), *host.names(table)]
+    if state.epoch:
+        name += [state.epoch, num_older(state.device.queue)]
+        name += [*(each.starts_epoch for each in state.in_flight), state.batch.starts_epoch]
+        name += [request.epoch for request in order]
     held = [each.block for _, each in sorted(state.operations.items())]
     places = {batch.number: place for place, batch in enumerate(state.in_flight)}
     places[state.batch.number] = len(places)
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
+    if state.next_due:
+        dues = [state.waiting[request.request_id][0] for request in order]
+        name += [sorted(dues).index(due) for due in dues]
+    name += _remembered(state.device, device, tree, prefixes)
     renaming = Renaming(order, device, host, tree, prefixes)
     if state.in_flight or len(state.operations) or len(state.batch.published_keys) or state.loads:
         name += in_flight(state, renaming)
@@ -181,12 +193,38 @@ def _pool(
     for block in blocks.order():
         key = None if block == NO_HOST_BLOCK else pool.keys[block]
         if key is None:
-            name.append(0)
+            name.append(OLD if block in pool.older else 0)
             continue
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]
         name += tree.names(letters)[-tree.width :]
     return name
+
+
+def _remembered(pool: BlockPool, blocks: Blocks, tree: Tree, prefixes: Prefixes) -> Name:
+    """What the eviction policy remembers of each block, and of what left, oldest first."""
+    policy = pool.policy
+    if policy is None or not policy.is_remembered:
+        return []
+    name = [word for number in policy.memory for word in _words(number)] + [len(policy.left)]
+    for block in blocks.order():
+        known = policy.uses.get(block)
+        name += [0] if known is None else _uses(known)
+    for _, key in sorted(policy.left.items()):
+        letters = prefixes.chain(key)
+        name += [group_of(key), len(letters), *tree.names(letters)[-tree.width :]]
+        name += _uses(policy.ghosts[key])
+    return name
+
+
+def _uses(known: Uses) -> Name:
+    section, order = known.place or KEYLESS
+    return [known.uses, known.last, known.before, known.depth, section, *_words(order)]
+
+
+def _words(number: int) -> Name:
+    """A number of 64 bits."""
+    return [number >> 48, number >> 32 & 0xFFFF, number >> 16 & 0xFFFF, number & 0xFFFF]
 
 
 class Renaming:

@@ -3,7 +3,7 @@
 
 A node is plain data. What a batch uses is told from its commands and the tables when it was taken,
 not from what the core remembers of it. Its name says all that can still make a difference: commands
-and writes to come, contents of every block, and the worker's tables where these are not the
+and writes to come, contents of every block, and the worker's tables if these are not the
 state's.
 """
 
@@ -72,7 +72,7 @@ class Pending:
     requests: those that it schedules, as they were when it was taken. used: the places that its
     copies and its forward pass read or write. before: the counts of its requests before it. texts:
     those of the node before it was executed. feeds: what those of its requests feed from whose last
-    batch was executed.
+    batch was executed. epoch: that of the weights that it runs with.
     """
 
     number: int
@@ -84,6 +84,7 @@ class Pending:
     executed: bool = False
     texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     feeds: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    epoch: int = 0
 
 
 @attrs.frozen
@@ -102,7 +103,7 @@ class Node:
     pending: tuple[Pending, ...] = ()
     contents: Contents = attrs.field(factory=dict)
     tables: Tables = attrs.field(factory=dict)
-    loads: Mapping[int, tuple[bytes, int]] = attrs.field(factory=dict)
+    loads: Mapping[int, tuple[bytes, int, int]] = attrs.field(factory=dict)
     loading: Mapping[str, int] = attrs.field(factory=dict)
     failed: Mapping[str, int] = attrs.field(factory=dict)
     started: frozenset[int] = frozenset()
@@ -136,7 +137,8 @@ def taken(opened: State, schedule: Schedule) -> Pending:
     names = {write.request_id for write in writes}
     requests = {name: opened.requests[name] for name in sorted(names)}
     number = opened.batch.number
-    return Pending(number, commands, writes, requests, frozenset(used), before)
+    epoch = opened.epoch
+    return Pending(number, commands, writes, requests, frozenset(used), before, epoch=epoch)
 
 
 def copied(commands: Iterable[Command]) -> Iterator[Place]:
@@ -209,6 +211,7 @@ def name_of(node: Node, names: Renaming) -> Name:
     name: Name = [len(node.pending), len(node.waiting), node.filled]
     for batch in node.waiting:
         name += [len(batch.writes), *_commands(batch.commands, names)]
+        name += [batch.epoch] if node.state.epoch else []
         for write in batch.writes:
             name += _write(batch.requests[write.request_id], write, names)
     for batch in node.pending:

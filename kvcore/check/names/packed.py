@@ -2,8 +2,8 @@
 """A state between two edges as bytes: how it waits in memory and travels between processes.
 
 The configuration is the world's and stays out, and so does what a closed state has not: an open
-batch, events, statistics, batches in flight. The twin packs states
-in its own way, in rust/src/check/names/packed.rs.
+batch, events, statistics, batches in flight. A state whose eviction policy gives places is its
+canonical bytes. The twin packs states in its own way, in rust/src/check/names/packed.rs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from immutables import Map
 from msgspec.structs import astuple
 from pyrsistent import pvector
 
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import MAGIC, encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
@@ -28,17 +30,21 @@ def pack(state: State) -> bytes:
     """The bytes of a closed state."""
     assert not state.in_flight
     assert not state.held_rows
+    if state.device.policy is not None:
+        return encode(state)
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
-    rest = (state.rows, state.free_rows, state.operations, state.next_operation)
+    rest = (state.rows, state.free_rows, state.operations, state.next_operation, state.epoch)
     return pickle.dumps((pools, requests, rest), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(config: Config, data: bytes) -> State:
     """The closed state of these bytes."""
+    if data.startswith(MAGIC):
+        return decode(data)
     pools, requests, rest = pickle.loads(data)
     device, host = (None if pool is None else _pool_of(config, *pool) for pool in pools)
-    rows, free_rows, operations, next_operation = rest
+    rows, free_rows, operations, next_operation, epoch = rest
     assert device is not None
     return State(
         config=config,
@@ -53,6 +59,7 @@ def unpack(config: Config, data: bytes) -> State:
         new_blocks=(pvector(),) * len(config.groups),
         operations=operations,
         next_operation=next_operation,
+        epoch=epoch,
     )
 
 
@@ -60,11 +67,21 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     assert pool.quarantine is None
     index = pool.index
     links = (index.firsts, index.following, index.preceding)
-    return (pool.first_block, pool.ref_counts, pool.keys, astuple(pool.queue), links, pool.pins)
+    queue = astuple(pool.queue)
+    return (pool.first_block, pool.ref_counts, pool.keys, queue, links, pool.pins, pool.older)
 
 
 def _pool_of(
-    config: Config, first_block: int, ref_counts: Any, keys: Any, queue: Any, links: Any, pins: Any
+    config: Config,
+    first_block: int,
+    ref_counts: Any,
+    keys: Any,
+    queue: Any,
+    links: Any,
+    pins: Any,
+    older: frozenset[int],
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
-    return BlockPool(first_block, config.eviction, ref_counts, keys, queue, index, pins)
+    return BlockPool(
+        first_block, config.eviction, ref_counts, keys, queue, index, pins, older=older
+    )

@@ -9,8 +9,10 @@ states, or that another world is explored. What a world must show is told by its
 from __future__ import annotations
 
 from kvcore.check.profiles.ahead import RUN_AHEAD
+from kvcore.check.profiles.epochs import EPOCHS
 from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
 from kvcore.check.profiles.loads import LOADS_FAIL
+from kvcore.check.profiles.policies import POLICIES
 from kvcore.check.profiles.profile import (
     FLYING,
     FLYING_SLOTS,
@@ -220,4 +222,6 @@ PROFILES: dict[str, Profile] = {
     **RUN_AHEAD,
     **LOADS_FAIL,
     **FEATURES,
+    **EPOCHS,
+    **POLICIES,
 }

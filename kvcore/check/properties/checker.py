@@ -262,6 +262,9 @@ def note_state(notes: Notes, state: State) -> None:
     device = state.device
     notes["goal", "sharing"] += any(count > 1 for count in device.ref_counts)
     notes["goal", "duplicates"] += len(device.index.following) > 0
+    notes["goal", "stale"] += any(
+        each.num_computed and each.epoch < state.epoch for each in state.requests.values()
+    )
 
 
 def _of_scope(known: dict[str, Property], scope: str) -> Checks:

@@ -70,6 +70,8 @@ FACTS: dict[str, Fact] = {
     "HIT-LONGEST": Fact("quality", (14, 20, 46, 71)),
     "EVT-COPY": Fact("quality", (4, 5, 91)),
     "LRU": Fact("quality", (52,)),
+    "EPOCHS": Fact("wrong KV"),
+    "EPOCH-FIRST": Fact("quality"),
     "ROW-LIFE": Fact("wrong KV", (89,)),
     "GROWN": Fact("wrong KV"),
     "PINS": Fact("leak", (86,)),

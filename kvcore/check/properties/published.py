@@ -20,13 +20,16 @@ from kvcore.types.values import Outcome, Refused, Status
 
 def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
-    with one that is; no other block is published.
+    with one that is; no other block is published, and none of a request of an older epoch.
     """
     state, late = outcome.state, outcome.state.config.publish == "completed"
     commands = state.batch.commands if late else ()
     copies = {each.target for each in commands if isinstance(each, CopyOnWrite)}
     for name, num_tokens in _publishing(before, call, outcome):
         request, num_cached = state.requests[name], before.requests[name].num_cached
+        known = before.requests[name]
+        if known.num_computed and known.epoch < state.epoch:
+            num_tokens = 0
         waiting = {(x.group_id, x.position) for x in state.batch.merges if x.request_id == name}
         for index, group in enumerate(state.config.groups):
             num_full = min(num_tokens // group.block_size, request.num_hashed(state.config, index))

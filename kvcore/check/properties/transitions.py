@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvcore.check.properties.epochs import epoch_first, join
 from kvcore.check.properties.published import published
 from kvcore.codec.encode import encode
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.free_queue import num_older
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse, perform
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, SetTable, Touch
@@ -29,14 +31,15 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     of the others stays.
     """
     same = outcome.state.device is before.device and not outcome.commands
-    if same or call.name == "cancel":
+    if same or call.name == "cancel" or before.device.policy is not None:
         return
     pool, waits = outcome.state.device, quarantined(outcome.state.device)
-    queue = list(before.device.queue)
+    queue, num_first = list(before.device.queue), num_older(before.device.queue)
     touched = {each.block for each in outcome.commands if isinstance(each, Touch)}
     for block in quarantined(before.device):
         if block not in waits and block not in touched:
-            _join(queue, pool, block, cached=before.device.keys[block] is not None)
+            cached = before.device.keys[block] is not None
+            num_first += join(queue, before.device, block, num_first, cached=cached)
     for command in outcome.commands:
         match command:
             case Allocate(block):
@@ -44,10 +47,11 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
                     yield f"{call.name} takes block {block}, the front of the queue is {queue[:1]}"
                     return
                 queue.pop(0)
+                num_first = max(0, num_first - 1)
             case Touch(block) if block in queue:
                 queue.remove(block)
             case Free(block, cached) if block not in waits:
-                _join(queue, pool, block, cached=cached)
+                num_first += join(queue, before.device, block, num_first, cached=cached)
     if queue != list(pool.queue):
         yield f"{call.name} leaves the queue {list(pool.queue)}, by its commands {queue}"
 
@@ -187,7 +191,7 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
-    """The blocks that a call was made with as a hit, where it was done.
+    """The blocks that a call was made with as a hit, if it was done.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it.
     """
@@ -215,18 +219,12 @@ def hit_of(call: Call) -> Hit | None:
     return found if isinstance(found, Hit) else None
 
 
-def _join(queue: list[int], pool: BlockPool, block: int, *, cached: bool) -> None:
-    if pool.eviction == "uncached_first" and not cached:
-        queue.insert(0, block)
-    else:
-        queue.append(block)
-
-
 OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
 """Checks of calls that are made with a hit: of others they have nothing to say."""
 
 TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "LRU": lru,
+    "EPOCH-FIRST": epoch_first,
     "ROW-LIFE": row_life,
     "GROWN": grown,
     "PINS": pins,

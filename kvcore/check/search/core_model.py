@@ -178,14 +178,15 @@ class CoreModel:
         checker, schedule, ghost = self.checker, self._schedule, self._ghost
         schedule.assume(start)
         ghost.assume(self._counted_at(start))
-        ghost.loading = schedule.loading
+        ghost.loading, ghost.epoch = schedule.loading, opened.epoch
         for step in closing:
             follow(schedule, step)
         checker.run_check(schedule.check, opened)
         checker.run_check(schedule.check_caps, opened)
         ghost.apply(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
-        checker.run_check(ghost.compute, opened.requests, writes, schedule.encoders)
+        more = (schedule.encoders, schedule.epochs)
+        checker.run_check(ghost.compute, opened.requests, writes, *more)
         checker.check_batch(start, opened)
         loaded = failing is None or failing[0] in schedule.loading
         if loaded:
@@ -207,9 +208,9 @@ class CoreModel:
         while failed or len(state.batch.commands) or len(state.batch.scheduled) or state.loads:
             failed = False
             ghost.apply(state.batch.commands)
-            self.checker.run_check(
-                ghost.compute, state.requests, schedule.take(), schedule.encoders
-            )
+            ghost.epoch, writes = state.epoch, schedule.take()
+            more = (schedule.encoders, schedule.epochs)
+            self.checker.run_check(ghost.compute, state.requests, writes, *more)
             ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
             state = self._call(state, TAKE_BATCH, closing)
         return closed(state)

@@ -111,8 +111,10 @@ class FlightModel(CoreModel):
         ghost = self._ghost
         node.recall(ghost)
         for batch in node.waiting:
+            ghost.epoch = batch.epoch
             ghost.apply(in_flight(batch.commands))
             self._forward(batch.requests, batch.writes, feeds=batch.feeds)
+        ghost.epoch = state.epoch
         ghost.apply(in_flight(state.batch.commands))
         self._forward(state.requests, node.writes)
         counted = ghost.counted(state, {})
@@ -208,6 +210,7 @@ class FlightModel(CoreModel):
         (failing, sampled), batch, ghost = ending, node.waiting[0], self._ghost
         closing.append(executed(node.state, batch.number))
         node.recall(ghost)
+        ghost.epoch = batch.epoch
         ghost.apply(in_flight(batch.commands))
         writes = [failed(write, failing) for write in batch.writes]
         self._forward(batch.requests, writes, sampled)

@@ -35,6 +35,8 @@ from kvcore.transitions.queries import get_computed_blocks
 from kvcore.types.values import Refused, Request, Status
 
 TO_COME = "num_output_placeholders"
+EPOCHS_MAX = 2
+"""The last epoch that a world reaches."""
 
 
 def moves(
@@ -67,6 +69,8 @@ def moves(
     yield from block_calls(world, state)
     if "reset_prefix_cache" in world.calls:
         yield Call("reset_prefix_cache")
+    if "advance_epoch" in world.calls and state.epoch < EPOCHS_MAX:
+        yield Call("advance_epoch")
 
 
 def _admit(world: World, request: Request) -> Script:

@@ -119,7 +119,7 @@ class Prefixes:
             found.append(node)
         return found
 
-    def block(self, key: bytes) -> Nodes:
+    def block(self, key: bytes, _epoch: int = 0) -> Nodes:
         """What a block under a key holds. Raises InvariantViolation (HASH-INJ, KEY-GRAN)."""
         group_id = group_of(key)
         size = self._config.groups[group_id].block_size

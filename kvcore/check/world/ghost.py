@@ -78,7 +78,7 @@ class Ghost(ContentOracle):
         slots, scheduled drafts included.
         """
         for request in state.requests.values():
-            nodes = self.prefixes.nodes(request)
+            nodes = self.prefixes.nodes(request, request.epoch)
             for tier, tables in tiers(request):
                 for index, table in enumerate(tables):
                     if not table:
@@ -96,7 +96,7 @@ class Ghost(ContentOracle):
         for key, blocks in state.device.index.items():
             index = group_of(key)
             for block in blocks:
-                for slot, node in enumerate(self.prefixes.block(key)):
+                for slot, node in enumerate(self.prefixes.block(key, state.epoch)):
                     yield "CACHE-KV", ("device", block), slot, (node, index)
 
     def compute(
@@ -104,8 +104,13 @@ class Ghost(ContentOracle):
         requests: Mapping[str, RequestState],
         writes: Sequence[Write],
         encoders: Mapping[str, Encoder],
+        epochs: Mapping[str, int] | None = None,
     ) -> None:
-        """Play the forward pass of what a batch schedules (requests: as taken)."""
+        """Play the forward pass of what a batch schedules (requests: as taken; epochs: in which
+        they began, if that is not what they say).
+        """
+        if epochs is None:
+            epochs = {name: each.epoch for name, each in requests.items()}
         self.forward(
             [
                 Pass(
@@ -115,7 +120,7 @@ class Ghost(ContentOracle):
                     loaded=each.loaded,
                     end=each.end,
                     num_slots=each.num_slots,
-                    nodes=self.prefixes.nodes(requests[each.request_id]),
+                    nodes=self.prefixes.nodes(requests[each.request_id], epochs[each.request_id]),
                     failed=each.failed,
                     encoder=_encoded(each.encoder or encoders.get(each.request_id)),
                     encodes=each.encoder is not None,

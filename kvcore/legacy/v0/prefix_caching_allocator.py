@@ -36,7 +36,7 @@ from kvcore.legacy.v0.naive_block import HashlessAllocator
 from kvcore.legacy.v0.tier_blocks import TierBlocks, key_of_hash
 
 
-@attrs.define
+@attrs.define(weakref_slot=False)
 class BlockTracker:
     """How one physical block is used inside a prefix-caching allocator."""
 

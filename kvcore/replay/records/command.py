@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from kvcore import _twin
 from kvcore.cli.arguments import natural, parse
 from kvcore.replay.records.rerun import Backend, Rerun, rerun
+from kvcore.replay.report_text import counted
 from kvcore.types.errors import KvcoreError
 
 EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
@@ -41,6 +42,8 @@ def to_text(done: Rerun) -> str:
         lines.append(f"the process died in {done.died_in}")
     if done.dropped_bytes:
         lines.append(f"{done.dropped_bytes:,} bytes behind damage were left out")
+    if done.missing_calls:
+        lines.append(f"{counted(done.missing_calls, 'call')} missing before a later file")
     parting = done.difference
     if parting is None:
         return "\n".join([*lines, "every outcome is the recorded one"])

@@ -16,6 +16,7 @@ import attrs
 
 from kvcore.codec.decode import decode
 from kvcore.manager import KVCacheManager
+from kvcore.record.calls import SHAPES
 from kvcore.record.errors import InvalidRecorder
 from kvcore.record.fields import LastHit, Source
 from kvcore.record.outcomes import read_outcome, write_error, write_value
@@ -52,13 +53,15 @@ class Rerun:
     """What came of a replay.
 
     has_tail: the last step has no checksum, since it was never closed. dropped_bytes: behind damage
-    in a segment. died_in: the call in which the process died, which is not made again.
+    in a segment. missing_calls: between segments, behind damage or in files that are gone. died_in:
+    the call in which the process died, which is not made again.
     """
 
     num_segments: int = 0
     num_calls: int = 0
     has_tail: bool = False
     dropped_bytes: int = 0
+    missing_calls: int = 0
     died_in: str | None = None
     difference: Difference | None = None
 
@@ -83,7 +86,9 @@ class Player:
             found = self.hits.get(arguments["request_id"])
             arguments = arguments | {"hit": found}
         try:
-            value = getattr(self.manager, call.name)(**arguments)
+            options = dict(arguments)
+            given = [options.pop(field) for field in SHAPES[call.name].fields]
+            value = getattr(self.manager, call.name)(*given, **options)
         except KvcoreError as error:
             return write_error(error)
         if isinstance(value, Hit):
@@ -110,25 +115,28 @@ def rerun(
         reason = f"the record begins with call {starts[0]:,}"
         raise InvalidRecorder(name="first call", value=first, reason=reason)
     begin = max(place for place, start in enumerate(starts) if start <= first)
-    done, players = Rerun(), list[Player]()
+    done, players, follows = Rerun(), list[Player](), starts[begin]
     for segment in map(read_segment, files[begin:]):
-        if last is not None and segment.header.first_call > last:
+        start = segment.header.first_call
+        if last is not None and start > last:
             break
-        difference = _begin(players, segment, backends, whole=not done.dropped_bytes)
+        difference = _begin(players, segment, backends, whole=start == follows)
         done = attrs.evolve(
             done,
             num_segments=done.num_segments + 1,
             dropped_bytes=done.dropped_bytes + segment.dropped_bytes,
+            missing_calls=done.missing_calls + start - follows,
             has_tail=segment.has_tail,
             difference=difference,
         )
+        follows = start
         for call in () if difference else read_calls(segment):
             if last is not None and call.number > last:
                 break
             if call.says is None:
                 return attrs.evolve(done, died_in=describe(call))
             outcomes = [player.make(call) for player in players]
-            done.num_calls += 1
+            done.num_calls, follows = done.num_calls + 1, call.number + 1
             if call.number >= first and any(each != call.outcome for each in outcomes):
                 return attrs.evolve(done, difference=_difference(players, call, outcomes))
         if difference:

@@ -96,8 +96,12 @@ class Hunt:
         self.shrinking = 0.0
 
     def events(self, seconds: float) -> Iterator[Event]:
-        """Hunt for this many CPU seconds. Each event is a finding or the tally of a second."""
+        """Hunt for this many CPU seconds. Each event is a finding or the tally of a second.
+
+        The first one says that the engine has imported what it needs.
+        """
         warm_up(self.adapter, self.generator.next())
+        yield {"event": "warm"}
         started = time.process_time()
         told = 0.0
         while self.tally.seconds < seconds:

@@ -140,8 +140,11 @@ def _followed(
                 tail, num_printed = (tail + data)[-TAIL_BYTES:], num_printed + len(data)
             else:
                 *lines, buffer = (buffer + data).split(b"\n")
-                last, num_printed, patience = time.time(), 0, SILENT_SECONDS
-                yield from (json.loads(line) for line in lines)
+                last, num_printed = time.time(), 0
+                for event in map(json.loads, lines):
+                    if event["event"] != "start":  # it imports until it says that it is warm
+                        patience = SILENT_SECONDS
+                    yield event
         if num_printed > FLOOD_BYTES:
             failed = "flood", f"flood: more than {FLOOD_BYTES} bytes printed"
         if not ready and unfinished.exists():

@@ -53,6 +53,7 @@ def main(job: dict[str, Any]) -> int:
     elif job["do"] == "again":
         world = world_from_json(job["world"])
         warm_up(adapter, world)
+        send({"event": "warm"})
         outcome = run(adapter, world, full=True, muted=job["muted"])
         if (found := outcome.found) is not None:
             send(_event(adapter, world, found.name, found.where, found.text))
@@ -80,6 +81,7 @@ def _cut_down(adapter: Any, job: dict[str, Any], send: Any) -> None:
     """A world whose process did not live to tell: cut down in one process a candidate."""
     world = world_from_json(job["world"])
     warm_up(adapter, world)
+    send({"event": "warm"})
     name, where, text = outcome_of(adapter, world)
     if name is None:
         text = f"{job['name']}: {job['text']} (not again when the world ran by itself)"

@@ -58,7 +58,6 @@ class PagedAttention:
         keys, _ = cache.layer(0)
         self._cache = cache
         self._plan = plan
-        self._block_size = size = keys.shape[1]
         self.step = RaggedStep(
             query_lens=plan.query_lens,
             seq_lens=plan.seq_lens,
@@ -68,24 +67,17 @@ class PagedAttention:
         )
         num_tokens = self.step.num_tokens
         numbers = torch.from_numpy(plan.numbers).to(keys.device)
-        self._entries, self.positions, self._offsets = numbers.split(
+        self._entries, self.positions, self._offsets = numbers.split_with_sizes(
             (num_tokens + plan.num_blocks, num_tokens, num_tokens)
         )
-        spans = [
-            range(first // size, -(-seq_len // size))
-            for first, seq_len in zip(self.step.first_keys, plan.seq_lens, strict=True)
-        ]
-        block_bytes = keys[0].numel() * keys.element_size()
-        parts = _parts(spans, max(1, GATHER_BYTES_MAX // block_bytes))
-        sizes = [sum(len(span) for span in part) for part in parts]
-        self._split_sizes = [num_tokens, *sizes]
-        scratch = keys.new_empty((2, max(sizes, default=0), *keys.shape[1:]))
-        seen = list(zip(spans, self.step.first_keys, plan.seq_lens, strict=True))
-        self._parts = []
-        for part, part_size in zip(parts, sizes, strict=True):
-            pairs = self._views(scratch[:, :part_size], seen[: len(part)])
-            self._parts.append((scratch[0, :part_size], scratch[1, :part_size], pairs))
-            del seen[: len(part)]
+        self._split_sizes = [num_tokens, *(num_blocks for num_blocks, _ in plan.parts)]
+        scratch = keys.new_empty((2 * max(self._split_sizes[1:], default=0), *keys.shape[1:]))
+        self._parts: list[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = []
+        for num_blocks, sizes in plan.parts:  # views are the same for all layers
+            part = scratch[: 2 * num_blocks]  # all its keys, then all its values
+            views = heads_first(part.flatten(0, 1)).split_with_sizes(sizes * 2, dim=2)
+            pairs = list(zip(views[1 : len(sizes) : 2], views[len(sizes) + 1 :: 2], strict=True))
+            self._parts.append((part[:num_blocks], part[num_blocks:], pairs))
 
     def bind(self, block_tables: Tensor) -> PagedAttention:
         """Say where the blocks are; returns itself.
@@ -101,7 +93,7 @@ class PagedAttention:
             raise ShapeMismatch(name="block_tables", expected=expected, actual=shape)
         entries = self._entries.to(block_tables.device)
         found = block_tables.view(-1).index_select(0, entries).to(self._offsets.device, torch.int64)
-        written, *self._ids = found.split(self._split_sizes)
+        written, *self._ids = found.split_with_sizes(self._split_sizes)
         self._slots = (written, self._offsets)
         return self
 
@@ -121,22 +113,6 @@ class PagedAttention:
             torch.index_select(keys, 0, ids, out=part_keys)
             torch.index_select(values, 0, ids, out=part_values)
             yield from pairs
-
-    def _views(
-        self, scratch: Tensor, seen: Sequence[tuple[range, int, int]]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Where the keys and values of the sequences of a part will be, the same for all layers.
-
-        seen: of each sequence its blocks, its first key, and its length.
-        """
-        sizes, size = [], self._block_size
-        for span, first, seq_len in seen:
-            start, stop = span.start * size, span.stop * size
-            sizes += [first - start, seq_len - first, stop - seq_len]
-        keys, values = (
-            heads_first(each).split_with_sizes(sizes, dim=2)[1::3] for each in scratch.flatten(1, 2)
-        )
-        return list(zip(keys, values, strict=True))
 
 
 class GroupedAttention:
@@ -159,14 +135,7 @@ class GroupedAttention:
         return self._attentions[attention].attend(place, q, k, v)
 
 
-def _parts(spans: Sequence[range], num_blocks_max: int) -> list[list[range]]:
-    """Cut the sequences, in order, into parts of at most this many blocks, at least one each."""
-    parts: list[list[range]] = []
-    room = 0
-    for span in spans:
-        if not parts or len(span) > room:
-            parts.append([])
-            room = num_blocks_max
-        parts[-1].append(span)
-        room -= len(span)
-    return parts
+def num_blocks_gathered(cache: BlockLayers) -> int:
+    """How many blocks of a group are gathered at a time, for `plan_reads`."""
+    keys, _ = cache.layer(0)
+    return max(1, GATHER_BYTES_MAX // (keys[0].numel() * keys.element_size()))

@@ -69,10 +69,16 @@ class RaggedStep:
                 raise TooLong(
                     what=f"sequence {index}", num_tokens=query_len, num_tokens_max=seq_len
                 )
-        first_keys = tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
+        first_keys = (
+            (0,) * len(self.seq_lens)
+            if self.visibility.window is None
+            else tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
+        )
         object.__setattr__(self, "first_keys", first_keys)
-        width = _round_up(max(self.seq_lens, default=0))
-        tiles = _TileMasks(self.visibility, width, self.device) if self.invariant else None
+        tiles = None
+        if self.invariant:
+            width = _round_up(max(self.seq_lens, default=0))
+            tiles = _TileMasks(self.visibility, width, self.device)
         object.__setattr__(self, "_tiles", tiles)
         object.__setattr__(self, "_masks", () if self.invariant else self._build_masks())
 
@@ -102,7 +108,7 @@ class RaggedStep:
         same: see `heads_first`), those of its last n positions, from its first key (`first_keys`)
         or an earlier one on; any strides, taken one after another. Returns like q.
         """
-        queries = torch.split(heads_first(q), list(self.query_lens), dim=2)
+        queries = heads_first(q).split_with_sizes(self.query_lens, dim=2)
         outputs = []
         for index, (keys, values) in zip(range(len(queries)), keys_values, strict=True):
             if self._tiles is not None:
@@ -121,6 +127,8 @@ class RaggedStep:
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
         """One mask a sequence, for all layers; None if causal or single-query needs none."""
+        if max(self.query_lens, default=1) == 1:
+            return (None,) * len(self.query_lens)
         return tuple(
             self.visibility.mask(range(s - n, s), range(first, s), self.device)
             if n > 1 and (n < s or self.visibility.window is not None)

@@ -7,6 +7,7 @@ Why: it can be made where a step is planned, while the step before is computed e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -21,7 +22,9 @@ class ReadPlan:
     """The entries of the tables that one kind of layers needs in a step.
 
     num_rows, num_places: that the tables must have; width: the places that a row has. num_blocks:
-    that each layer reads, those of several sequences counted for each. numbers: int64, one behind
+    that each layer reads, those of several sequences counted for each. parts: how these are
+    gathered: of each part its blocks, and how many of their slots, in turn, are of no use and are a
+    sequence's. numbers: int64, one behind
     another: the entries, counted through all rows, of all new tokens and of all blocks that are
     read; then of each new token its position, and its offset in its block.
     """
@@ -32,7 +35,18 @@ class ReadPlan:
     num_places: int
     width: int
     num_blocks: int
+    parts: tuple[tuple[int, tuple[int, ...]], ...]
     numbers: npt.NDArray[np.int64]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.query_lens, self.seq_lens, self.num_rows, self.num_places, self.width)
+        return _from_bytes, (bytearray(self.numbers), *fields, self.num_blocks, self.parts)
+
+
+def _from_bytes(numbers: bytearray, *fields: Any) -> ReadPlan:
+    """A plan whose numbers are given as bytes, which are unpickled faster than an array."""
+    fields = (*fields, np.frombuffer(numbers, dtype=np.int64))
+    return ReadPlan(*fields)
 
 
 def plan_reads(
@@ -42,18 +56,21 @@ def plan_reads(
     block_size: int,
     width: int,
     rows: Sequence[int] | None = None,
+    num_blocks_max: int | None = None,
     visibility: Visibility = FULL,
 ) -> ReadPlan:
     """Plan a step of sequences whose last query_lens[i] of seq_lens[i] tokens are new.
 
     width: places that a row of the tables has. rows: of the tables, one per sequence; 0, 1, 2 and
-    so on if not said. visibility: of the layers.
+    so on if not said. num_blocks_max: gathered at a time, unless one sequence alone has more; None
+    for all. visibility: of the layers.
     """
     starts = [seq_len - num for num, seq_len in zip(query_lens, seq_lens, strict=False)]
-    spans = [
-        range(visibility.first_seen(start) // block_size, -(-seq_len // block_size))
+    seen = [
+        (visibility.first_seen(start), seq_len)
         for start, seq_len in zip(starts, seq_lens, strict=False)
     ]
+    spans = [range(first // block_size, -(-stop // block_size)) for first, stop in seen]
     row = np.array(range(len(spans)) if rows is None else rows, dtype=np.int64)
     counts = [len(span) for span in spans]
     positions = flat_ranges(starts, query_lens)
@@ -67,5 +84,33 @@ def plan_reads(
         num_places=max((span.stop for span in spans), default=0),
         width=width,
         num_blocks=len(read),
+        parts=_gathers(spans, seen, block_size, num_blocks_max or len(read)),
         numbers=np.concatenate((places, read, positions, offsets)),
     )
+
+
+def _gathers(
+    spans: Sequence[range], seen: Sequence[tuple[int, int]], block_size: int, num_blocks_max: int
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """See `ReadPlan.parts`. seen: of each sequence its first key, and its length."""
+    gathers, rest = [], iter(seen)
+    for part in _parts(spans, num_blocks_max):
+        sizes = [0]
+        for span, (first, stop) in zip(part, rest, strict=False):
+            sizes[-1] += first - span.start * block_size
+            sizes += [stop - first, span.stop * block_size - stop]
+        gathers.append((sum(len(span) for span in part), tuple(sizes)))
+    return tuple(gathers)
+
+
+def _parts(spans: Sequence[range], num_blocks_max: int) -> list[list[range]]:
+    """Cut the sequences, in order, into parts of at most this many blocks, at least one each."""
+    parts: list[list[range]] = []
+    room = 0
+    for span in spans:
+        if not parts or len(span) > room:
+            parts.append([])
+            room = num_blocks_max
+        parts[-1].append(span)
+        room -= len(span)
+    return parts

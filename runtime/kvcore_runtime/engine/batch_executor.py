@@ -45,13 +45,13 @@ class Executed:
 
 
 class BatchExecutor:
-    """The batches on their way, oldest first."""
+    """The batches on their way, oldest first. core: as of `ForkedWorker`, which raises for it."""
 
-    def __init__(self, runtime: Runtime, forward: Forward) -> None:
+    def __init__(self, runtime: Runtime, forward: Forward, core: int | None = None) -> None:
         self._side = _OtherSide(runtime, forward)
         device = runtime.cache.device
         self._worker = (
-            ForkedWorker(self._side)
+            ForkedWorker(self._side, core)
             if runs_in_fork(device)
             else ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
         )
@@ -59,7 +59,10 @@ class BatchExecutor:
 
     def announce(self, inputs: StepInputs) -> None:
         """Say what the batch that is submitted next computes; without it, it computes nothing."""
-        self._worker.submit(self._side.announce, inputs)
+        if isinstance(self._worker, ForkedWorker):
+            self._worker.tell(self._side.announce, inputs)
+        else:
+            self._worker.submit(self._side.announce, inputs)
 
     def submit(self, batch: Batch) -> None:
         """Let a batch be applied and its step be computed."""
@@ -70,13 +73,14 @@ class BatchExecutor:
 
         Raises what applying or computing it raised, NotExecuted, ExecutorDied, ExecutorFailed.
         """
-        done: Executed = self._submitted[0].result()
+        given, finished = self._submitted[0].result()
         self._submitted.popleft()
-        logits = None if done.computed is None else done.computed.logits
+        computed = None if given is None else Computed(logits=given[0], tokens=given[1])
+        logits = None if computed is None else computed.logits
         if logits is not None and logits.is_cuda:
             # Made on the executor's stream, read on the caller's.
             logits.record_stream(torch.cuda.current_stream(logits.device))
-        return done
+        return Executed(computed=computed, finished=finished)
 
     def drain(self) -> bool:
         """Wait until nothing runs; returns whether all went well. What came out stays to be had."""
@@ -95,7 +99,7 @@ class BatchExecutor:
             each
             for done in self._submitted
             if done.exception() is None
-            for each in done.result().finished
+            for each in done.result()[1]
         ]
         with contextlib.suppress(ExecutorDied):  # the next batch will say so
             finished += self._worker.submit(self._side.restart, next_number).result()
@@ -129,20 +133,24 @@ class _OtherSide:
     def announce(self, inputs: StepInputs) -> None:
         """Set the step of the next batch up; an error is that of the batch."""
         try:
-            with torch.cuda.stream(self._stream):
+            with self._on_stream():
                 self._begun = self._forward.begin(inputs)
         except Exception as error:
             self._begun = error
 
-    def execute(self, batch: Batch) -> Executed:
-        """Apply a batch and compute its step."""
+    def execute(
+        self, batch: Batch
+    ) -> tuple[tuple[torch.Tensor | None, list[int]] | None, list[Finished]]:
+        """Apply a batch and compute its step: the fields of `Executed`, which are pickled sooner
+        than it is.
+        """
         begun, self._begun = self._begun, None
         if self._stopped[0]:
             raise NotExecuted(number=batch.number)
         try:
             if isinstance(begun, Exception):
                 raise begun
-            with torch.cuda.stream(self._stream):
+            with self._on_stream():
                 self._runtime.apply(batch)
                 computed = None if begun is None else self._forward.compute(begun)
                 if self._stream is not None:
@@ -150,7 +158,12 @@ class _OtherSide:
         except BaseException:
             self.stop()
             raise
-        return Executed(computed=computed, finished=self._runtime.take_finished())
+        given = None if computed is None else (computed.logits, computed.tokens)
+        return given, self._runtime.take_finished()
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[None]:
+        # Without a stream torch's does nothing, for 10 us.
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def restart(self, next_number: int) -> list[Finished]:
         """Go on with a batch of this number; returns what ended of the one that failed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import io
 import mmap
 import multiprocessing
 import os
@@ -30,14 +31,20 @@ from typing import Any, NoReturn
 
 import torch
 
-from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCore
 
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
 to be woken takes 30 to 100 us."""
-SENT_BYTES_MAX = 64 * 1024
+NAP_SECONDS = 50e-6
+NUM_NAPS_MAX = 50
+"""How often the caller looks for a reply before it sleeps until it is woken: a nap takes 0.1 ms,
+ends on the caller's core, and costs the process nothing. To wake a sleeper takes the process time,
+and the system may put the sleeper on the core of the process, before whose next call it then runs.
+"""
+SENT_BYTES_MAX = 32 * 1024
 """Calls that are sent before their replies are read: if both sides sent more than the system keeps
-for them, both would wait for the other."""
+for them, both would wait for the other. It keeps 64 KiB, of which half may be gaps."""
 
 
 class Reply:
@@ -64,11 +71,17 @@ class Reply:
 class ForkedWorker:
     """Calls of one object's methods, in order, in a fork that is made at the first of them.
 
-    The fork ends with this object, and with its process. Ctrl-C does not reach it.
+    The fork ends with this object, and with its process. Ctrl-C does not reach it. core: the only
+    one that it runs on; None for those of its caller. Raises NoSuchCore.
     """
 
-    def __init__(self, target: object) -> None:
+    def __init__(self, target: object, core: int | None = None) -> None:
+        if core is not None:
+            allowed = os.sched_getaffinity(0)
+            _stay_on(core)
+            os.sched_setaffinity(0, allowed)
         self._target = target
+        self._core = core
         self._waiting: collections.deque[Reply] = collections.deque()
         self._finalizer: weakref.finalize[Any, ForkedWorker] | None = None
         self._num_bytes_sent = 0  # since no reply was to come, or less
@@ -79,37 +92,54 @@ class ForkedWorker:
 
         The reply tells if the fork is dead.
         """
+        reply = Reply(self)
+        self._send(method, arguments, reply)
+        return reply
+
+    def tell(self, method: Callable[..., Any], *arguments: Any) -> None:
+        """As `submit`, without a reply. The fork ends if the method raises."""
+        self._send(method, arguments, None)
+
+    def _send(
+        self, method: Callable[..., Any], arguments: tuple[Any, ...], reply: Reply | None
+    ) -> None:
         if self._finalizer is None:
             self._begin()
-        call = pickle.dumps((method.__name__, arguments))
+        call = pickle.dumps((method.__name__, arguments, reply is not None))
         self._num_bytes_sent += len(call)
         if self._num_bytes_sent > SENT_BYTES_MAX:
             while self._waiting:
                 self.receive()
             self._num_bytes_sent = len(call)
-        reply = Reply(self)
-        self._waiting.append(reply)
+        if reply is not None:
+            self._waiting.append(reply)
         try:
-            self._connection.send_bytes(call)
-        except OSError:
+            self._calls.write(call)
+            self._calls.flush()
+        except (OSError, ValueError):  # the fork is gone, or buried
             self._bury()
         self._bell[0] += 1
-        return reply
 
     def receive(self) -> None:
         """Wait for the oldest reply that is still to come."""
+        for _ in range(NUM_NAPS_MAX):
+            if self._poll.poll(0):
+                break
+            time.sleep(NAP_SECONDS)
         self._poll.poll()  # a Ctrl-C while it waits loses nothing
         try:
-            answer = self._connection.recv()
+            answer = self._replies.recv()
         except (EOFError, OSError):
             self._bury()
         else:
             self._waiting.popleft().answer = answer
 
     def _begin(self) -> None:
-        self._connection, end = multiprocessing.Pipe()
+        self._replies, replies = multiprocessing.Pipe(duplex=False)
+        reading, writing = os.pipe()
+        calls, self._calls = os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
         self._poll = select.poll()
-        self._poll.register(self._connection, select.POLLIN)
+        self._poll.register(self._replies, select.POLLIN)
         self._bell = memoryview(mmap.mmap(-1, 8)).cast("Q")
         caller = os.getpid()
         with warnings.catch_warnings():
@@ -117,14 +147,20 @@ class ForkedWorker:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process_id = os.fork()
         if not self.process_id:
-            _run(self._target, end, self._connection, self._bell)
-        end.close()
-        self._finalizer = weakref.finalize(self, _end, self._connection, self.process_id, caller)
+            self._replies.close()
+            self._calls.close()
+            if self._core is not None:
+                _stay_on(self._core)
+            _run(self._target, calls, replies, self._bell)
+        calls.close()
+        replies.close()
+        ends = (self._calls, self._replies)
+        self._finalizer = weakref.finalize(self, _end, *ends, self.process_id, caller)
 
     def _bury(self) -> None:
         """Answer all that wait: the fork is gone."""
         if self._finalizer is not None and self._finalizer.detach() is not None:
-            self._connection.close()
+            _close(self._calls, self._replies)
             _, status = os.waitpid(self.process_id, 0)
             self._exit_code = os.waitstatus_to_exitcode(status)
         for reply in self._waiting:
@@ -132,30 +168,45 @@ class ForkedWorker:
         self._waiting.clear()
 
 
-def _end(connection: Connection, process_id: int, caller: int) -> None:
-    """Let a fork end. It is told, since forks that were made later hold the connection, too."""
+def _stay_on(core: int) -> None:
+    """Let the calling thread, and those that it will start, run on one core."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except (OSError, OverflowError, TypeError, ValueError):
+        raise NoSuchCore(core=core) from None
+
+
+def _close(calls: io.BufferedIOBase, replies: Connection) -> None:
+    with contextlib.suppress(OSError):
+        calls.close()
+    replies.close()
+
+
+def _end(calls: io.BufferedWriter, replies: Connection, process_id: int, caller: int) -> None:
+    """Let a fork end. It is told, since forks that were made later hold its pipes, too."""
     if os.getpid() != caller:
         return
     with contextlib.suppress(OSError):
-        connection.send(None)
-    connection.close()
+        pickle.dump(None, calls)
+    _close(calls, replies)
     os.waitpid(process_id, 0)
 
 
-def _run(target: object, connection: Connection, end: Connection, bell: memoryview) -> NoReturn:
+def _run(
+    target: object, calls: io.BufferedReader, replies: Connection, bell: memoryview
+) -> NoReturn:
     """The fork: serve calls until there are no more to come, and do nothing else."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        end.close()
         gc.freeze()  # a collection would copy the pages of all objects of the caller
-        thread = threading.Thread(target=_serve, args=(target, connection, bell))
+        thread = threading.Thread(target=_serve, args=(target, calls, replies, bell))
         thread.start()
         thread.join()
     finally:
         os._exit(0)
 
 
-def _serve(target: object, connection: Connection, bell: memoryview) -> None:
+def _serve(target: object, calls: io.BufferedReader, replies: Connection, bell: memoryview) -> None:
     torch.set_num_threads(torch.get_num_threads())  # of the caller; a new thread has all cores
     num_calls = 0
     while True:
@@ -164,18 +215,21 @@ def _serve(target: object, connection: Connection, bell: memoryview) -> None:
             pass
         num_calls += 1
         try:
-            call = connection.recv()
+            call = pickle.load(calls)
         except EOFError:
             return
         if call is None:
             return
-        name, arguments = call
+        name, arguments, is_answered = call
+        if not is_answered:
+            getattr(target, name)(*arguments)
+            continue
         try:
             answer = pickle.dumps((getattr(target, name)(*arguments), None))
         except BaseException as error:
             answer = _packed(error)
         try:
-            connection.send_bytes(answer)
+            replies.send_bytes(answer)
         except OSError:
             return
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvcore import Config
-from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention
+from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention, num_blocks_gathered
 from kvcore_runtime.attention.ragged import any_shape
 from kvcore_runtime.attention.read_plan import ReadPlan, plan_reads
 from kvcore_runtime.cache.apply import Runtime
@@ -97,6 +99,17 @@ class StepInputs:
     newest: tuple[list[int], list[int]]
     plans: tuple[ReadPlan, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepInputs, (
+            self.reads,
+            self.tokens,
+            self.to_come,
+            self.wanted,
+            self.draws,
+            self.newest,
+            self.plans,
+        )
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Begun:
@@ -136,6 +149,7 @@ class Forward:
         self._keep_logits = keep_logits
         kinds = list(dict.fromkeys((each.group_id, each.visibility) for each in groups.places))
         self._kinds = kinds
+        self._num_blocks_max = [num_blocks_gathered(each) for each in runtime.cache.groups]
         # Of each row, for the next step: it needs no one who reads it first.
         rows = runtime.tables.max_rows
         self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
@@ -144,7 +158,7 @@ class Forward:
         ]
 
     def prepare(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInputs:
-        """What computing the chunks needs to know of their sequences, as it is now.
+        """What a forward pass over the chunks needs to know of their sequences, as they are now.
 
         draws: what is sampled from them (sample_step.py).
         """
@@ -192,7 +206,9 @@ class Forward:
         attention = self._attention(inputs.plans)
         parts = (inputs.tokens, *inputs.to_come, inputs.wanted, *inputs.newest)
         joined = self._ints([*itertools.chain(*parts)])
-        tokens, places, rows, wanted, *newest = joined.split([len(each) for each in parts])
+        tokens, places, rows, wanted, *newest = joined.split_with_sizes(
+            [len(each) for each in parts]
+        )
         return Begun(
             inputs=inputs,
             tokens=tokens,
@@ -241,7 +257,7 @@ class Forward:
         return sampled
 
     def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._model.device)
+        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._model.device)
 
     def _plan(self, chunks: Sequence[Chunk]) -> tuple[ReadPlan, ...]:
         """What each kind of layer reads and writes."""
@@ -252,6 +268,7 @@ class Forward:
                 rows=[each.sequence.row for each in chunks],
                 block_size=self._runtime.tables.block_sizes[group_id],
                 width=self._runtime.tables.max_blocks,
+                num_blocks_max=self._num_blocks_max[group_id],
                 visibility=visibility,
             )
             for group_id, visibility in self._kinds

@@ -125,7 +125,7 @@ class Llama:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and the cache."""
+        """The element type of weights, activations and the cache."""
         return self.weights.embedding.dtype
 
     @property
@@ -149,7 +149,6 @@ class Llama:
         num_rows = hidden.shape[0]
         return functional.linear(self._pad_rows(hidden), self.weights.head)[:num_rows]
 
-    @torch.no_grad()
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run one step up to the final norm: [T] -> [T, hidden]. Arguments as for `forward`."""
         if token_ids.shape != positions.shape:
@@ -178,7 +177,7 @@ class Llama:
         num_rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(num_tokens, -1, config.head_dim)
         rotated = rotate(heads[:, :num_rotated], cos, sin)
-        q, k = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        q, k = rotated.split_with_sizes((config.num_heads, config.num_kv_heads), dim=1)
         seen = to.attend(index, q, k, heads[:, num_rotated:])
         return functional.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
 

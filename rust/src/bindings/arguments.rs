@@ -260,23 +260,21 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         max_in_flight: number("max_in_flight")?,
         publish: publish(object.getattr("publish")?.as_borrowed())?,
         hide_salts: truth("hide_salts")?,
+        epoch: number("epoch")?,
     })
 }
 
 /// Which freed block leaves first.
 pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
-    match name.extract() {
-        Ok("lru") => Ok(Eviction::Lru),
-        Ok("uncached_first") => Ok(Eviction::UncachedFirst),
-        _ => Err(wrong_config("eviction", name, "must be one of lru, uncached_first")),
-    }
+    let known = name.extract().ok().and_then(Eviction::of_name);
+    known.ok_or_else(|| wrong_config("eviction", name, "is no policy of the compiled twin"))
 }
 
 /// Eviction policy of a pool, by its name.
 pub(crate) fn pool_eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<PoolEviction> {
     match name.extract() {
         Ok("priority") => Ok(PoolEviction::Priority),
-        _ => eviction(name).map(PoolEviction::Of),
+        _ => eviction(name).map(Eviction::of_host).map(PoolEviction::Of),
     }
 }
 

@@ -85,7 +85,7 @@ impl<'py> Stories<'py> {
             Call::Complete { batch } | Call::Cancel { batch } | Call::Execute { batch } => {
                 vec![batch.into_pyobject(self.py)?.into_any()]
             }
-            Call::ResetPrefixCache | Call::TakeBatch => Vec::new(),
+            Call::ResetPrefixCache | Call::AdvanceEpoch | Call::TakeBatch => Vec::new(),
         })
     }
 

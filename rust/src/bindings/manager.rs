@@ -258,7 +258,7 @@ impl Manager {
         }
     }
 
-    /// `append` of requests that were read; rows that name nobody come before wrong tokens.
+    /// `append` of requests that were read.
     fn append_named(
         slf: &Bound<'_, Self>,
         given: &Given<'_>,
@@ -267,27 +267,33 @@ impl Manager {
         batch: Option<i64>,
     ) -> PyResult<(Appended, Vec<[u32; 4]>)> {
         let mut manager = Self::lent(slf)?;
-        let rows: Option<SmallVec<[u32; 4]>> = match requests {
-            Requests::Ids(ids) if manager.tape.is_some() => find_rows(&manager.state, ids),
-            _ => None,
+        let outcome = if manager.tape.is_some() {
+            manager.append_recorded(slf.py(), requests, tokens, batch)
+        } else {
+            append_read(&mut manager.state, requests, tokens, batch)
         };
-        let requests = rows.as_deref().map_or(requests, Requests::Rows);
-        manager.begin(slf.py(), &Call::Append(requests, tokens.as_ref().map(Signed::shown), batch));
-        let state = &mut manager.state;
-        let run = || {
-            let allowed = || all_own_hashes(state, &requests);
-            let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
-            if let (Err(_), Requests::Rows(rows)) = (&tokens, &requests) {
-                read_request_ids(state, rows)?;
-            }
-            let tokens = tokens?;
-            let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
-            Ok::<_, Wrong>(append_grown(state, requests, output)?)
-        };
-        let outcome = run();
-        manager.end(slf.py(), &outcome);
         drop(manager);
         outcome.map_err(|wrong| wrong.raise(slf.py(), given))
+    }
+
+    /// The same between its arguments and its outcome; apart, so that others do not pay for it.
+    #[inline(never)]
+    fn append_recorded(
+        &mut self,
+        py: Python<'_>,
+        requests: Requests<'_>,
+        tokens: Option<Signed>,
+        batch: Option<i64>,
+    ) -> Result<(Appended, Vec<[u32; 4]>), Wrong> {
+        let rows: Option<SmallVec<[u32; 4]>> = match requests {
+            Requests::Ids(ids) => find_rows(&self.state, ids),
+            Requests::Rows(_) => None,
+        };
+        let requests = rows.as_deref().map_or(requests, Requests::Rows);
+        self.begin(py, &Call::Append(requests, tokens.as_ref().map(Signed::shown), batch));
+        let outcome = append_read(&mut self.state, requests, tokens, batch);
+        self.end(py, &outcome);
+        outcome
     }
 
     /// `append` of any requests, by ids or rows.
@@ -315,6 +321,24 @@ impl Manager {
         };
         Self::appended(slf, done)
     }
+}
+
+/// An `append` of tokens that were read; rows that name nobody come before wrong tokens.
+#[inline(always)] // of each step
+fn append_read(
+    state: &mut State,
+    requests: Requests<'_>,
+    tokens: Option<Signed>,
+    batch: Option<i64>,
+) -> Result<(Appended, Vec<[u32; 4]>), Wrong> {
+    let allowed = || all_own_hashes(state, &requests);
+    let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
+    if let (Err(_), Requests::Rows(rows)) = (&tokens, &requests) {
+        read_request_ids(state, rows)?;
+    }
+    let tokens = tokens?;
+    let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
+    Ok(append_grown(state, requests, output)?)
 }
 
 /// An `append`, and the places of tables that it set; nothing is made where it set none.

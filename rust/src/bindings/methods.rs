@@ -26,6 +26,7 @@ use crate::state::state::make_state;
 use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
 use crate::transitions::drain::{take_events, take_new_block_ids, take_stats};
+use crate::transitions::epochs::advance_epoch;
 use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
@@ -279,6 +280,17 @@ impl Manager {
     /// Forget every key; False, and nothing happens, while any block of any tier is used.
     fn reset_prefix_cache(slf: &Bound<'_, Self>) -> PyResult<bool> {
         Self::drain(slf, calls::RESET_PREFIX_CACHE, reset_prefix_cache)
+    }
+
+    /// Begin an epoch, the next one or a later one that is given; returns its number.
+    #[pyo3(signature = (epoch=None))]
+    fn advance_epoch<'py>(
+        slf: &Bound<'py, Self>,
+        epoch: Option<CountArg<'_, 'py>>,
+    ) -> PyResult<u32> {
+        let mut given = Given::default();
+        let number = given.maybe_count(MaybeCount(epoch))?;
+        Self::change(slf, &given, Call::AdvanceEpoch(number), |state| advance_epoch(state, number))
     }
 
     /// Copy blocks to the external store under their keys; returns one operation per block.

@@ -17,6 +17,7 @@ use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::record::calls::GET_COMPUTED_BLOCKS;
 use crate::state::state::{RequestState, State};
+use crate::transitions::epochs::stale_requests;
 use crate::transitions::queries::{
     get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
     get_num_common_prefix_blocks, has_key, num_owners,
@@ -134,6 +135,12 @@ impl Manager {
         Ok(Self::ask_of(slf, request_id, State::request)?.0)
     }
 
+    /// The requests that count tokens of older epochs, in row order. Changes nothing.
+    fn stale_requests(slf: &Bound<'_, Self>) -> PyResult<Vec<String>> {
+        let state = &Self::shown(slf)?.state;
+        Ok(stale_requests(state).map(|row| state[row].name()).collect())
+    }
+
     /// Where a request's blocks are. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
@@ -152,6 +159,12 @@ impl Manager {
     #[getter]
     fn num_free_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
         Ok(Self::shown(slf)?.state.device.num_free())
+    }
+
+    /// Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
+    #[getter]
+    fn num_due_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.device.num_due())
     }
 
     /// Host blocks in the free queue; 0 without a host tier.

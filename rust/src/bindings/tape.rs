@@ -15,6 +15,7 @@ use crate::bindings::mapped::Mapped;
 use crate::codec::encode::encode;
 use crate::record::calls::{Call, GET_COMPUTED_BLOCKS, REMOVE_REQUEST, TAKE_BATCH, Written};
 use crate::record::outcomes::{Named, Outcome, put_error};
+use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::types::values::Hit;
 
@@ -22,8 +23,10 @@ const HEADER_SIZE: usize = 64;
 const FRAME_SIZE: usize = 8;
 const FRAME_BYTES: usize = 1 << 16;
 const OPEN: u32 = 1 << 31;
-/// From so many bytes on, writing the file costs less than the faults of its mapped pages.
+/// What is longer is written by way of the file, which costs less than the faults of mapped pages.
 const MANY_BYTES: usize = 1 << 12;
+
+type Hits = FxHashMap<u32, Hit>;
 
 /// The open frame of the open segment.
 pub(crate) struct Tape {
@@ -35,6 +38,8 @@ pub(crate) struct Tape {
     /// The checksum of the frame's bytes up to a place.
     checksum: u32,
     summed: usize,
+    /// The pages before this place cost no fault any more.
+    warm: usize,
     /// Where the segment is full.
     full: usize,
     segment_bytes: usize,
@@ -42,7 +47,8 @@ pub(crate) struct Tape {
     sync: bool,
     num_calls: u64,
     /// What the last look-up of each row found in this segment.
-    hits: FxHashMap<u32, Hit>,
+    hits: Hits,
+    /// Room of many bytes, kept for its pages.
     bytes: Vec<u8>,
     /// The call that runs, if it was written.
     running: Option<Written>,
@@ -69,8 +75,9 @@ impl Tape {
             rotates: rotates.is_truthy()?,
             sync: sync.is_truthy()?,
             num_calls: 0,
-            hits: FxHashMap::default(),
+            hits: Hits::default(),
             bytes: Vec::new(),
+            warm: 0,
             running: None,
         };
         tape.begin_frames(data.len());
@@ -79,10 +86,14 @@ impl Tape {
 
     /// Commit the arguments of a call. Fails if the files fail, which ends the record.
     pub(crate) fn begin(&mut self, py: Python<'_>, state: &State, call: &Call<'_>) -> PyResult<()> {
-        let Tape { bytes, hits, .. } = self;
-        bytes.clear();
-        self.running = call.write(bytes, state, |row| hits.get(&row));
-        if self.running.is_some() { self.commit(py) } else { Ok(()) }
+        self.running = if call.has_form() {
+            let write =
+                |pen: &mut Pen<'_>, hits: &Hits| call.write(pen, state, |row| hits.get(&row));
+            Some(self.put(py, write)?)
+        } else {
+            None
+        };
+        Ok(())
     }
 
     /// Commit the outcome of the call; with it the frame may be over, and the segment.
@@ -95,11 +106,10 @@ impl Tape {
         let Some((opcode, row)) = self.running.take() else {
             return Ok(());
         };
-        self.bytes.clear();
-        match outcome {
-            Ok(value) => value.write(&mut self.bytes),
-            Err(error) => put_error(&mut self.bytes, error.error_name()),
-        }
+        self.put(py, |pen, _| match outcome {
+            Ok(value) => value.write(pen),
+            Err(error) => put_error(pen, error.error_name()),
+        })?;
         if let (Ok(value), Some(row)) = (outcome, row) {
             match (opcode, value.hit()) {
                 (GET_COMPUTED_BLOCKS, Some(hit)) => drop(self.hits.insert(row, hit.clone())),
@@ -107,7 +117,6 @@ impl Tape {
                 _ => {}
             }
         }
-        self.commit(py)?;
         self.num_calls += 1;
         if opcode != TAKE_BATCH && self.at - self.frame - FRAME_SIZE < FRAME_BYTES {
             return Ok(());
@@ -137,7 +146,7 @@ impl Tape {
     fn begin_frames(&mut self, state_size: usize) {
         self.hits.clear();
         self.begin_frame(HEADER_SIZE + FRAME_SIZE + state_size);
-        self.full = self.frame + self.segment_bytes;
+        (self.full, self.warm) = (self.frame + self.segment_bytes, self.frame);
     }
 
     /// A frame begins behind this place.
@@ -154,23 +163,45 @@ impl Tape {
         self.summed = self.at;
     }
 
-    /// Add the bytes to the open frame and commit them.
-    fn commit(&mut self, py: Python<'_>) -> PyResult<()> {
-        let end = self.at + self.bytes.len();
-        if end + FRAME_SIZE > self.mapped.len() {
+    /// Add what `write` writes to the open frame, and commit it.
+    #[inline]
+    fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Hits) -> R) -> PyResult<R> {
+        if self.at + MANY_BYTES > self.warm {
+            self.warm = self.mapped.warm(self.warm.max(self.at));
+        }
+        let mut pen = Pen::new(self.mapped.room(self.at, MANY_BYTES));
+        let written = write(&mut pen, &self.hits);
+        let (size, fits) = (pen.size(), pen.fits());
+        if fits {
+            self.at += size;
+        } else {
+            self.put_many(py, size, |pen, hits| drop(write(pen, hits)))?;
+        }
+        self.mapped.set_word(self.frame, OPEN | (self.at - self.frame - FRAME_SIZE) as u32);
+        Ok(written)
+    }
+
+    /// Add many bytes, or more than the mapping has room for.
+    fn put_many(
+        &mut self,
+        py: Python<'_>,
+        size: usize,
+        write: impl Fn(&mut Pen<'_>, &Hits),
+    ) -> PyResult<()> {
+        let end = self.at + size;
+        if end > self.mapped.len() {
             let grown = self.files.bind(py).call_method1("grow", (end + FRAME_SIZE,))?;
             self.mapped = Mapped::of(&grown)?.ok_or_else(ended)?;
         }
-        if self.bytes.len() < MANY_BYTES {
-            self.mapped.put(self.at, &self.bytes);
-        } else {
-            self.sum_up();
-            self.mapped.write(self.at, &self.bytes);
-            self.checksum = crc32c::crc32c_append(self.checksum, &self.bytes);
-            self.summed = end;
+        if self.bytes.len() < size {
+            self.bytes.resize(size, 0);
         }
-        self.at = end;
-        self.mapped.set_word(self.frame, OPEN | (end - self.frame - FRAME_SIZE) as u32);
+        let bytes = &mut self.bytes[..size];
+        write(&mut Pen::new(bytes), &self.hits);
+        let before = self.mapped.checksum(self.checksum, self.summed, self.at - self.summed);
+        self.checksum = crc32c::crc32c_append(before, bytes);
+        self.mapped.write(self.at, bytes);
+        (self.at, self.summed) = (end, end);
         Ok(())
     }
 

@@ -209,7 +209,8 @@ pub(crate) fn status(py: Python<'_>, status: Status) -> PyResult<PyStatus<'_>> {
 pub(crate) fn batch<'py>(py: Python<'py>, batch: &Batch) -> PyResult<PyBatch<'py>> {
     let buffer = PyByteArray::new(py, batch.buffer.as_flattened());
     let keys = PyBytes::new(py, &batch.keys);
-    Ok(PyBatch(Classes::get(py)?.batch.bind(py).call1((batch.number, buffer, keys))?))
+    let made = (batch.number, buffer, keys, batch.epoch);
+    Ok(PyBatch(Classes::get(py)?.batch.bind(py).call1(made)?))
 }
 
 /// Look-up statistics.

@@ -80,6 +80,7 @@ pub(crate) fn read_batches_in_flight(
             published_keys,
             rows,
             replaced,
+            starts_epoch: false,
         }));
         last = Some(number);
     }
@@ -138,7 +139,7 @@ fn read_published_keys(source: &mut Reader<'_>, state: &State) -> Result<Vec<Pub
 fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
     let (values, keys) = (source.sized()?, source.sized()?.to_vec());
     let (buffer, rest) = values.as_chunks();
-    let batch = Batch { number, buffer: buffer.to_vec(), keys };
+    let batch = Batch { number, buffer: buffer.to_vec(), keys, epoch: 0 };
     let commands = batch.commands().map_err(|error| source.damaged(error.to_string()))?;
     let commands = commands.into_iter().collect();
     if !rest.is_empty() {

@@ -8,8 +8,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::codec::policy_sections::{
+    place_blocks, read_uses, read_waiting, write_uses, write_waiting,
+};
+use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
+use crate::types::config::MAX_EPOCH;
 use crate::types::errors::Error;
 use crate::types::extra_inputs::ExtraKeys;
 use crate::types::ids::{BlockId, Row};
@@ -25,6 +30,12 @@ const OPTIONS: u8 = 3;
 const OUTPUT: u8 = 4;
 /// The tag of the rows that are held back.
 const HELD_ROWS: u8 = 5;
+/// The tag of epochs.
+const EPOCHS: u8 = 6;
+/// The tag of the order in which requests arrived.
+const WAITING: u8 = 7;
+/// The tag of what an eviction policy remembers.
+const USES: u8 = 8;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -34,12 +45,15 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 5] = [
+    let sections: [Section; 8] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, with_output(state).next().is_some(), write_output),
         (HELD_ROWS, !state.held_rows.is_empty(), write_held_rows),
+        (EPOCHS, state.epoch > 0, write_epochs),
+        (WAITING, state.waiting.as_ref().is_some_and(|each| each.next_due > 0), write_waiting),
+        (USES, state.device.policy.as_ref().is_some_and(|each| each.is_remembered()), write_uses),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -100,6 +114,18 @@ fn write_held_rows(out: &mut Writer, state: &State) {
     }
 }
 
+/// Write the epochs at the start and now, what is older in the pool, the unfinished batches in
+/// which one began, and the epoch of each request that counts tokens, in row order.
+fn write_epochs(out: &mut Writer, state: &State) {
+    out.u32(state.config.epoch);
+    out.u32(state.epoch);
+    out.u32(num_older(&state.device.queue));
+    out.ids(&state.device.older());
+    state.in_flight.iter().for_each(|batch| out.flag(batch.starts_epoch));
+    out.flag(state.batch.starts_epoch);
+    counting(state).for_each(|row| out.u32(state.epochs[row.index()]));
+}
+
 /// Read the sections up to the end. Fails with DamagedState.
 pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let mut last = None;
@@ -110,9 +136,12 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             EXTRA_KEYS => read_ends,
             OPTIONS => read_options,
             OUTPUT => read_output,
-            _ => read_held_rows,
+            HELD_ROWS => read_held_rows,
+            EPOCHS => read_epochs,
+            WAITING => read_waiting,
+            _ => read_uses,
         };
-        if !(LOADS..=HELD_ROWS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=USES).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -130,7 +159,7 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     if !state.requests().all(keys) {
         return Err(source.damaged("embeddings without a number of rows"));
     }
-    Ok(())
+    place_blocks(source, state)
 }
 
 /// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.
@@ -248,6 +277,51 @@ fn read_held_rows(source: &mut Reader<'_>, state: &mut State) -> Result<(), Erro
     }
     state.held_rows = held;
     Ok(())
+}
+
+/// Read the epochs of the next bytes. Fails with DamagedState.
+fn read_epochs(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let (start, epoch) = (source.u32()?, source.u32()?);
+    if !(start..=MAX_EPOCH).contains(&epoch) || epoch == 0 {
+        return Err(source.damaged(format!("epoch {epoch} does not follow {start}")));
+    }
+    let (num_blocks, num_first) = (state.device.num_blocks(), source.u32()?);
+    let order: Vec<BlockId> = state.device.queue.iter().collect();
+    let older = source.blocks(num_blocks)?;
+    let held = |block: &BlockId| {
+        state.device.key(*block).is_none() && !state.device.queue.contains(*block)
+    };
+    let rises = older.is_sorted_by(|one, next| one < next);
+    if !older.iter().all(held) || !rises || num_first as usize > order.len() {
+        return Err(source.damaged("what is of older epochs is not in its canonical form"));
+    }
+    let first = &order[..num_first as usize];
+    if first.iter().any(|&block| state.device.key(block).is_some()) {
+        return Err(source.damaged("a block with a key is of an older epoch"));
+    }
+    state.device.queue = make_free_queue(num_blocks, order, num_first);
+    state.device.restore_older(&older);
+    for batch in &mut state.in_flight {
+        Arc::make_mut(batch).starts_epoch = source.flag()?;
+    }
+    state.batch.starts_epoch = source.flag()?;
+    for row in counting(state).collect::<Vec<Row>>() {
+        let number = source.u32()?;
+        if !(start..=epoch).contains(&number) {
+            return Err(source.damaged(format!("a request is of epoch {number}")));
+        }
+        state.epochs[row.index()] = number;
+    }
+    (state.config.epoch, state.epoch) = (start, epoch);
+    Ok(())
+}
+
+/// The requests that count tokens, in row order.
+fn counting(state: &State) -> impl Iterator<Item = Row> + '_ {
+    let counts = |request: &Option<RequestState>| {
+        request.as_ref().is_some_and(|request| request.num_computed > 0)
+    };
+    (0..).map(Row).zip(&state.requests).filter(move |each| counts(each.1)).map(|(row, _)| row)
 }
 
 /// The requests that do not take output of every batch, in row order.

@@ -174,7 +174,7 @@ fn damaged_batches_are_refused_or_have_the_same_commands_again() {
         let columns = rest.as_chunks().0;
         let (buffer, _) = columns.split_at(columns.len().min(count));
         let keys = rest[4 * buffer.len()..].to_vec();
-        let batch = Batch { number: 7, buffer: buffer.to_vec(), keys };
+        let batch = Batch { number: 7, buffer: buffer.to_vec(), keys, epoch: 0 };
         match batch.commands() {
             Ok(commands) => {
                 let again = close(7, &commands.iter().copied().collect());

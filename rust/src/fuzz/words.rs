@@ -53,7 +53,7 @@ use Arg::{
 };
 
 /// The verbs with their words.
-const VERBS: [(&str, &[Arg]); 30] = [
+const VERBS: [(&str, &[Arg]); 31] = [
     ("add_request", &[Name, Tokens, Kind]),
     ("allocate_slots", &[Name, Count, Options]),
     ("append", &[Pairs]),
@@ -84,6 +84,7 @@ const VERBS: [(&str, &[Arg]); 30] = [
     ("take_events", &[]),
     ("take_stats", &[]),
     ("take_new_block_ids", &[]),
+    ("advance_epoch", &[]),
 ];
 /// The places of the verbs that carry a run, which are taken more often.
 const FREQUENT: [usize; 10] = [0, 1, 1, 1, 2, 2, 3, 3, 5, 5];

@@ -12,6 +12,7 @@ pub mod in_flight;
 use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
 use crate::pool::block_pool::BlockPool;
+use crate::pool::free_queue::num_older;
 use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::Status;
@@ -21,7 +22,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 24] = [
+pub const PROPERTIES: [(&str, Property); 25] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
@@ -33,6 +34,7 @@ pub const PROPERTIES: [(&str, Property); 24] = [
     ("IDX-COMPLETE", index_complete),
     ("LEAK", leak),
     ("ROWS", rows),
+    ("EPOCHS", epochs),
     ("OPEN-BATCH", records),
     ("OPERATIONS", operations),
     ("TABLEN", requests::table_length),
@@ -119,18 +121,21 @@ fn partition(state: &State, _: &mut Scratch) -> Finding {
 /// Each block's link back is the block before it, so none can be met twice.
 fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
-        let end = pool.num_blocks();
-        let (mut block, mut length) = (end, 0);
-        loop {
-            let (_, after) = pool.queue.links(block);
-            if after > end || pool.queue.links(after).0 != block {
-                return Err(format!("{tier} links around block {block} disagree"));
+        let (end, mut length) = (pool.num_blocks(), 0);
+        for sentinel in (0..pool.queue.num_rings()).map(|ring| pool.queue.sentinel(ring)) {
+            let mut block = sentinel;
+            loop {
+                let (_, after) = pool.queue.links(block);
+                let in_ring = after < end || after == sentinel;
+                if !in_ring || pool.queue.links(after).0 != block {
+                    return Err(format!("{tier} links around block {block} disagree"));
+                }
+                block = after;
+                if block == sentinel || length > end {
+                    break;
+                }
+                length += 1;
             }
-            block = after;
-            if block == end || length > end {
-                break;
-            }
-            length += 1;
         }
         if length != pool.num_free() {
             return Err(format!("{tier} free queue of {length} counts {}", pool.num_free()));
@@ -231,6 +236,26 @@ fn leak(state: &State, _: &mut Scratch) -> Finding {
             || in_flight::is_used_by(pool, state.batch.number);
         if !waits && free != usable {
             return Err(format!("{tier} tier has {free} of {usable} blocks free"));
+        }
+    }
+    Ok(())
+}
+
+/// EPOCHS: blocks of older epochs have no key, and are held or leave first; a request that counts
+/// tokens is of an epoch that began, any other of none.
+fn epochs(state: &State, _: &mut Scratch) -> Finding {
+    let (pool, start, epoch) = (&state.device, state.config.epoch, state.epoch);
+    let num_first = num_older(&pool.queue) as usize;
+    if let Some(block) = pool.queue.iter().take(num_first).find(|&each| pool.key(each).is_some()) {
+        return Err(format!("block {} of an older epoch has a key", block.0));
+    }
+    if epoch < start || (epoch == start && (num_first > 0 || !pool.older().is_empty())) {
+        return Err(format!("epoch {epoch} follows {start}, {num_first} blocks are of older ones"));
+    }
+    for row in (0..state.requests.len() as u32).map(Row) {
+        let counts = state.requests[row.index()].as_ref().is_some_and(|each| each.num_computed > 0);
+        if counts && !(start..=epoch).contains(&state.epochs[row.index()]) {
+            return Err(format!("row {} is of epoch {}", row.0, state.epochs[row.index()]));
         }
     }
     Ok(())

@@ -121,6 +121,7 @@ calls! {
     CacheBlocks { name: Name, num_tokens: u32 } = "cache_blocks";
     EvictBlocks { block: u32 } = "evict_blocks";
     ResetPrefixCache = "reset_prefix_cache";
+    AdvanceEpoch = "advance_epoch";
     SwapOut { names: Vec<Name> } = "swap_out";
     SwapIn { names: Vec<Name> } = "swap_in";
     Pin { block: u32 } = "pin";

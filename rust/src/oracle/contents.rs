@@ -17,7 +17,7 @@ pub mod mirror;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
 use crate::oracle::schedule::writes::Encoder;
-use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
+use crate::state::state::{NO_HOST_BLOCK, State};
 use crate::types::commands::Tier;
 use crate::types::config::Config;
 use crate::types::groups::{Group, skipped_tokens};
@@ -65,11 +65,16 @@ pub struct Ghost {
     pub(crate) tables: Vec<Table>,
     /// By block of the device.
     pub(crate) marks: Vec<Marks>,
-    /// Unfinished loads that were executed: operation, key and block.
-    pub(crate) loads: Vec<(u32, Key, BlockId)>,
+    /// Unfinished loads that were executed.
+    pub(crate) loads: Vec<Loading>,
+    /// That of the weights.
+    pub(crate) epoch: u32,
     /// By row: the numbers of the request's positions, found anew before each use.
     pub(crate) nodes: Vec<Numbers>,
 }
+
+/// An unfinished load that was executed: operation, key, block, and the epoch of its batch.
+pub(crate) type Loading = (u32, Key, BlockId, u32);
 
 /// What the commands say of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -127,6 +132,7 @@ impl Ghost {
             tables: Vec::new(),
             marks: vec![Marks::default(); config.num_blocks as usize],
             loads: Vec::new(),
+            epoch: 0,
             nodes: Vec::new(),
         }
     }
@@ -204,8 +210,8 @@ impl Ghost {
     /// Number the prefixes of a state's requests.
     fn number(&mut self, state: &State, prefixes: &mut Prefixes) {
         for (row, request) in (0..).map(Row).zip(&state.requests) {
-            if let Some(request) = request {
-                self.set_nodes(row, request, prefixes);
+            if request.is_some() {
+                self.set_nodes(row, state, prefixes);
             }
         }
     }
@@ -218,8 +224,8 @@ impl Ghost {
         self.nodes[row.index()] = numbers;
     }
 
-    pub(crate) fn set_nodes(&mut self, row: Row, request: &RequestState, prefixes: &mut Prefixes) {
-        self.set_numbers(row, prefixes.nodes(request));
+    pub(crate) fn set_nodes(&mut self, row: Row, state: &State, prefixes: &mut Prefixes) {
+        self.set_numbers(row, prefixes.nodes(&state[row], state.epoch_of(row)));
     }
 
     /// What a state counts on: property, place in the contents, and content of all computed and
@@ -252,7 +258,7 @@ impl Ghost {
         }
         for (block, key) in keyed(state) {
             let first = self.first_slot((Tier::Device, block));
-            for (slot, &node) in prefixes.block(key)?.iter().enumerate() {
+            for (slot, &node) in prefixes.block(key, state.epoch)?.iter().enumerate() {
                 see("CACHE-KV", first + slot, Content::Prefix(node, key.group_id() as u8))?;
             }
         }

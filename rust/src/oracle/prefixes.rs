@@ -3,9 +3,10 @@
 //!
 //! No transition calls anything here. The keys and values of a position depend on the tokens up to
 //! it, the adapter, and the media items or embedding in its place; the salt decides which requests
-//! may share them. Together these are a prefix's identity. A hash stands for one identity, that of
-//! the first request with it. All workers of a search share one tree; each keeps the part that it
-//! has met, so that it seldom takes the lock. Twin: kvcore/oracle/prefixes.py.
+//! may share them, and so does the epoch if it is above 0. Together these are its identity.
+//! A hash stands for one identity, that of the first request with it. All workers of a search share
+//! one tree; each keeps the part that it has met, so that it seldom takes the lock. Twin:
+//! kvcore/oracle/prefixes.py.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -90,6 +91,8 @@ pub struct Prefixes {
     parents: Vec<u32>,
     chains: Map<BlockHash, Arc<Chain>>,
     hashes: Vec<BlockHash>,
+    /// Of the block that was asked for last, of an epoch above 0.
+    of_epoch: Numbers,
     tree: Arc<Mutex<Tree>>,
 }
 
@@ -104,14 +107,16 @@ impl Prefixes {
             parents: Vec::new(),
             chains: Map::default(),
             hashes: Vec::new(),
+            of_epoch: Numbers::new(),
             tree: Arc::default(),
         }
     }
 
-    /// The number of the prefix that ends with each token and draft of a request.
-    pub fn nodes(&mut self, request: &RequestState) -> Numbers {
+    /// The number of the prefix that ends with each token and draft of a request that began to
+    /// compute in an epoch.
+    pub fn nodes(&mut self, request: &RequestState, epoch: u32) -> Numbers {
         let letters = self.letters(request);
-        self.number(&letters)
+        self.number_in(&letters, epoch)
     }
 
     /// What each token and draft of a request adds to its prefix.
@@ -175,8 +180,8 @@ impl Prefixes {
         self.hashes[number as usize]
     }
 
-    /// The prefixes that a block under a key holds. Fails with KEY-GRAN.
-    pub fn block(&mut self, key: &Key) -> Result<&[u32], Violation> {
+    /// The prefixes that a block under a key of an epoch holds. Fails with KEY-GRAN.
+    pub fn block(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
         let group_id = key.group_id();
         let size = self.block_sizes[group_id as usize];
         let chain = self.chain(key)?;
@@ -186,12 +191,22 @@ impl Prefixes {
                 format!("a key of group {group_id} ends at token {end}, blocks hold {size}");
             return Err(Violation::new("KEY-GRAN", detail));
         }
-        Ok(&chain.nodes[(end - size) as usize..])
+        if epoch == 0 {
+            return Ok(&self.chain(key)?.nodes[(end - size) as usize..]);
+        }
+        let letters = chain.letters.clone();
+        self.of_epoch = self.number_in(&letters, epoch);
+        Ok(&self.of_epoch[(end - size) as usize..])
     }
 
     /// The numbers of the prefixes that these letters make, one after the other.
     pub fn number(&mut self, letters: &[Letter]) -> Numbers {
-        let mut node = 0;
+        self.number_in(letters, 0)
+    }
+
+    /// The same, if they begin in an epoch.
+    pub fn number_in(&mut self, letters: &[Letter], epoch: u32) -> Numbers {
+        let mut node = if epoch == 0 { 0 } else { self.child(0, Letter::MAX - epoch) };
         let step = |&letter: &Letter| {
             node = self.child(node, letter);
             node
@@ -322,12 +337,12 @@ mod tests {
         let mut other = prefixes.clone();
         prefixes.learn(&state).unwrap();
         let requests: Vec<&RequestState> = state.requests().collect();
-        let nodes = [prefixes.nodes(requests[0]), prefixes.nodes(requests[1])];
+        let nodes = [prefixes.nodes(requests[0], 0), prefixes.nodes(requests[1], 0)];
         assert_eq!(nodes[0][..2], nodes[1][..2]);
         assert_ne!(nodes[0][2], nodes[1][2]);
-        assert_eq!(other.nodes(requests[1]), nodes[1]);
+        assert_eq!(other.nodes(requests[1], 0), nodes[1]);
         let key = requests[0].key(1, 0, 0);
-        assert_eq!(other.block(&key), Ok(&nodes[0][..2]));
+        assert_eq!(other.block(&key, 0), Ok(&nodes[0][..2]));
     }
 
     #[test]

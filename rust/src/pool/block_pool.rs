@@ -4,8 +4,8 @@
 //! Invariants: a block with reference count 0 is in the free queue, with or without a key; a block
 //! with owners is not. Taking a block with a key evicts it. Released blocks join the queue in the
 //! given order, at the side that the eviction policy names, or by priority
-//! (`priority_eviction.rs`). Methods trust their arguments; the pool layer's transitions, in
-//! transitions.rs, check theirs.
+//! (`priority_eviction.rs`). When an epoch ends, no key is found any more; free blocks leave first,
+//! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
@@ -13,8 +13,9 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::free_queue::{FreeQueue, make_free_queue};
+use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
+use crate::pool::policy_state::{PolicyState, make_policy_state};
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
@@ -25,6 +26,8 @@ use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
+
+mod older;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -45,6 +48,8 @@ pub struct BlockPool {
     pub(crate) quarantine: Option<Quarantine>,
     /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
+    /// What a policy that orders the queue has to go by; None if there is none.
+    pub(crate) policy: Option<Box<PolicyState>>,
 }
 
 clone_in_place!(BlockPool {
@@ -55,7 +60,8 @@ clone_in_place!(BlockPool {
     index,
     pins,
     quarantine,
-    priorities
+    priorities,
+    policy
 });
 
 /// One word per block with everything that a write or a release reads of it.
@@ -74,16 +80,19 @@ pub fn make_pool(
     quarantine: bool,
 ) -> BlockPool {
     let first_block = u32::from(null_block);
-    BlockPool {
+    let mut pool = BlockPool {
         first_block,
         eviction,
         owners: touched_zeros(num_blocks as usize),
-        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
+        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId), 0),
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
         priorities: None,
-    }
+        policy: make_policy_state(eviction, num_blocks),
+    };
+    let _ = pool.place_blocks(); // without keys they have one place
+    pool
 }
 
 impl BlockPool {
@@ -157,11 +166,11 @@ impl BlockPool {
     /// The key of a block.
     #[must_use]
     pub fn key(&self, block: BlockId) -> Option<&Key> {
-        (self.owners[block.index()] >= KEYED).then(|| self.index.key(block))
+        let has_key = self.owners[block.index()] >= KEYED && !self.index.is_older(block);
+        has_key.then(|| self.index.key(block))
     }
 
     /// The blocks without owner, in the order in which they leave.
-    #[must_use]
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
     }
@@ -169,7 +178,11 @@ impl BlockPool {
     /// Give `count` blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let blocks: Taken = self.queue.take_front(count).collect();
+        let mut blocks = Taken::with_capacity(count as usize);
+        match self.policy {
+            None => self.queue.take_front(count, |block| blocks.push(block)),
+            Some(_) => self.take_by_policy(count, &mut blocks),
+        }
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {
@@ -177,6 +190,9 @@ impl BlockPool {
             }
             if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
                 self.index.prefetch_bucket(key.head());
+            }
+            if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
+                self.forget_older(block);
             }
             self.unpublish(block, effects);
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
@@ -191,11 +207,14 @@ impl BlockPool {
         if self.ref_count(block) == 0 {
             let waits = self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block));
             if !waits && !seeded(Mutant::TouchNotDequeued) {
-                self.queue.remove(block);
+                self.dequeue(block);
             }
             effects.emit(Command::Touch { block });
         }
         self.owners[block.index()] += 1;
+        if self.policy.is_some() {
+            self.note_found(block);
+        }
     }
 
     /// Take one owner from each; those left without join the free queue in the order given, or the
@@ -212,7 +231,7 @@ impl BlockPool {
                 _ if seeded(Mutant::FreeForgetsABlock) => {}
                 _ => self.enqueue(block),
             }
-            let cached = self.owners[block.index()] == KEYED;
+            let cached = self.key(block).is_some();
             effects.emit(Command::Free { block, cached });
         }
     }
@@ -226,10 +245,15 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+        if self.is_older(block) {
+            self.forget_older(block);
+            self.queue.append(block, OLDER);
+        } else if self.policy.is_some() {
+            self.enqueue_by_policy(block);
+        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
             self.queue.prepend(block);
         } else {
-            self.queue.append(block);
+            self.queue.append(block, CURRENT);
         }
     }
 
@@ -256,7 +280,7 @@ impl BlockPool {
     /// Make a block findable under a key.
     #[inline]
     pub fn publish(&mut self, block: BlockId, key: Key) {
-        debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
+        debug_assert!(self.owners[block.index()] < KEYED, "HASH-MONO: {block:?} has a key already");
         self.owners[block.index()] |= KEYED;
         self.index.insert(key, block);
     }
@@ -280,12 +304,21 @@ impl BlockPool {
         if self.index.remove(block) {
             effects.announce_removed(self.index.key(block));
         }
+        if let Some(policy) = &mut self.policy {
+            policy.history.remember(block, *self.index.key(block));
+            self.move_by_policy(block);
+        }
     }
 
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
+        let orders = self.policy.is_some();
+        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
+        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
+        self.policy.iter_mut().for_each(|policy| policy.history.clear());
+        cached.into_iter().for_each(|block| self.move_by_policy(block));
         effects.emit(Command::EvictAll);
     }
 

@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The free queue: blocks without owner, in the order in which they leave.
 //!
-//! Invariants: the front leaves first. The queue is a ring of links through one sentinel, the id
-//! behind the last block. A block outside the queue links to itself, so no number stands for
-//! "none". A block is taken out of the middle in O(1). The caller decides in which order blocks are
-//! freed.
+//! Invariants: the front leaves first. The queue is several rings of links, and all blocks of a
+//! ring leave before those of the next. Each ring is closed by a sentinel of its own, an id behind
+//! the last block, so a block leaves the middle of its ring in O(1) and no end has to be corrected.
+//! A block outside the queue links to itself, so no number stands for "none". The caller decides
+//! which ring a freed block joins, and in which order. A bitmap tells which rings have blocks.
 //! Source: S001-10 to S001-20. Twin: kvcore/pool/free_queue.py.
 
 use crate::mutants::{Mutant, seeded};
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::BlockId;
 
-/// The queue: a column of links and the number of blocks in it.
+/// The ring of blocks of older epochs.
+pub(crate) const OLDER: u32 = 0;
+/// The ring of blocks of this epoch; at the first epoch that is all.
+pub(crate) const CURRENT: u32 = 1;
+/// The rings of every queue.
+const NUM_RINGS: u32 = 2;
+
+/// The queue: a column of links, and the number of blocks in it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FreeQueue {
     links: Vec<Links>,
+    /// Blocks that can be in the queue; the sentinel of the first ring.
+    num_blocks: u32,
     length: u32,
+    /// Which rings have blocks, the first one in the lowest bit.
+    filled: u128,
 }
 
 /// What stands before and behind a block: together, since code that reads one needs the other.
@@ -25,7 +37,7 @@ struct Links {
     after: u32,
 }
 
-clone_in_place!(FreeQueue { links, length });
+clone_in_place!(FreeQueue { links, num_blocks, length, filled });
 
 impl Links {
     /// Those of a block outside the queue.
@@ -35,9 +47,14 @@ impl Links {
 }
 
 impl FreeQueue {
-    /// The id that closes the ring.
-    pub(crate) fn sentinel(&self) -> u32 {
-        (self.links.len() - 1) as u32
+    /// The id that closes a ring.
+    pub(crate) fn sentinel(&self, ring: u32) -> u32 {
+        self.num_blocks + ring
+    }
+
+    /// The rings.
+    pub(crate) fn num_rings(&self) -> u32 {
+        self.links.len() as u32 - self.num_blocks
     }
 
     /// Blocks in the queue.
@@ -54,9 +71,14 @@ impl FreeQueue {
 
     /// The blocks, front first.
     pub fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
-        let step = |block: u32| (block != self.sentinel()).then_some(block);
-        let first = step(self.links[self.sentinel() as usize].after);
-        std::iter::successors(first, move |&block| step(self.links[block as usize].after))
+        let skip = |mut next: u32| {
+            while next >= self.num_blocks {
+                next = self.links.get(next as usize + 1)?.after;
+            }
+            Some(next)
+        };
+        let first = skip(self.links[self.num_blocks as usize].after);
+        std::iter::successors(first, move |&block| skip(self.links[block as usize].after))
             .map(BlockId)
     }
 
@@ -66,18 +88,23 @@ impl FreeQueue {
         self.links[block.index()].after != block.0
     }
 
-    /// What stands before and behind a block, or behind the last one and before the first for the
-    /// id that closes the ring.
+    /// What stands before and behind a block, or behind the last one and before the first for an id
+    /// that closes a ring.
     pub(crate) fn links(&self, block: u32) -> (u32, u32) {
         let Links { before, after } = self.links[block as usize];
         (before, after)
     }
 
+    /// The ring whose front leaves next: the first with a block in it, or the last.
+    pub(crate) fn first_ring(&self) -> u32 {
+        self.filled.trailing_zeros().min(self.num_rings() - 1)
+    }
+
     /// The block that leaves next.
     #[must_use]
     pub fn front(&self) -> Option<BlockId> {
-        let block = self.links[self.sentinel() as usize].after;
-        (block != self.sentinel()).then_some(BlockId(block))
+        let block = self.links[self.sentinel(self.first_ring()) as usize].after;
+        (block < self.num_blocks).then_some(BlockId(block))
     }
 
     /// Take a block out, from wherever it is.
@@ -88,40 +115,76 @@ impl FreeQueue {
         self.links[after as usize].before = before;
         self.links[block.index()] = Links::to_itself(block.0);
         self.length -= u32::from(!seeded(Mutant::CounterDrifts));
+        if before == after {
+            self.note_empty(before);
+        }
     }
 
-    /// Take `count` blocks from the front.
-    pub(crate) fn take_front(&mut self, count: u32) -> impl Iterator<Item = BlockId> {
-        let sentinel = self.sentinel();
-        let mut block = self.links[sentinel as usize].after;
-        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { count.min(self.length) };
-        (0..count).map_while(move |_| {
-            let after = self.links[block as usize].after;
+    /// Take `count` blocks from the front: the links of a ring are closed once for all of them.
+    pub(crate) fn take_front(&mut self, count: u32, mut take: impl FnMut(BlockId)) {
+        let mut left = count.min(self.length);
+        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { left };
+        while left > 0 {
+            let sentinel = self.sentinel(self.first_ring());
+            let mut block = self.links[sentinel as usize].after;
             if block == sentinel {
-                return None;
+                return;
             }
-            self.links[block as usize] = Links::to_itself(block);
-            self.links[sentinel as usize].after = after;
-            self.links[after as usize].before = sentinel;
-            Some(BlockId(std::mem::replace(&mut block, after)))
-        })
+            while left > 0 && block != sentinel {
+                let after = self.links[block as usize].after;
+                self.links[block as usize] = Links::to_itself(block);
+                take(BlockId(block));
+                (block, left) = (after, left - 1);
+            }
+            self.links[sentinel as usize].after = block;
+            self.links[block as usize].before = sentinel;
+            if block == sentinel {
+                self.note_empty(sentinel);
+            }
+        }
     }
 
-    /// Put a block at the back.
-    pub fn append(&mut self, block: BlockId) {
-        let sentinel = self.sentinel();
+    /// Put a block at the back of a ring.
+    pub fn append(&mut self, block: BlockId, ring: u32) {
+        let sentinel = self.sentinel(ring);
         self.link(self.links[sentinel as usize].before, block, sentinel);
     }
 
-    /// Put a block at the front.
+    /// Put a block at the front of all.
     pub fn prepend(&mut self, block: BlockId) {
-        let sentinel = self.sentinel();
-        self.link(sentinel, block, self.links[sentinel as usize].after);
+        self.insert(self.sentinel(self.first_ring()), block);
     }
 
-    /// Put a block behind another one, or behind the id that closes the ring, which is the front.
+    /// Put a block behind another one, or behind an id that closes a ring, which is its front.
     pub(crate) fn insert(&mut self, before: u32, block: BlockId) {
         self.link(before, block, self.links[before as usize].after);
+    }
+
+    /// Put all blocks of a ring behind those of another.
+    pub fn splice(&mut self, ring: u32, behind: u32) {
+        let (source, target) = (self.sentinel(ring), self.sentinel(behind));
+        let Links { before: back, after: front } = self.links[source as usize];
+        if front == source {
+            return;
+        }
+        let last = self.links[target as usize].before;
+        self.links[last as usize].after = front;
+        self.links[front as usize].before = last;
+        self.links[back as usize].after = target;
+        self.links[target as usize].before = back;
+        self.links[source as usize] = Links::to_itself(source);
+        self.filled = self.filled & !self.bit(source) | self.bit(target);
+    }
+
+    /// Note that a ring, by its sentinel, has no block any more.
+    #[cold]
+    fn note_empty(&mut self, sentinel: u32) {
+        self.filled &= !self.bit(sentinel);
+    }
+
+    /// The bit of the ring that a sentinel closes.
+    fn bit(&self, sentinel: u32) -> u128 {
+        1 << (sentinel - self.num_blocks)
     }
 
     /// Put a block between two that stand one behind the other.
@@ -131,18 +194,36 @@ impl FreeQueue {
         self.links[block.index()] = Links { before, after };
         self.links[after as usize].before = block.0;
         self.length += 1;
+        if before == after {
+            self.filled |= self.bit(before);
+        }
     }
 }
 
-/// A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first.
+/// A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first: the first
+/// `num_older` in the ring of older epochs, the others in that of this epoch.
 #[must_use]
-pub fn make_free_queue(num_blocks: u32, order: impl IntoIterator<Item = BlockId>) -> FreeQueue {
-    let mut queue =
-        FreeQueue { links: (0..=num_blocks).map(Links::to_itself).collect(), length: 0 };
-    for block in order {
-        queue.append(block);
+pub fn make_free_queue(
+    num_blocks: u32,
+    order: impl IntoIterator<Item = BlockId>,
+    num_older: u32,
+) -> FreeQueue {
+    let links = (0..num_blocks + NUM_RINGS).map(Links::to_itself).collect();
+    let mut queue = FreeQueue { links, num_blocks, length: 0, filled: 0 };
+    for (place, block) in (0..).zip(order) {
+        queue.append(block, if place < num_older { OLDER } else { CURRENT });
     }
     queue
+}
+
+/// Blocks in the ring of older epochs.
+pub(crate) fn num_older(queue: &FreeQueue) -> u32 {
+    let (sentinel, mut count) = (queue.sentinel(OLDER), 0);
+    let mut block = queue.links(sentinel).1;
+    while block != sentinel {
+        (block, count) = (queue.links(block).1, count + 1);
+    }
+    count
 }
 
 #[cfg(test)]
@@ -162,11 +243,11 @@ mod tests {
 
     #[test]
     fn a_block_leaves_from_the_middle_and_joins_at_either_side() {
-        let mut queue = make_free_queue(4, (0..4).map(BlockId));
+        let mut queue = make_free_queue(4, (0..4).map(BlockId), 0);
         queue.remove(BlockId(2));
         queue.remove(BlockId(0));
         assert_eq!(ids(&queue), [1, 3]);
-        queue.append(BlockId(0));
+        queue.append(BlockId(0), CURRENT);
         queue.prepend(BlockId(2));
         assert_eq!(ids(&queue), [2, 1, 3, 0]);
         assert_eq!((queue.front(), queue.len()), (Some(BlockId(2)), 4));
@@ -174,11 +255,31 @@ mod tests {
 
     #[test]
     fn an_empty_queue_has_no_front() {
-        let mut queue = make_free_queue(1, [BlockId(0)]);
+        let mut queue = make_free_queue(1, [BlockId(0)], 0);
         queue.remove(BlockId(0));
         assert_eq!((queue.front(), queue.is_empty()), (None, true));
         assert!(!queue.contains(BlockId(0)));
-        queue.append(BlockId(0));
+        queue.append(BlockId(0), CURRENT);
         assert_eq!(ids(&queue), [0]);
+    }
+
+    #[test]
+    fn rings_leave_one_after_the_other_and_join_each_other_whole() {
+        let mut queue = make_free_queue(5, [3, 1, 0, 4].map(BlockId), 2);
+        assert_eq!((ids(&queue), queue.first_ring()), (vec![3, 1, 0, 4], OLDER));
+        queue.append(BlockId(2), OLDER);
+        queue.remove(BlockId(1));
+        assert_eq!(ids(&queue), [3, 2, 0, 4]);
+        queue.splice(CURRENT, OLDER);
+        queue.splice(CURRENT, OLDER); // of a ring without blocks: no change
+        queue.append(BlockId(1), CURRENT);
+        assert_eq!(ids(&queue), [3, 2, 0, 4, 1]);
+        let mut taken = Vec::new();
+        queue.take_front(3, |block| taken.push(block.0));
+        assert_eq!((ids(&queue), queue.len()), (vec![4, 1], 2));
+        queue.take_front(2, |block| taken.push(block.0));
+        assert_eq!((taken, queue.front()), (vec![3, 2, 0, 4, 1], None));
+        queue.prepend(BlockId(4));
+        assert_eq!((queue.first_ring(), queue.front()), (CURRENT, Some(BlockId(4))));
     }
 }

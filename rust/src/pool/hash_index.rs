@@ -2,9 +2,10 @@
 //! The hash index: key to the ordered blocks that hold that content.
 //!
 //! Invariants: a look-up returns the block that was published first; when it loses the key, the
-//! next one is returned (S001-82). A key without blocks has no entry. If a key has several blocks,
-//! they form a ring of links, so each step is O(1) however many there are; the links of a block
-//! that is alone are not read.
+//! next one is returned (S001-82). When an epoch ends, the blocks of its keys stay in their buckets
+//! until they are removed, and no look-up returns them. A key without blocks has no entry. If a key
+//! has several blocks, they form a ring of links, so each step is O(1) however many there are; the
+//! links of a block that is alone are not read.
 //! Why: everything is in columns by block: the keys, and the chain of the first blocks whose keys
 //! fall into one bucket. There are twice as many buckets as blocks, so nothing grows or is
 //! rehashed. The bits of a link above the block id hold a tag of the block's key, so most blocks of
@@ -40,9 +41,22 @@ pub struct HashIndex {
     preceding: Vec<u32>,
     /// Keys that have a block.
     length: u32,
+    /// Epochs that ended here, and how many had ended when each block got its key.
+    num_ended: u32,
+    ended_before: Vec<u32>,
 }
 
-clone_in_place!(HashIndex { keys, heads, chain, named, following, preceding, length });
+clone_in_place!(HashIndex {
+    keys,
+    heads,
+    chain,
+    named,
+    following,
+    preceding,
+    length,
+    num_ended,
+    ended_before
+});
 
 impl HashIndex {
     /// An empty index for `num_blocks` blocks.
@@ -58,6 +72,8 @@ impl HashIndex {
             following: vec![0; num_blocks],
             preceding: vec![0; num_blocks],
             length: 0,
+            num_ended: 0,
+            ended_before: vec![0; num_blocks],
         }
     }
 
@@ -113,6 +129,9 @@ impl HashIndex {
         let (bucket, tag) = self.place_of(&key);
         let head = self.heads[bucket];
         self.keys[block.index()] = key;
+        if self.num_ended > 0 {
+            self.ended_before[block.index()] = self.num_ended;
+        }
         if self.may_hold(head, tag)
             && let Some(first) = self.find(head, tag, &key)
         {
@@ -147,7 +166,7 @@ impl HashIndex {
         let answers = link != 0;
         if answers && (!self.has_several(block) || seeded(Mutant::EvictDropsDups)) {
             self.point(bucket, before, self.chain[block.index()] & !SEVERAL);
-            self.length -= 1;
+            self.length -= u32::from(!self.is_older(block));
             return true;
         }
         self.leave(block, tag, answers.then_some((bucket, before)));
@@ -188,11 +207,35 @@ impl HashIndex {
         self.length = 0;
     }
 
+    /// Let no key of now be found any more; its blocks leave one by one.
+    pub(crate) fn start_epoch(&mut self) {
+        self.num_ended += 1;
+        self.length = 0;
+    }
+
+    /// Whether the last key of a block is of an epoch that ended.
+    #[inline]
+    pub(crate) fn is_older(&self, block: BlockId) -> bool {
+        self.num_ended > 0 && self.ended_before[block.index()] < self.num_ended
+    }
+
+    /// Give blocks the place of those whose epoch ended, under any key.
+    pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
+        self.num_ended = 1;
+        self.ended_before.fill(1);
+        for &block in blocks {
+            self.insert(Key([0; KEY_SIZE]), block);
+            self.ended_before[block.index()] = 0;
+            self.length -= 1;
+        }
+    }
+
     /// The first block of each key, and whether the key has several.
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
         let buckets = 0..if self.is_empty() { 0 } else { self.heads.len() };
         let links = buckets.flat_map(|bucket| self.links_from(self.heads[bucket]));
-        links.map(|link| self.block_of(link)).map(|block| (block, self.has_several(block)))
+        let blocks = links.map(|link| self.block_of(link)).filter(|&block| !self.is_older(block));
+        blocks.map(|block| (block, self.has_several(block)))
     }
 
     /// The blocks before and behind one of several that have one key.
@@ -231,7 +274,8 @@ impl HashIndex {
     /// The block that answers for a key, in the bucket of this head.
     fn find(&self, head: u32, tag: u32, key: &Key) -> Option<BlockId> {
         let fits = |link: &u32| {
-            (link & !self.named == tag && self.keys[self.block_of(*link).index()] == *key)
+            let block = self.block_of(*link);
+            (link & !self.named == tag && self.keys[block.index()] == *key && !self.is_older(block))
                 || seeded(Mutant::IndexComparesBuckets)
         };
         self.links_from(head).find(fits).map(|link| self.block_of(link))
@@ -266,7 +310,7 @@ impl HashIndex {
     }
 
     /// The blocks of the key of a first one, first published first.
-    fn blocks(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn blocks(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
         let has_several = self.has_several(first);
         std::iter::successors(Some(first), move |block| {
             let next = || BlockId(self.following[block.index()]);
@@ -281,120 +325,4 @@ impl HashIndex {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::keys::HASH_SIZE;
-
-    const KEY: Key = Key([1; KEY_SIZE]);
-    const OTHER: Key = Key([2; KEY_SIZE]);
-
-    /// An index for six blocks that were published under one key in this order.
-    fn published(blocks: &[u32]) -> HashIndex {
-        let mut index = HashIndex::new(6);
-        blocks.iter().for_each(|&block| index.insert(KEY, BlockId(block)));
-        index
-    }
-
-    fn ids(index: &HashIndex) -> Vec<u32> {
-        index.get(&KEY).into_iter().map(|block| block.0).collect()
-    }
-
-    #[test]
-    fn the_next_block_answers_when_the_first_loses_its_key() {
-        let mut index = published(&[5, 3, 4]);
-        assert_eq!(ids(&index), [5, 3, 4]);
-        assert!(!index.remove(BlockId(5)));
-        assert_eq!(index.first(&KEY), Some(BlockId(3)));
-        assert!(!index.remove(BlockId(4)));
-        assert!(index.remove(BlockId(3)), "the last one");
-        assert_eq!((index.first(&KEY), index.is_empty()), (None, true));
-    }
-
-    #[test]
-    fn blocks_leave_from_the_middle_and_come_back_at_the_end() {
-        let mut index = published(&[2, 0, 3, 1]);
-        assert!(!index.remove(BlockId(0)));
-        assert_eq!(ids(&index), [2, 3, 1]);
-        index.insert(KEY, BlockId(0));
-        assert_eq!(ids(&index), [2, 3, 1, 0]);
-        assert_eq!(index.ranks(), [3, 2, 0, 1, 0, 0]);
-        assert!(!index.remove(BlockId(2)));
-        index.insert(KEY, BlockId(2));
-        assert_eq!(ids(&index), [3, 1, 0, 2]);
-    }
-
-    #[test]
-    fn the_only_one_left_may_be_joined_by_others_again() {
-        for left in [1, 4] {
-            let mut index = published(&[1, 4]);
-            assert!(!index.remove(BlockId(5 - left)));
-            assert_eq!(ids(&index), [left]);
-            index.insert(OTHER, BlockId(5 - left));
-            index.insert(KEY, BlockId(0));
-            assert_eq!((ids(&index), index.len()), (vec![left, 0], 2));
-            assert!(!index.remove(BlockId(left)));
-            assert!(index.remove(BlockId(0)));
-            assert_eq!(index.get(&OTHER), [BlockId(5 - left)]);
-        }
-    }
-
-    #[test]
-    fn many_keys_and_blocks_are_told_apart() {
-        const BLOCKS: u32 = 300;
-        let key = |number: u32| Key([(number % 200) as u8; KEY_SIZE]);
-        let mut index = HashIndex::new(BLOCKS);
-        let mut expected = vec![Vec::new(); 200];
-        let mut held = vec![None; BLOCKS as usize];
-        let mut drawn = 1_u32;
-        for _ in 0..20_000 {
-            drawn = drawn.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let (block, number) = ((drawn >> 8) % BLOCKS, (drawn >> 20) % 200);
-            match held[block as usize].take() {
-                Some(number) => {
-                    let blocks: &mut Vec<u32> = &mut expected[number as usize];
-                    blocks.retain(|&each| each != block);
-                    assert_eq!(index.remove(BlockId(block)), blocks.is_empty());
-                }
-                None => {
-                    index.insert(key(number), BlockId(block));
-                    expected[number as usize].push(block);
-                    held[block as usize] = Some(number);
-                }
-            }
-            let blocks: Vec<u32> = index.get(&key(number)).iter().map(|each| each.0).collect();
-            assert_eq!(blocks, expected[number as usize]);
-        }
-        assert_eq!(index.len(), expected.iter().filter(|blocks| !blocks.is_empty()).count());
-    }
-
-    #[test]
-    fn keys_of_one_tag_are_told_apart_by_every_byte() {
-        // Bucket and tag are made of the first eight bytes and the group: these keys share them.
-        let mut keys = [KEY; HASH_SIZE - 7];
-        (8..HASH_SIZE).zip(&mut keys[1..]).for_each(|(at, key)| key.0[at] ^= 1);
-        [0, KEY_SIZE - 1].into_iter().for_each(|at| keys[0].0[at] ^= 1);
-        let mut index = HashIndex::new(keys.len() as u32 + 1);
-        index.insert(KEY, BlockId(0));
-        for (block, key) in (1..).map(BlockId).zip(&keys) {
-            assert_eq!(index.place_of(key), index.place_of(&KEY));
-            assert_eq!(index.first(key), None);
-            index.insert(*key, block);
-            assert_eq!((index.get(key), index.get(&KEY)), (vec![block], vec![BlockId(0)]));
-        }
-        assert_eq!(index.len(), keys.len() + 1);
-        for (block, key) in (1..).map(BlockId).zip(&keys) {
-            assert!(index.remove(block), "it was alone");
-            assert_eq!((index.first(key), index.first(&KEY)), (None, Some(BlockId(0))));
-        }
-    }
-
-    #[test]
-    fn a_cleared_index_forgets_its_rings() {
-        let mut index = published(&[1, 2, 3]);
-        index.clear();
-        assert_eq!((ids(&index), index.ranks()), (vec![], vec![0; 6]));
-        index.insert(KEY, BlockId(2));
-        assert_eq!(ids(&index), [2]);
-        assert!(index.remove(BlockId(2)));
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use std::cmp::Reverse;
 
 use crate::pool::block_pool;
 use crate::pool::block_pool::{BlockPool, Taken};
+use crate::pool::free_queue::CURRENT;
 use crate::pool::priority_eviction::eviction_priority::{NO_PRIORITY, Priorities, Priority};
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
@@ -105,7 +106,7 @@ fn insert_by_priority(pool: &mut BlockPool, blocks: &[BlockId]) {
 
 /// Free block, or sentinel, right before a block's place: searched from both starts by turns.
 fn find_before(pool: &BlockPool, block: BlockId) -> u32 {
-    let sentinel = pool.queue.sentinel();
+    let sentinel = pool.queue.sentinel(CURRENT);
     let mut back = pool.queue.links(sentinel).0;
     let last_placed = pool.priorities.as_ref().and_then(|priorities| priorities.last_placed);
     let is_cached = |last: &BlockId| pool.queue.contains(*last) && pool.key(*last).is_some();
@@ -131,7 +132,7 @@ fn find_before(pool: &BlockPool, block: BlockId) -> u32 {
 /// Whether a free block, or the sentinel, stands before a block's place.
 fn leaves_before(pool: &BlockPool, other: u32, block: BlockId) -> bool {
     let Some(priorities) = &pool.priorities else { return false };
-    let is_cached = other != pool.queue.sentinel() && pool.key(BlockId(other)).is_some();
+    let is_cached = other != pool.queue.sentinel(CURRENT) && pool.key(BlockId(other)).is_some();
     !is_cached
         || sort_key(&priorities.of_blocks, BlockId(other)) < sort_key(&priorities.of_blocks, block)
 }

@@ -6,8 +6,9 @@
 
 use crate::record::fields::{
     ReadTokens, put_hashes, put_hit, put_new_request, put_number, put_numbers, put_request,
-    put_requests, put_rows, put_text, put_tokens, put_varint,
+    put_requests, put_rows, put_text, put_tokens,
 };
+use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::append::Requests;
 use crate::transitions::slot_request::SlotRequest;
@@ -27,6 +28,7 @@ opcodes! {
     PIN = 17, UNPIN = 18, REMOVE_SKIPPED_BLOCKS = 19, REWIND = 20, UNSCHEDULE = 21, STORE = 22,
     LOAD = 23, COMPLETE_OPERATION = 24, TAKE_BATCH = 25, COMPLETE = 26, CANCEL = 27,
     TAKE_EVENTS = 28, TAKE_STATS = 29, TAKE_NEW_BLOCK_IDS = 30, GET_COMPUTED_BLOCKS = 31,
+    ADVANCE_EPOCH = 32,
 }
 
 /// A call, by its opcode and its arguments as the transition takes them.
@@ -63,22 +65,35 @@ pub(crate) enum Call<'a> {
     Load(&'a str, &'a SlotRequest),
     /// `complete_operation`.
     CompleteOperation(i64, bool),
+    /// `advance_epoch`.
+    AdvanceEpoch(Option<i64>),
 }
 
 /// A call that was written: its opcode, and the row of its request.
 pub(crate) type Written = (u8, Option<u32>);
 
 impl Call<'_> {
-    /// Write the call; None, with bytes of no use, if it has no form.
+    /// Whether its tokens could be read. If not, it raises, and a record does not have it.
+    pub(crate) fn has_form(&self) -> bool {
+        !matches!(
+            self,
+            Call::AddRequest(_, None)
+                | Call::AddTokens(_, None, ..)
+                | Call::AddDrafts(_, None)
+                | Call::Append(_, Some(None), _)
+        )
+    }
+
+    /// Write a call that has a form.
     pub(crate) fn write<'h>(
         &self,
-        out: &mut Vec<u8>,
+        out: &mut Pen<'_>,
         state: &State,
-        last_hit: impl FnOnce(u32) -> Option<&'h Hit>,
-    ) -> Option<Written> {
+        last_hit: impl Fn(u32) -> Option<&'h Hit>,
+    ) -> Written {
         let mut row = None;
         let opcode = self.opcode();
-        out.push(opcode);
+        out.put(opcode);
         match *self {
             Call::Plain(_) => {}
             Call::Of(_, id) => row = put_request(out, state, id),
@@ -93,23 +108,23 @@ impl Call<'_> {
                 put_requests(out, state, ids);
                 put_number(out, count);
             }
-            Call::AddRequest(request, tokens) => put_new_request(out, request, tokens?),
+            Call::AddRequest(request, tokens) => {
+                put_new_request(out, request, tokens.unwrap_or_default());
+            }
             Call::AddTokens(id, tokens, rejected, batch) => {
                 put_request(out, state, id);
-                put_tokens(out, tokens?);
-                put_bits(out, &[rejected != 0, batch.is_some()]);
-                let counts = Some(rejected).filter(|&count| count != 0).into_iter().chain(batch);
-                counts.for_each(|count| put_number(out, count));
+                put_tokens(out, tokens.unwrap_or_default());
+                put_counts(out, Some(rejected).filter(|&count| count != 0), batch);
             }
             Call::AddDrafts(id, tokens) => {
                 put_request(out, state, id);
-                put_tokens(out, tokens?);
+                put_tokens(out, tokens.unwrap_or_default());
             }
             Call::AddBlockHashes(id, hashes) => {
                 put_request(out, state, id);
                 put_hashes(out, hashes);
             }
-            Call::Append(ids, tokens, batch) => put_append(out, state, ids, tokens, batch)?,
+            Call::Append(ids, tokens, batch) => put_append(out, state, ids, tokens, batch),
             Call::Fork(parent, child) => {
                 put_request(out, state, parent);
                 put_text(out, child);
@@ -126,8 +141,9 @@ impl Call<'_> {
                 put_number(out, operation);
                 put_bits(out, &[done]);
             }
+            Call::AdvanceEpoch(epoch) => put_counts(out, epoch, None),
         }
-        Some((opcode, row))
+        (opcode, row)
     }
 
     fn opcode(&self) -> u8 {
@@ -148,36 +164,42 @@ impl Call<'_> {
             Call::AllocateSlots(..) => ALLOCATE_SLOTS,
             Call::Load(..) => LOAD,
             Call::CompleteOperation(..) => COMPLETE_OPERATION,
+            Call::AdvanceEpoch(_) => ADVANCE_EPOCH,
         }
     }
 }
 
 /// Write which options are given, the first one in the lowest bit.
-fn put_bits(out: &mut Vec<u8>, given: &[bool]) {
+fn put_bits(out: &mut Pen<'_>, given: &[bool]) {
     let bits = given.iter().rev().fold(0, |bits, &is_given| bits << 1 | u64::from(is_given));
-    put_varint(out, bits);
+    out.put_varint(bits);
+}
+
+/// Write which of two numbers are given, and those.
+fn put_counts(out: &mut Pen<'_>, first: Option<i64>, second: Option<i64>) {
+    put_bits(out, &[first.is_some(), second.is_some()]);
+    first.into_iter().chain(second).for_each(|count| put_number(out, count));
 }
 
 fn put_append(
-    out: &mut Vec<u8>,
+    out: &mut Pen<'_>,
     state: &State,
     requests: Requests<'_>,
     tokens: Option<ReadTokens<'_>>,
     batch: Option<i64>,
-) -> Option<()> {
+) {
     match requests {
         Requests::Rows(rows) => put_rows(out, rows),
         Requests::Ids(ids) => put_requests(out, state, ids),
     }
     put_bits(out, &[tokens.is_some(), batch.is_some()]);
     if let Some(tokens) = tokens {
-        put_tokens(out, tokens?);
+        put_tokens(out, tokens.unwrap_or_default());
     }
     batch.into_iter().for_each(|batch| put_number(out, batch));
-    Some(())
 }
 
-fn put_slots(out: &mut Vec<u8>, slots: &SlotRequest, last: Option<&Hit>) {
+fn put_slots(out: &mut Pen<'_>, slots: &SlotRequest, last: Option<&Hit>) {
     let counts = [
         slots.num_lookahead_tokens,
         slots.num_external_computed_tokens,
@@ -193,7 +215,7 @@ fn put_slots(out: &mut Vec<u8>, slots: &SlotRequest, last: Option<&Hit>) {
     counts.into_iter().filter(|&count| count != 0).for_each(|count| put_number(out, count));
 }
 
-fn put_load(out: &mut Vec<u8>, slots: &SlotRequest, last: Option<&Hit>) {
+fn put_load(out: &mut Pen<'_>, slots: &SlotRequest, last: Option<&Hit>) {
     let reserved = slots.reserved_blocks;
     put_number(out, slots.num_external_computed_tokens);
     put_bits(out, &[slots.hit.is_some(), reserved != 0, slots.full_sequence_must_fit]);

@@ -6,6 +6,7 @@
 //! 0 and its id if nobody has it. Tokens are u32. A hit is 1 and its length if it is what the last
 //! look-up of the request found, else 0 and its blocks. Twin: kvcore/record/fields.py.
 
+use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::slot_request::RequestedHit;
 use crate::types::ids::BlockId;
@@ -24,50 +25,41 @@ const SKIP: u64 = 32;
 /// Tokens that were read, and whether ids below 0 are among them; None if they could not be.
 pub(crate) type ReadTokens<'a> = Option<(&'a [u32], bool)>;
 
-/// Write a number from 0 on.
-#[inline]
-pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value > 0x7f {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
 /// Write a number of any sign.
 #[inline]
-pub(crate) fn put_number(out: &mut Vec<u8>, value: i64) {
+pub(crate) fn put_number(out: &mut Pen<'_>, value: i64) {
     let value = if value.unsigned_abs() < NEAR { value } else { FAR * value.signum() };
-    put_varint(out, (value << 1 ^ value >> 63).cast_unsigned());
+    out.put_varint((value << 1 ^ value >> 63).cast_unsigned());
 }
 
 /// Write a text.
-pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
-    put_varint(out, text.len() as u64);
-    out.extend_from_slice(text.as_bytes());
+pub(crate) fn put_text(out: &mut Pen<'_>, text: &str) {
+    out.put_varint(text.len() as u64);
+    out.put_all(text.as_bytes());
 }
 
 /// Write how many numbers, and each.
-pub(crate) fn put_numbers(out: &mut Vec<u8>, values: impl ExactSizeIterator<Item = i64>) {
-    put_varint(out, values.len() as u64);
+pub(crate) fn put_numbers(out: &mut Pen<'_>, values: impl ExactSizeIterator<Item = i64>) {
+    out.put_varint(values.len() as u64);
     values.for_each(|value| put_number(out, value));
 }
 
 /// Write how many rows, and of each the difference to the one before.
-pub(crate) fn put_rows(out: &mut Vec<u8>, rows: &[u32]) {
-    put_varint(out, (rows.len() as u64) << 1);
+pub(crate) fn put_rows(out: &mut Pen<'_>, rows: &[u32]) {
+    out.put_varint((rows.len() as u64) << 1);
     let mut last = 0;
     for &row in rows {
-        put_number(out, i64::from(row) - last);
-        last = i64::from(row);
+        let change = i64::from(row) - last;
+        out.put_varint((change << 1 ^ change >> 63).cast_unsigned());
+        last = row.into();
     }
 }
 
 /// Write which request; returns its row.
 #[inline]
-pub(crate) fn put_request(out: &mut Vec<u8>, state: &State, name: &str) -> Option<u32> {
+pub(crate) fn put_request(out: &mut Pen<'_>, state: &State, name: &str) -> Option<u32> {
     let row = state.rows.get(name).map(|row| row.0);
-    put_varint(out, row.map_or(0, |row| u64::from(row) + 1));
+    out.put_varint(row.map_or(0, |row| u64::from(row) + 1));
     if row.is_none() {
         put_text(out, name);
     }
@@ -80,44 +72,40 @@ pub(crate) fn find_rows<T: FromIterator<u32>>(state: &State, ids: &[&str]) -> Op
 }
 
 /// Write which requests: rows if all are known, else 1 beside their count and each.
-pub(crate) fn put_requests(out: &mut Vec<u8>, state: &State, ids: &[&str]) {
+pub(crate) fn put_requests(out: &mut Pen<'_>, state: &State, ids: &[&str]) {
     if let Some(rows) = find_rows::<Vec<u32>>(state, ids) {
         return put_rows(out, &rows);
     }
-    put_varint(out, (ids.len() as u64) << 1 | 1);
+    out.put_varint((ids.len() as u64) << 1 | 1);
     for id in ids {
         put_request(out, state, id);
     }
 }
 
 /// Write tokens: their count, twice, and 1 if ids below 0 are among them.
-pub(crate) fn put_tokens(out: &mut Vec<u8>, (tokens, signed): (&[u32], bool)) {
-    put_varint(out, (tokens.len() as u64) << 1 | u64::from(signed));
-    let start = out.len();
-    out.resize(start + 4 * tokens.len(), 0);
-    for (bytes, token) in out[start..].as_chunks_mut().0.iter_mut().zip(tokens) {
-        *bytes = token.to_le_bytes(); // a loop that becomes one copy
-    }
+pub(crate) fn put_tokens(out: &mut Pen<'_>, (tokens, signed): (&[u32], bool)) {
+    out.put_varint((tokens.len() as u64) << 1 | u64::from(signed));
+    out.put_words(tokens);
 }
 
 /// Write how many hashes; 0 stands for what is no hash, 1 before each that is.
-pub(crate) fn put_hashes(out: &mut Vec<u8>, hashes: &[Option<BlockHash>]) {
-    put_varint(out, hashes.len() as u64);
+pub(crate) fn put_hashes(out: &mut Pen<'_>, hashes: &[Option<BlockHash>]) {
+    out.put_varint(hashes.len() as u64);
     for hash in hashes {
-        out.push(u8::from(hash.is_some()));
-        out.extend(hash.iter().flatten());
+        out.put(u8::from(hash.is_some()));
+        out.put_all(hash.as_ref().map_or(&[], |hash| &hash[..]));
     }
 }
 
 /// Write a hit.
-pub(crate) fn put_hit(out: &mut Vec<u8>, hit: &RequestedHit, last: Option<&Hit>) {
+pub(crate) fn put_hit(out: &mut Pen<'_>, hit: &RequestedHit, last: Option<&Hit>) {
     if last.is_some_and(|last| is_same(hit, last)) {
-        out.push(1);
-        return put_varint(out, hit.num_tokens.cast_unsigned());
+        out.put(1);
+        return out.put_varint(hit.num_tokens.cast_unsigned());
     }
-    out.push(0);
+    out.put(0);
     put_number(out, hit.num_tokens);
-    put_varint(out, hit.blocks.len() as u64);
+    out.put_varint(hit.blocks.len() as u64);
     for group in &hit.blocks {
         put_numbers(out, group.iter().copied());
     }
@@ -135,7 +123,7 @@ fn is_same(hit: &RequestedHit, last: &Hit) -> bool {
 }
 
 /// Write a request that is added.
-pub(crate) fn put_new_request(out: &mut Vec<u8>, request: &Request<'_>, tokens: (&[u32], bool)) {
+pub(crate) fn put_new_request(out: &mut Pen<'_>, request: &Request<'_>, tokens: (&[u32], bool)) {
     let keys = &request.extra_keys;
     put_text(out, request.request_id);
     put_tokens(out, tokens);
@@ -147,26 +135,26 @@ pub(crate) fn put_new_request(out: &mut Vec<u8>, request: &Request<'_>, tokens: 
         (HASHES, request.block_hashes.is_some()),
         (SKIP, request.skip_reading_prefix_cache),
     ];
-    put_varint(out, parts.iter().map(|(bit, is_there)| bit * u64::from(*is_there)).sum());
+    out.put_varint(parts.iter().map(|(bit, is_there)| bit * u64::from(*is_there)).sum());
     if let Some(lora) = &keys.lora {
         put_text(out, &lora.name);
         put_text(out, &lora.path);
     }
     if !keys.media.is_empty() {
-        put_varint(out, keys.media.len() as u64);
+        out.put_varint(keys.media.len() as u64);
     }
     for item in &keys.media {
         put_text(out, &item.identifier);
-        put_varint(out, item.offset.into());
-        put_varint(out, item.length.into());
+        out.put_varint(item.offset.into());
+        out.put_varint(item.length.into());
     }
     if let Some(salt) = keys.cache_salt {
         put_text(out, salt);
     }
     if let Some(embeds) = &keys.prompt_embeds {
-        put_varint(out, embeds.bytes_per_token.into());
-        put_varint(out, embeds.data.len() as u64);
-        out.extend_from_slice(embeds.data);
+        out.put_varint(embeds.bytes_per_token.into());
+        out.put_varint(embeds.data.len() as u64);
+        out.put_all(embeds.data);
     }
     if let Some(hashes) = &request.block_hashes {
         put_hashes(out, hashes);

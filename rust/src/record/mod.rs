@@ -5,3 +5,4 @@
 pub(crate) mod calls;
 pub(crate) mod fields;
 pub(crate) mod outcomes;
+pub(crate) mod pen;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What came of a call, in a record: done, refused, or the number of its misuse.
 //!
-//! 0: done; then the row of a request that was added or forked, the length of a hit, whether a
-//! reset was done, the checksum of a batch's columns and keys. 1, 2: refused, later or never; then
-//! how far an append came, blocks needed, available, pending. 3 and more: misuse, by its place in
-//! ERRORS. 255: another exception. An error keeps its place for ever.
+//! 0: done; then the row of a request that was added or forked, the number of an epoch, the length
+//! of a hit, whether a reset was done, the checksum of a batch's columns and keys. 1, 2: refused,
+//! later or never; then how far an append came, blocks needed, available, pending. 3 and more:
+//! misuse, by its place in ERRORS. 255: another exception. An error keeps its place for ever.
 //! Twin: kvcore/record/outcomes.py.
 
-use crate::record::fields::put_varint;
+use crate::record::pen::Pen;
 use crate::types::commands::Batch;
 use crate::types::errors::Error;
 use crate::types::event_log::EventLog;
@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 48] = [
+const ERRORS: [&str; 50] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -65,6 +65,8 @@ const ERRORS: [&str; 48] = [
     "InvalidExtraKey",
     "UnsortedMedia",
     "CountMismatch",
+    "EpochWentBack",
+    "StaleRequest",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";
@@ -77,8 +79,8 @@ const OTHER: u8 = 255;
 /// What a record has of an outcome.
 pub(crate) trait Outcome {
     /// Write it.
-    fn write(&self, out: &mut Vec<u8>) {
-        out.push(DONE);
+    fn write(&self, out: &mut Pen<'_>) {
+        out.put(DONE);
     }
 
     /// The hit that a look-up found.
@@ -97,22 +99,29 @@ impl Outcome for KVCacheBlocks {}
 impl Outcome for Swapped {}
 
 impl Outcome for Row {
-    fn write(&self, out: &mut Vec<u8>) {
-        out.push(DONE);
-        put_varint(out, self.0.into());
+    fn write(&self, out: &mut Pen<'_>) {
+        out.put(DONE);
+        out.put_varint(self.0.into());
+    }
+}
+
+impl Outcome for u32 {
+    fn write(&self, out: &mut Pen<'_>) {
+        out.put(DONE);
+        out.put_varint((*self).into());
     }
 }
 
 impl Outcome for bool {
-    fn write(&self, out: &mut Vec<u8>) {
-        out.extend([DONE, u8::from(*self)]);
+    fn write(&self, out: &mut Pen<'_>) {
+        out.put_all(&[DONE, u8::from(*self)]);
     }
 }
 
 impl Outcome for Hit {
-    fn write(&self, out: &mut Vec<u8>) {
-        out.push(DONE);
-        put_varint(out, self.num_tokens.into());
+    fn write(&self, out: &mut Pen<'_>) {
+        out.put(DONE);
+        out.put_varint(self.num_tokens.into());
     }
 
     fn hit(&self) -> Option<&Hit> {
@@ -121,15 +130,16 @@ impl Outcome for Hit {
 }
 
 impl Outcome for &Batch {
-    fn write(&self, out: &mut Vec<u8>) {
-        let columns = crc32c::crc32c(self.buffer.as_flattened());
-        out.push(DONE);
-        out.extend(crc32c::crc32c_append(columns, &self.keys).to_le_bytes());
+    fn write(&self, out: &mut Pen<'_>) {
+        let parts = [self.buffer.as_flattened(), &self.keys];
+        let filled = parts.into_iter().filter(|part| !part.is_empty()); // in most steps none
+        out.put(DONE);
+        out.put_all(&filled.fold(0, crc32c::crc32c_append).to_le_bytes());
     }
 }
 
 impl<T: Outcome> Outcome for Admitted<T> {
-    fn write(&self, out: &mut Vec<u8>) {
+    fn write(&self, out: &mut Pen<'_>) {
         match self {
             Ok(value) => value.write(out),
             Err(refused) => put_refusal(out, refused, None),
@@ -139,24 +149,24 @@ impl<T: Outcome> Outcome for Admitted<T> {
 
 /// How far an append came, and the places that it set.
 impl Outcome for (Appended, Vec<[u32; 4]>) {
-    fn write(&self, out: &mut Vec<u8>) {
+    fn write(&self, out: &mut Pen<'_>) {
         match &self.0.refused {
-            None => out.push(DONE),
+            None => out.put(DONE),
             Some(refused) => put_refusal(out, refused, Some(self.0.done)),
         }
     }
 }
 
-fn put_refusal(out: &mut Vec<u8>, refused: &Refused, done: Option<u64>) {
-    out.push(if refused.reason == Reason::Later { LATER } else { NEVER });
+fn put_refusal(out: &mut Pen<'_>, refused: &Refused, done: Option<u64>) {
+    out.put(if refused.reason == Reason::Later { LATER } else { NEVER });
     let numbers = [refused.needed, refused.available, refused.pending];
-    done.into_iter().chain(numbers).for_each(|number| put_varint(out, number));
+    done.into_iter().chain(numbers).for_each(|number| out.put_varint(number));
 }
 
 /// Write a misuse by its name.
-pub(crate) fn put_error(out: &mut Vec<u8>, name: &str) {
+pub(crate) fn put_error(out: &mut Pen<'_>, name: &str) {
     let place = ERRORS.iter().position(|each| *each == name);
-    out.push(place.map_or(OTHER, |place| FIRST_ERROR + place as u8));
+    out.put(place.map_or(OTHER, |place| FIRST_ERROR + place as u8));
 }
 
 /// An error that has a number.

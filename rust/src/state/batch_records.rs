@@ -116,6 +116,8 @@ pub struct BatchInFlight {
     pub(crate) rows: Vec<Row>,
     /// Places that an entry holds and whose block is another one by now.
     pub(crate) replaced: BTreeSet<Place>,
+    /// An epoch began in it.
+    pub(crate) starts_epoch: bool,
 }
 
 impl BatchInFlight {

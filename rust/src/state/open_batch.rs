@@ -63,9 +63,19 @@ pub struct OpenBatch {
     pub(crate) entries: RequestEntries,
     /// What it publishes, in order, if batches are in flight for a time.
     pub(crate) published_keys: Vec<PublishedKey>,
+    /// An epoch began in it.
+    pub(crate) starts_epoch: bool,
 }
 
-clone_in_place!(OpenBatch { number, scheduled, unwritten, merges, entries, published_keys });
+clone_in_place!(OpenBatch {
+    number,
+    scheduled,
+    unwritten,
+    merges,
+    entries,
+    published_keys,
+    starts_epoch
+});
 
 impl UnwrittenBlock {
     /// The first token behind its block.
@@ -132,6 +142,7 @@ impl OpenBatch {
     /// Open the next batch.
     pub(crate) fn advance(&mut self) {
         self.number += 1;
+        self.starts_epoch = false;
         self.scheduled.clear();
         self.unwritten.clear();
     }

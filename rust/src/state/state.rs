@@ -26,6 +26,7 @@ use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
+use crate::types::policies::Waiting;
 use crate::types::values::{PrefixCacheStats, Status};
 
 /// Entry of a device table for a block that no query sees any more.
@@ -173,6 +174,10 @@ clone_in_place! {
         pub(crate) rows: HashMap<Arc<str>, Row>,
         /// The first batch whose output still belongs to the request in each row.
         pub(crate) output_from: Vec<u64>,
+        /// Number of the weights.
+        pub(crate) epoch: u32,
+        /// The epoch in which the request in each row began to count, if it counts tokens.
+        pub(crate) epochs: Vec<u32>,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
         /// Rows to use again once a batch is finished, each with the number of that batch, in the
@@ -193,6 +198,8 @@ clone_in_place! {
         pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
         /// External ones that may still fail.
         pub(crate) loads: Vec<UnconfirmedLoad>,
+        /// For policies that go by what waiting requests will look up.
+        pub(crate) waiting: Option<Box<Waiting>>,
         /// Calls of `pin` so far, no part of the bytes.
         pub(crate) num_pins: u64,
     }
@@ -211,9 +218,11 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         has_windows: config.groups.iter().any(Group::is_windowed),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
-        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction, waits)),
+        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
         output_from: Vec::new(),
+        epoch: config.epoch,
+        epochs: Vec::new(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
         held_rows: Vec::new(),
@@ -226,6 +235,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         next_operation: 0,
         in_flight: Vec::new(),
         loads: Vec::new(),
+        waiting: config.eviction.sees_waiting().then(Box::default),
         num_pins: 0,
         config,
     })
@@ -287,6 +297,20 @@ impl State {
             rows.push(row);
         }
         Ok(rows)
+    }
+
+    /// Whether the request in this row counts tokens that were computed with older weights.
+    #[must_use]
+    #[inline]
+    pub fn is_stale(&self, row: Row) -> bool {
+        self.epochs[row.index()] < self.epoch && self[row].num_computed > 0
+    }
+
+    /// The epoch in which the request in this row began to count; 0 if it counts nothing.
+    #[must_use]
+    pub fn epoch_of(&self, row: Row) -> u32 {
+        let counts = self.requests[row.index()].as_ref().is_some_and(|each| each.num_computed > 0);
+        if counts { self.epochs[row.index()] } else { 0 }
     }
 
     /// The host pool. Fails with NoHostTier.

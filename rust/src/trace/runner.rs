@@ -25,8 +25,8 @@ use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::cancel::cancel;
 use crate::transitions::{
-    allocate, append, drain, fork, free, pins, publish, queries, requests, rewind, swap, transfers,
-    truncate, unschedule, window,
+    allocate, append, drain, epochs, fork, free, pins, publish, queries, requests, rewind, swap,
+    transfers, truncate, unschedule, window,
 };
 use crate::types::commands::Command;
 use crate::types::config::Config;
@@ -162,6 +162,10 @@ impl Runner {
                 let (number, num_commands) = (batch.number, batch.len());
                 text(format!("batch {number}: {num_commands} commands, {num_segments} segments"))
             }
+            ("advance_epoch", words @ ([] | [_])) => {
+                let given = words.first().map(|word| number(word)).transpose()?;
+                text(epochs::advance_epoch(state, given)?)
+            }
             ("complete", [batch]) => nothing(complete(state, number(batch)?)),
             ("cancel", [batch]) => nothing(cancel(state, number(batch)?)),
             ("take_events", []) => text(format!("{} events", drain::take_events(state).len())),
@@ -193,6 +197,11 @@ impl Runner {
                 text(write_verdict(allocate::can_allocate(state, id, &slot_request)?))
             }
             ("in_flight", []) => text(write_ids(state.in_flight().map(|batch| batch as u32))),
+            ("stale", []) => {
+                let names =
+                    epochs::stale_requests(state).map(|row| format!(" {}", state[row].name()));
+                text(format!("stale{}", names.collect::<String>()))
+            }
             ("queue", []) => text(write_queue(Some(&state.device))),
             ("host_queue", []) => text(write_queue(state.host.as_ref())),
             ("waiting", []) => text(write_waiting(Some(&state.device))),

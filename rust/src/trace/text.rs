@@ -240,13 +240,14 @@ pub fn write_events(events: &[Event], names: &Names) -> Vec<String> {
 
 fn write_event(event: &Event, names: &Names) -> String {
     match event {
-        Event::BlockStored { block_hashes, parent_hash, tokens, group_id, .. } => {
+        Event::BlockStored { block_hashes, parent_hash, tokens, group_id, epoch, .. } => {
             let stored: Vec<&str> =
                 block_hashes.iter().map(|hash| names.block_hash(hash)).collect();
             let parent =
                 parent_hash.as_ref().map(|hash| format!(" after {}", names.block_hash(hash)));
             let (after, tokens) = (parent.unwrap_or_default(), write_tokens(tokens));
-            format!("stored {}{after} tokens {tokens}{}", stored.join(" "), of(*group_id))
+            let epoch = if *epoch == 0 { String::new() } else { format!(" epoch {epoch}") };
+            format!("stored {}{after} tokens {tokens}{}{epoch}", stored.join(" "), of(*group_id))
         }
         Event::BlockRemoved { block_hash, group_id } => {
             format!("removed {}{}", names.block_hash(block_hash), of(*group_id))

@@ -76,6 +76,9 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         let queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
         state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
+    if state[row].num_computed == 0 {
+        state.epochs[row.index()] = state.epoch;
+    }
     note_scheduled(state, slot_request, plan);
     note_entry(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
     take_output(state, row, None);
@@ -110,6 +113,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     note_quiet_until(state, row);
+    state.settle_waiting(row);
 }
 
 /// Note what the open batch does for a request, and how much of it cannot be taken back.

@@ -44,6 +44,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
         return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
     }
     close_into(batch, state.batch.number, &state.effects.commands);
+    batch.epoch = state.epoch;
     if let Some(before) = state.batch.number.checked_sub(1)
         && limit == 0
     {
@@ -53,6 +54,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     let merges = std::mem::take(&mut state.batch.merges);
     state.effects.commands.clear();
     state.batch.advance();
+    state.device.set_batch(state.batch.number);
     if let Some(closed) = closed {
         if limit > 0 {
             state.in_flight.push(Arc::new(closed));
@@ -122,6 +124,7 @@ fn close_entries(state: &mut State) -> BatchInFlight {
         published_keys: std::mem::take(&mut state.batch.published_keys),
         rows: named_rows(&state.effects.commands),
         replaced: BTreeSet::new(),
+        starts_epoch: state.batch.starts_epoch,
     }
 }
 
@@ -166,6 +169,7 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let (group_id, position) = (merge.group_id, merge.position);
     let Some(older) = state.device.index.first(&merge.key) else {
         state.device.publish(merge.block, merge.key);
+        state.device.note_computed(merge.block, 0);
         if !state.loads.is_empty() {
             note_keyed(state, row, &[(merge.block, (position + 1) * size)]);
         }

@@ -21,7 +21,7 @@ use crate::state::state::{State, request_mut};
 use crate::state::table_edit::rebuild;
 use crate::transitions::batches::check_in_flight;
 use crate::transitions::free::{cut_tables, drop_host};
-use crate::types::commands::named_rows;
+use crate::types::commands::{Command, named_rows};
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -34,8 +34,12 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     let rows = named_rows(&state.effects.commands);
     state.effects.commands.clear();
     let next = OpenBatch { number: state.batch.number + 1, ..OpenBatch::default() };
-    let OpenBatch { number: open, entries, published_keys, .. } =
+    let OpenBatch { number: open, entries, published_keys, starts_epoch, .. } =
         std::mem::replace(&mut state.batch, next);
+    if starts_epoch || cancelled.iter().any(|each| each.starts_epoch) {
+        state.batch.starts_epoch = true;
+        state.effects.emit(Command::EvictAll);
+    }
     cancelled.push(Arc::new(BatchInFlight {
         number: open,
         entries,
@@ -49,6 +53,7 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
     let told = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
     told.for_each(|row| rebuild(state, row));
+    state.device.set_batch(state.batch.number);
     Ok(())
 }
 

@@ -43,12 +43,14 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     }
     state[row] = child;
     state.output_from[row.index()] = state.output_from[parent_row.index()];
+    state.epochs[row.index()] = state.epochs[parent_row.index()];
     for (group, mut table) in (0..).zip(tables) {
         table.truncate(state.num_kept(group, &table, computed));
         TableEdit::of(state, row, group).share(table);
     }
     inherit_entries(state, parent_row, row);
     inherit_loads(state, parent_row, row, computed);
+    state.settle_waiting(row);
     Ok(row)
 }
 

@@ -6,6 +6,7 @@ pub mod append;
 pub mod batches;
 pub mod cancel;
 pub mod drain;
+pub mod epochs;
 pub(crate) mod fast_path;
 pub mod fork;
 pub mod free;

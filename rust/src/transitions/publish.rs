@@ -83,6 +83,9 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
 ///
 /// last: their content is there, so no cancel withdraws the keys.
 pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last: bool) {
+    if state.is_stale(row) && !seeded(Mutant::StalePublishes) {
+        return;
+    }
     for group_id in 0..state.config.groups.len() as u32 {
         let size = state.config.groups[group_id as usize].block_size;
         let cached = state[row].num_cached[group_id as usize];
@@ -103,7 +106,8 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
 
 /// Publish the blocks at these positions, or note their merges.
 fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u32>, last: bool) {
-    let State { config, scales, requests, device, batch, effects, loads, .. } = state;
+    let State { config, scales, requests, device, batch, effects, loads, epoch, .. } = state;
+    let (epoch, said) = (*epoch, (&*config, &scales[..]));
     let request = &*request_mut(requests, row);
     let (size, scale) = (config.groups[group_id as usize].block_size, scales[group_id as usize]);
     let before = batch.scheduled.get(row).map_or(u32::MAX, |record| record.num_computed_before);
@@ -127,6 +131,9 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                 publishes = false;
             } else {
                 device.publish(block, key);
+                if device.policy.is_some() {
+                    device.note_computed(block, position);
+                }
                 if !loads.is_empty() {
                     keyed.push((block, (position + 1) * size));
                 }
@@ -134,22 +141,17 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                     batch.published_keys.push((block, key));
                 }
                 if (position + 1) * size > before {
-                    batch.unwritten.push(UnwrittenBlock {
-                        group_id,
-                        position,
-                        block,
-                        key,
-                        next: None,
-                    });
+                    let unwritten = UnwrittenBlock { group_id, position, block, key, next: None };
+                    batch.unwritten.push(unwritten);
                 }
             }
         }
         if !publishes {
-            announce(effects, request, (config, scales), group_id, (first, position));
+            announce(effects, request, said, group_id, (first, position), epoch);
             first = position + 1;
         }
     }
-    announce(effects, request, (config, scales), group_id, (first, positions.end));
+    announce(effects, request, said, group_id, (first, positions.end), epoch);
     batch.chain_unwritten(row, start);
     if batch.merges.len() > num_merges && config.publishes_at_once() {
         let computed = request.num_computed;
@@ -162,8 +164,8 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
 
 /// Tell that a request's blocks at positions [first, end) became findable.
 pub(crate) fn announce_stored(state: &mut State, row: Row, group_id: u32, blocks: (u32, u32)) {
-    let State { config, scales, effects, requests, .. } = state;
-    announce(effects, request_mut(requests, row), (config, scales), group_id, blocks);
+    let State { config, scales, effects, requests, epoch, .. } = state;
+    announce(effects, request_mut(requests, row), (config, scales), group_id, blocks, *epoch);
 }
 
 fn announce(
@@ -172,10 +174,12 @@ fn announce(
     (config, scales): (&Config, &[u32]),
     group_id: u32,
     blocks: (u32, u32),
+    epoch: u32,
 ) {
     if effects.events_enabled() && blocks.0 < blocks.1 {
         let hidden;
         let mut said = stored(request, config, scales, group_id, blocks);
+        said.epoch = epoch;
         if config.hide_salts {
             hidden = said.extra_keys.hide_salt(&root_hash(&config.hash_seed, config.hashing));
             said.extra_keys = &hidden;
@@ -200,6 +204,7 @@ fn stored<'a>(
         block_size: config.groups[group_id as usize].block_size,
         group_id,
         extra_keys: request.extra_keys(),
+        epoch: 0,
     }
 }
 

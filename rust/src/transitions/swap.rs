@@ -153,6 +153,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
         } else {
             request.preempted = true;
         }
+        state.settle_waiting(row);
     }
 }
 
@@ -161,7 +162,10 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
     let unwritten = state.batch.unwritten_blocks();
     let mut hits: Hits = Vec::new();
     let mut places: HashMap<BlockId, usize> = HashMap::new();
-    for request in rows.iter().map(|&row| &state[row]) {
+    for &row in rows {
+        let request = &state[row];
+        let may_hit = state.config.enable_caching
+            && (!state.is_stale(row) || seeded(Mutant::StaleComesBackToHits));
         for (group_id, table) in (0..).zip(&request.host_tables) {
             let scale = state.scales[group_id as usize];
             let num_full = request.num_computed / state.config.groups[group_id as usize].block_size;
@@ -174,7 +178,7 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
                     hits.push((host_block, None));
                     hits.len() - 1
                 });
-                if !state.config.enable_caching || position >= num_full {
+                if !may_hit || position >= num_full {
                     continue;
                 }
                 let block = state.device.index.first(&request.key(scale, group_id, position));

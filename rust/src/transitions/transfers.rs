@@ -61,7 +61,7 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
 /// slot_request: its external tokens are the ones to load, whole blocks of every group behind whole
 /// blocks; a token is left to compute. Where no query sees what would be loaded (a whole chunk),
 /// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
-/// delayed caching. Fails as that does, and with WrongLoad.
+/// delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
 pub fn load(
     state: &mut State,
     request_id: &str,
@@ -71,6 +71,10 @@ pub fn load(
     let num_tokens = slot_request.num_external_computed_tokens;
     if num_tokens < 1 {
         return Err(Error::InvalidCount { name: "num_tokens", value: num_tokens, least: 1 });
+    }
+    if state.is_stale(row) {
+        let (epoch, current) = (state.epochs[row.index()].into(), state.epoch.into());
+        return Err(Error::StaleRequest { request: state[row].name(), epoch, current });
     }
     let slot_request =
         &SlotRequest { delay_cache_blocks: true, loads: true, ..slot_request.clone() };

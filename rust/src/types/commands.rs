@@ -188,6 +188,8 @@ pub struct Batch {
     pub buffer: Vec<[u8; 4]>,
     /// Keys of `KEY_SIZE` bytes; key fields in the columns are indices into them.
     pub keys: Vec<u8>,
+    /// Number of the weights that its forward pass runs with.
+    pub epoch: u32,
 }
 
 impl Batch {

@@ -12,6 +12,8 @@ use crate::types::keys::Hashing;
 
 /// Most blocks of a pool; ids and counts are int32 in batches.
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
+/// The last epoch.
+pub const MAX_EPOCH: u32 = (1 << 31) - 1;
 /// Most groups of a pool.
 pub const MAX_GROUPS: usize = 64;
 /// Most taken batches that may be in flight at a time.
@@ -26,6 +28,39 @@ pub enum Eviction {
     Lru,
     /// Blocks without content, last freed first; then the one that was freed first.
     UncachedFirst,
+    /// The one that was freed first of those that no waiting request will look up; then the one
+    /// that is due last.
+    QueueAware,
+    /// The one whose content's use before the last is longest ago.
+    Lru2,
+    /// New contents from a small queue, the others from a main one.
+    S3Fifo,
+    /// The one of the kind that is least often used again.
+    Learned,
+}
+
+/// All policies with their names, in the order of their codes.
+pub const EVICTIONS: [(Eviction, &str); 6] = [
+    (Eviction::Lru, "lru"),
+    (Eviction::UncachedFirst, "uncached_first"),
+    (Eviction::QueueAware, "queue_aware"),
+    (Eviction::Lru2, "lru2"),
+    (Eviction::S3Fifo, "s3fifo"),
+    (Eviction::Learned, "learned"),
+];
+
+impl Eviction {
+    /// The policy of this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        EVICTIONS.iter().find(|(_, each)| *each == name).map(|&(policy, _)| policy)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        EVICTIONS[self as usize].1
+    }
 }
 
 /// Whether a second block of one content stays.
@@ -89,6 +124,8 @@ clone_in_place! {
         pub publish: Publish,
         /// Events have a digest of a request's salt, not the salt.
         pub hide_salts: bool,
+        /// Number of the weights at the start.
+        pub epoch: u32,
     }
 }
 
@@ -116,6 +153,7 @@ impl Config {
             max_in_flight: 0,
             publish: Publish::Scheduled,
             hide_salts: false,
+            epoch: 0,
         }
     }
 
@@ -207,6 +245,7 @@ fn check_options(config: &Config) -> Result<(), Error> {
     check_count("num_preallocate_tokens", config.num_preallocate_tokens, 0)?;
     check_count("watermark_blocks", config.watermark_blocks, 0)?;
     check_count("max_in_flight", config.max_in_flight, 0)?;
+    check_count("epoch", config.epoch, 0)?;
     if config.max_in_flight > MAX_IN_FLIGHT {
         let reason = format!("must be at most {MAX_IN_FLIGHT}");
         return Err(refuse("max_in_flight", config.max_in_flight, reason));

@@ -117,7 +117,7 @@ errors! {
         "request {request:?} takes no output of batch {batch}: the first is {output_from}";
     /// Output fills positions to come in order; the batch in flight does not sample the next one.
     OutputOutOfOrder { request: String, batch: i64, num_tokens: i64 }
-        "request {request:?} has {num_tokens} tokens, batch {batch} does not sample the next";
+        "batch {batch} does not sample token {num_tokens} of request {request:?}";
     /// A batch that was not taken yet has sampled nothing.
     BatchNotTaken { batch: i64, open_batch: i64 }
         "batch {batch} was not taken yet, the open batch is {open_batch}";
@@ -127,6 +127,12 @@ errors! {
     /// The open batch is executed later, so what it schedules is not written yet.
     InOpenBatch { kind: &'static str, value: Field }
         "{kind} {value:?} is in the open batch: take the batch first";
+    /// The number of the weights rises.
+    EpochWentBack { epoch: i64, current: i64, least: i64, most: i64 }
+        "epoch {epoch:?} cannot follow epoch {current}: it must be from {least} to {most}";
+    /// A request that began with older weights loads nothing: stored content is of the new ones.
+    StaleRequest { request: String, epoch: i64, current: i64 }
+        "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";
     /// As many batches are in flight as the config allows.
     TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
         "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the \

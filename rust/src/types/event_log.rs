@@ -18,6 +18,8 @@ pub const STORED: u8 = 0;
 pub const REMOVED: u8 = 1;
 /// The number of a cleared event.
 pub const CLEARED: u8 = 2;
+/// The number of a stored event that names an epoch above 0.
+pub const STORED_IN_EPOCH: u8 = 3;
 
 /// Events in the order of their making, as their canonical bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -85,8 +87,13 @@ pub(crate) fn read_events(source: &mut Reader<'_>) -> Result<EventLog, Error> {
 
 /// The event of the next bytes. Fails with DamagedState.
 pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
-    match source.choice(3)? {
-        STORED => {
+    let kind = source.choice(4)?;
+    match kind {
+        STORED | STORED_IN_EPOCH => {
+            let epoch = if kind == STORED { 0 } else { source.u32()? };
+            if (epoch == 0) != (kind == STORED) {
+                return Err(source.damaged("an epoch that is not written"));
+            }
             let block_hashes = source.hashes()?;
             Ok(Event::BlockStored {
                 parent_hash: read_parent(source)?,
@@ -104,6 +111,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
                     false => Vec::new(),
                 },
                 block_hashes,
+                epoch,
             })
         }
         REMOVED => Ok(Event::BlockRemoved { block_hash: source.array()?, group_id: source.u32()? }),
@@ -149,7 +157,10 @@ fn write_stored(out: &mut Writer, stored: &Stored<'_>) {
     let (first, end) = (stored.blocks.0 as usize, stored.blocks.1 as usize);
     let (scale, size) = (stored.scale as usize, stored.block_size as usize);
     out.data.reserve(64 + (end - first) * (HASH_SIZE + 4 * size));
-    out.u8(STORED);
+    out.u8(if stored.epoch == 0 { STORED } else { STORED_IN_EPOCH });
+    if stored.epoch > 0 {
+        out.u32(stored.epoch);
+    }
     out.count(end - first);
     for position in first..end {
         out.data.extend_from_slice(&stored.hashes[(position + 1) * scale - 1]);
@@ -211,6 +222,7 @@ mod tests {
             block_size: 1,
             group_id: 3,
             extra_keys,
+            epoch: 0,
         }));
         log.push(&removed(&make_key(&HASHES[0], 3)));
         assert_eq!(replay(log.iter()), Some(BTreeSet::from([make_key(&HASHES[1], 3)])));
@@ -233,6 +245,7 @@ mod tests {
             block_size: 2,
             group_id: 0,
             extra_keys: &extra_keys,
+            epoch: 7,
         }));
         let expected = Event::BlockStored {
             block_hashes: vec![HASHES[3]],
@@ -242,6 +255,7 @@ mod tests {
             group_id: 0,
             lora_name: Some("a".to_owned()),
             extra_keys: vec![extra_keys.of_block(2, 4, 1)],
+            epoch: 7,
         };
         let taken = log.take();
         assert_eq!(taken.iter().collect::<Vec<_>>(), [expected]);

@@ -31,6 +31,8 @@ pub enum Event {
         /// What distinguishes content of equal tokens, per block: tags with values; empty if no
         /// block has any.
         extra_keys: Vec<Vec<ExtraKey>>,
+        /// Number of the weights.
+        epoch: u32,
     },
     /// The last block of a content is no longer findable.
     BlockRemoved {
@@ -60,6 +62,8 @@ pub struct Stored<'a> {
     pub group_id: u32,
     /// The request's.
     pub extra_keys: &'a ExtraKeys,
+    /// Number of the weights.
+    pub epoch: u32,
 }
 
 /// An event as it is announced: its data are borrowed until it is written.

@@ -24,6 +24,7 @@ from tests.core.misuse import (
     bad_batches,
     bad_blocks,
     bad_drafts,
+    bad_epochs,
     bad_operations,
     bad_output,
     bad_requests,
@@ -34,7 +35,7 @@ from tests.helpers.stories import unchanged
 ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
-    *bad_output.ROWS,
+    *(*bad_output.ROWS, *bad_epochs.ROWS),
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.
@@ -42,8 +43,8 @@ WITHOUT_ARGUMENTS = {
     *("reset_prefix_cache", "take_events", "take_stats", "take_new_block_ids"),
 }
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_too_large.py,
-# test_bad_releases.py, test_threads.py, tests/bytes and test_damaged_batches.py; a TraceError is
-# that of the trace reader.
+# test_bad_releases.py, test_threads.py, tests/policies, tests/bytes and test_damaged_batches.py; a
+# TraceError is that of the trace reader.
 ELSEWHERE = {
     "InvalidConfig",
     "GroupsDoNotFit",
@@ -52,6 +53,7 @@ ELSEWHERE = {
     "DamagedState",
     "DamagedBatch",
     "BackendMissing",
+    "PolicyFailed",
     "TraceError",
     "WrongArgument",
 }

@@ -5,14 +5,17 @@ bits however a sequence came to be: cut into steps, batched, shared, copied or m
 Free blocks are NaN throughout, so that a read of anything a sequence does not own shows.
 """
 
+import pickle
 import random
-from collections.abc import Iterator
+from typing import Any
 
+import attrs
 import pytest
 import torch
-from kvcore_runtime.attention.attention import PagedAttention, _parts
+from kvcore_runtime.attention.attention import PagedAttention
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
-from kvcore_runtime.attention.read_plan import plan_reads
+from kvcore_runtime.attention.read_plan import _parts, plan_reads
+from kvcore_runtime.attention.visibility import Visibility
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
 from kvcore_runtime.model.model import Llama, tiny_model
@@ -20,14 +23,6 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.float64)
 NUM_BLOCKS = 96
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Pool:
@@ -268,3 +263,18 @@ def test_sequences_are_gathered_in_parts_of_bounded_size() -> None:
     assert parts == [spans[:2], [spans[2]], [spans[3]], [spans[4]]]
     assert _parts(spans, 99) == [spans]
     assert _parts([], 3) == []
+
+
+def test_a_plan_says_which_slots_of_a_part_are_whose() -> None:
+    """Blocks of 4 slots; a query at position 6 sees 3 keys from 4 on, one at 9 those from 7 on."""
+    window = Visibility(kind="sliding_window", window=3)
+    arguments: dict[str, Any] = {"block_size": 4, "width": 3, "visibility": window}
+    plan = plan_reads([1, 1], [7, 10], **arguments)
+    assert plan.parts == ((3, (0, 3, 1 + 3, 3, 2)),)
+    assert plan_reads([1, 1], [7, 10], num_blocks_max=1, **arguments).parts == (
+        (1, (0, 3, 1)),
+        (2, (3, 3, 2)),
+    )
+    copy = pickle.loads(pickle.dumps(plan))
+    assert attrs.astuple(copy)[:-1] == attrs.astuple(plan)[:-1]
+    assert copy.numbers.tolist() == plan.numbers.tolist()

@@ -23,11 +23,16 @@ use crate::check::names::canonical::renaming::{Blocks, Renaming, Tree, batch_pla
 use crate::check::world::world::Symmetry;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;
+use crate::pool::free_queue::num_older;
 use crate::pool::quarantine::Quarantine;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
-use crate::types::ids::BlockId;
+use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
+use crate::types::policies::Uses;
 use crate::types::violation::Violation;
+
+/// What stands for a key of an older epoch.
+const OLD: usize = 9998;
 
 /// What makes names: the buffers of one worker.
 #[derive(Debug, Clone)]
@@ -97,7 +102,7 @@ impl Namer {
     fn read(&mut self, state: &State, prefixes: &mut Prefixes) -> Result<(), Violation> {
         self.nodes.clear();
         for request in &state.requests {
-            let nodes = request.as_ref().map(|request| prefixes.nodes(request));
+            let nodes = request.as_ref().map(|request| prefixes.nodes(request, 0));
             self.nodes.push(nodes.unwrap_or_default());
         }
         self.chains.clear();
@@ -130,6 +135,14 @@ impl Namer {
                 self.write_request(request, row);
             }
         }
+        if state.epoch > 0 {
+            let counts = [state.epoch, num_older(&state.device.queue)];
+            counts.into_iter().for_each(|count| put(&mut self.name, count as usize));
+            let begun = state.in_flight.iter().map(|batch| batch.starts_epoch);
+            self.name.extend(begun.chain([state.batch.starts_epoch]).map(u8::from));
+            let epochs = rows.iter().map(|&row| state.epoch_of(Row(row as u32)));
+            epochs.for_each(|epoch| put(&mut self.name, epoch as usize));
+        }
         let held = state.operations.values().map(|operation| operation.block);
         let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
         write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
@@ -139,6 +152,8 @@ impl Namer {
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
             write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
         }
+        self.write_dues(state, rows);
+        self.write_remembered(&state.device, prefixes)?;
         let Namer { name, device, host, tree, .. } = self;
         let mut renaming = Renaming {
             state,
@@ -178,7 +193,48 @@ impl Namer {
         self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
     }
 
-    /// The ids and rows of requests, where they are not renamed.
+    /// The order in which requests arrived, if an eviction policy goes by it.
+    fn write_dues(&mut self, state: &State, rows: &[usize]) {
+        let Some(waiting) = state.waiting.as_ref().filter(|waiting| waiting.next_due > 0) else {
+            return;
+        };
+        let due = |&row: &usize| waiting.requests.get(&Row(row as u32)).map(|each| each.due);
+        let dues: SmallVec<[u64; 8]> = rows.iter().filter_map(due).collect();
+        for due in &dues {
+            put(&mut self.name, dues.iter().filter(|other| *other < due).count());
+        }
+    }
+
+    /// What the eviction policy remembers of each block, and of what left, oldest first.
+    fn write_remembered(
+        &mut self,
+        pool: &BlockPool,
+        prefixes: &mut Prefixes,
+    ) -> Result<(), Violation> {
+        let Some(policy) = pool.policy.as_ref().filter(|policy| policy.is_remembered()) else {
+            return Ok(());
+        };
+        let Namer { name, device, tree, .. } = self;
+        policy.memory.iter().for_each(|number| name.extend(number.to_le_bytes()));
+        for &block in &device.met {
+            write_uses(name, &policy.history.of(block));
+        }
+        for (_, key) in policy.history.left() {
+            put(name, key.group_id() as usize);
+            let nodes = &prefixes.chain(key)?.nodes;
+            put(name, nodes.len());
+            for &node in nodes {
+                _ = tree.number(node);
+            }
+            if let Some(&last) = nodes.last() {
+                tree.write(last, name);
+            }
+            write_uses(name, &policy.history.ghosts[key].1);
+        }
+        Ok(())
+    }
+
+    /// The ids and rows of requests, if they are not renamed.
     fn write_names(&mut self, state: &State, rows: &[usize]) {
         for &row in rows {
             let id = state.requests[row].as_ref().map_or("", |each| &*each.request_id);
@@ -212,6 +268,15 @@ impl Namer {
             put(&mut self.name, table.len());
             self.host.write(table.iter().copied(), &mut self.name);
         }
+    }
+}
+
+fn write_uses(name: &mut Vec<u8>, known: &Uses) {
+    put(name, known.uses as usize);
+    put(name, known.depth as usize);
+    put(name, usize::from(known.place.0));
+    for time in [known.last, known.before, known.place.1] {
+        name.extend(time.to_le_bytes());
     }
 }
 
@@ -253,7 +318,10 @@ fn write_keys(
     for &block in &blocks.met {
         let chain = if block == NO_HOST_BLOCK { None } else { chains[block.index()].as_ref() };
         let Some(chain) = chain else {
-            name.push(0);
+            match block != NO_HOST_BLOCK && pool.is_older(block) {
+                true => put(name, OLD),
+                false => name.push(0),
+            }
             continue;
         };
         put(name, 1 + ranks[block.index()] as usize);

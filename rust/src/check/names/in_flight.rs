@@ -4,7 +4,7 @@
 //!
 //! What a batch uses is told from its commands and the tables when it was taken, not from what the
 //! core remembers of it. A node's name says all that can still make a difference: commands and
-//! writes to come, contents of every block, and the worker's tables where these are not the
+//! writes to come, contents of every block, and the worker's tables if these are not the
 //! state's. Twin: kvcore/check/names/in_flight.py.
 
 pub(crate) mod flight_name;
@@ -41,6 +41,8 @@ pub(crate) struct Pending {
     pub(crate) texts: Texts,
     /// What those of its requests feed from whose last batch was executed.
     pub(crate) feeds: Texts,
+    /// That of the weights that it runs with.
+    pub(crate) epoch: u32,
 }
 
 /// Tokens of requests, by row.
@@ -152,13 +154,13 @@ pub(crate) fn taken(opened: &State, schedule: &Schedule, prefixes: &mut Prefixes
     let mut nodes: Vec<(Row, Numbers)> = Vec::new();
     for write in &writes {
         if nodes.iter().all(|each| each.0 != write.row) {
-            nodes.push((write.row, prefixes.nodes(&opened[write.row])));
+            nodes.push((write.row, prefixes.nodes(&opened[write.row], opened.epoch_of(write.row))));
         }
     }
     let (number, commands) = (opened.batch.number, opened.effects.commands.clone());
     let (tokens, texts, feeds) = (Vec::new(), Vec::new(), Vec::new());
-    let executed = false;
-    Pending { number, commands, writes, nodes, used, before, executed, tokens, texts, feeds }
+    let (executed, epoch) = (false, opened.epoch);
+    Pending { number, commands, writes, nodes, used, before, executed, tokens, texts, feeds, epoch }
 }
 
 /// Commands without those that say who owns what and what is findable: they change no memory.
@@ -287,6 +289,7 @@ mod tests {
             tokens: Vec::new(),
             texts: Vec::new(),
             feeds: Vec::new(),
+            epoch: 0,
         });
         assert_eq!(unused_wait(&node), Ok(()));
         let mut freed = node.clone();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! States as few bytes, to wait in memory until they are explored.
 //!
-//! A part of core_model.rs. Numbers take a byte where they are small; a block hash is its number in
+//! A part of core_model.rs. Numbers take a byte if they are small; a block hash is its number in
 //! the tree of prefixes, so packed states are read by the search that wrote them alone. A state
-//! with anything rare (operations, batches in flight, extra keys) is its canonical bytes.
+//! with anything rare (operations, batches in flight, extra keys, a policy's order) is its
+//! canonical bytes.
 
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
@@ -65,6 +66,7 @@ pub(crate) fn unpack(
     state.free_rows.reverse();
     state.requests.resize_with(num_rows as usize, || None);
     state.output_from.resize(num_rows as usize, 0);
+    state.epochs.resize(num_rows as usize, 0);
     for _ in free_rows.len()..num_rows as usize {
         source.request(&mut state);
     }
@@ -96,6 +98,8 @@ fn is_rare(state: &State) -> bool {
         || !state.held_rows.is_empty()
         || state.next_operation > 0
         || state.config.max_in_flight > 0
+        || state.device.policy.is_some()
+        || state.epoch > 0
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()
@@ -249,7 +253,7 @@ impl Unpacker<'_> {
             pool.publish(block, make_key(&hash, group_id));
         }
         let order: Vec<BlockId> = self.numbers().into_iter().map(BlockId).collect();
-        pool.queue = make_free_queue(pool.num_blocks(), order);
+        pool.queue = make_free_queue(pool.num_blocks(), order, 0);
         for _ in 0..self.number() {
             let (block, count) = (BlockId(self.number()), self.number());
             pool.pins.insert(block, count);

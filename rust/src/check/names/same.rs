@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
+use crate::codec::encode::encode;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{BatchInFlight, RequestEntries, in_order};
 use crate::state::open_batch::{OpenBatch, UnwrittenBlock};
 use crate::state::state::{RequestState, State};
-use crate::types::ids::BlockId;
+use crate::types::ids::{BlockId, Row};
 
 /// Whether two states have the same canonical bytes.
 #[must_use]
@@ -34,6 +35,14 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && (one.next_operation, &one.operations) == (other.next_operation, &other.operations)
         && all_same(&one.in_flight, &other.in_flight, same_batch_in_flight)
         && one.config == other.config
+        && same_epochs(one, other)
+        && (one.device.policy.is_none() || encode(one) == encode(other))
+}
+
+/// Whether the weights, and what requests that count tokens began with, are of the same epochs.
+fn same_epochs(one: &State, other: &State) -> bool {
+    let rows = || (0..one.requests.len() as u32).map(Row);
+    one.epoch == other.epoch && rows().all(|row| one.epoch_of(row) == other.epoch_of(row))
 }
 
 /// Whether two lists are as long, and same entry by entry.
@@ -44,7 +53,9 @@ fn all_same<T>(one: &[T], other: &[T], same: impl Fn(&T, &T) -> bool) -> bool {
 /// Whether two pools have the same owners, keys in the same order, queue and pins.
 fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
     let same = |block: BlockId| {
-        one.ref_count(block) == other.ref_count(block) && one.key(block) == other.key(block)
+        (one.ref_count(block), one.is_older(block))
+            == (other.ref_count(block), other.is_older(block))
+            && one.key(block) == other.key(block)
     };
     one.num_blocks() == other.num_blocks()
         && (0..one.num_blocks()).map(BlockId).all(same)
@@ -98,7 +109,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         }
         _ => false,
     };
-    one.number == other.number
+    (one.number, one.starts_epoch) == (other.number, other.starts_epoch)
         && one.scheduled.values().count() == other.scheduled.values().count()
         && one.scheduled.keys().all(held)
         && one.merges == other.merges
@@ -122,7 +133,7 @@ fn same_batch_in_flight(one: &Arc<BatchInFlight>, other: &Arc<BatchInFlight>) ->
         || one.number == other.number
             && same_entries(&one.entries, &other.entries)
             && (&one.published_keys, &one.rows) == (&other.published_keys, &other.rows)
-            && one.replaced == other.replaced
+            && (one.starts_epoch, &one.replaced) == (other.starts_epoch, &other.replaced)
 }
 
 #[cfg(test)]

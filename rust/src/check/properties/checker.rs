@@ -17,6 +17,7 @@ use crate::oracle::calls::{Call, Value};
 use crate::oracle::hazards;
 use crate::oracle::prefixes::Prefixes;
 use crate::state::state::State;
+use crate::transitions::epochs::stale_requests;
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::commands::Command;
 use crate::types::ids::BlockId;
@@ -159,7 +160,7 @@ pub fn shown(state: &State) -> Shown {
     let sharing = blocks.any(|block| state.device.ref_count(block) > 1);
     let keyed = (0..state.device.num_blocks()).map(BlockId);
     let num_keyed = keyed.filter(|&block| state.device.key(block).is_some()).count();
-    [sharing, num_keyed > state.device.index.len()]
+    [sharing, num_keyed > state.device.index.len(), stale_requests(state).next().is_some()]
 }
 
 /// What a call gave, in a word or two: done, refused and why, or the error's name.

@@ -30,10 +30,10 @@ struct Cached {
     place: Option<u32>,
 }
 
-/// Whether the properties hold in a world of such calls.
+/// Whether the properties hold in a world of such calls and such a policy.
 #[must_use]
 pub fn holds_in(world: &World) -> bool {
-    !BREAKS_CLOSURE.iter().any(|call| world.tries(call))
+    world.config.eviction.is_closed() && !BREAKS_CLOSURE.iter().any(|call| world.tries(call))
 }
 
 /// Fails with the first property that counts and does not hold.
@@ -101,6 +101,7 @@ mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, config, scheduled};
     use crate::oracle::calls::Call;
+    use crate::pool::free_queue::CURRENT;
     use crate::types::effects::Effects;
 
     fn found(damage: impl FnOnce(&mut State)) -> Option<&'static str> {
@@ -126,7 +127,7 @@ mod tests {
     fn a_child_that_stays_longer_is_found() {
         let late = |state: &mut State| {
             state.device.queue.remove(BlockId(2));
-            state.device.queue.append(BlockId(2));
+            state.device.queue.append(BlockId(2), CURRENT);
         };
         assert_eq!(found(late), Some("EVICT-ORDER"));
     }

@@ -3,6 +3,7 @@
 
 pub mod checker;
 pub mod closure;
+pub mod epochs;
 pub mod fair_scheduler;
 pub mod liveness;
 pub mod outcomes;

@@ -21,7 +21,7 @@ use crate::types::values::Status;
 use crate::types::violation::Finding;
 
 /// PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
-/// with one that is; no other block is published.
+/// with one that is; no other block is published, and none of a request of an older epoch.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
@@ -32,6 +32,8 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
     };
     for (row, num_tokens) in publishing(made) {
         let (known, request) = (&before[row], &after[row]);
+        let stale = known.num_computed > 0 && before.epochs[row.index()] < after.epoch;
+        let num_tokens = if stale { 0 } else { num_tokens };
         let groups = (0..).zip(&after.config.groups).filter(|(_, group)| !group.is_cross());
         for (index, group) in groups {
             let num_full = num_tokens / group.block_size;

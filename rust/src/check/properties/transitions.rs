@@ -6,9 +6,8 @@
 //! itself. Checks of refusals, resets and writes are in outcomes.rs. Twin:
 //! kvcore/check/properties/transitions.py.
 
-use smallvec::SmallVec;
-
 use crate::check::names::same::same_state;
+use crate::check::properties::epochs::{Followed, epoch_first};
 use crate::check::properties::published::{Made, published};
 use crate::check::world::calls::perform;
 use crate::check::world::world::World;
@@ -17,7 +16,6 @@ use crate::pool::quarantine::Quarantine;
 use crate::state::state::State;
 use crate::transitions::append::places_grown;
 use crate::types::commands::Command;
-use crate::types::config::Eviction;
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::Hit;
 use crate::types::violation::{Checks, Finding, Violation};
@@ -26,8 +24,9 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionCheck = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 10] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 11] = [
     ("LRU", lru),
+    ("EPOCH-FIRST", epoch_first),
     ("ROW-LIFE", row_life),
     ("GROWN", grown),
     ("PINS", pins),
@@ -60,39 +59,34 @@ fn lru(made: &Made<'_>) -> Finding {
     if commands.peek().is_none() && before.queue == after.queue {
         return Ok(());
     }
-    if matches!(made.call, Call::Cancel { .. }) {
+    if matches!(made.call, Call::Cancel { .. }) || before.eviction().has_places() {
         return Ok(());
     }
     let name = made.call.transition();
-    let mut queue: SmallVec<[BlockId; 16]> = before.queue.iter().collect();
-    let first = made.before.config.eviction == Eviction::UncachedFirst;
-    let join = |queue: &mut SmallVec<[BlockId; 16]>, block: BlockId, cached: bool| {
-        if first && !cached { queue.insert(0, block) } else { queue.push(block) }
-    };
+    let mut queue = Followed::new(before);
     let waits = |block: BlockId| after.quarantine.as_ref().is_some_and(|each| each.contains(block));
     for block in before.quarantine.iter().flat_map(Quarantine::blocks) {
         let touches = |command| command == Command::Touch { block };
         if !waits(block) && !made.outcome.commands(made.after).any(touches) {
-            join(&mut queue, block, before.key(block).is_some());
+            queue.join(block, before.key(block).is_some());
         }
     }
     for command in commands {
         match command {
-            Command::Allocate { block } if queue.first() == Some(&block) => {
-                queue.remove(0);
-            }
+            Command::Allocate { block } if queue.blocks.first() == Some(&block) => queue.take(),
             Command::Allocate { block } => {
-                let front = queue.first();
+                let front = queue.blocks.first();
                 let block = block.0;
                 return Err(format!(
                     "{name} takes block {block}, the front of the queue is {front:?}"
                 ));
             }
-            Command::Touch { block } => queue.retain(|each| *each != block),
-            Command::Free { block, cached } if !waits(block) => join(&mut queue, block, cached),
+            Command::Touch { block } => queue.blocks.retain(|each| *each != block),
+            Command::Free { block, cached } if !waits(block) => queue.join(block, cached),
             _ => {}
         }
     }
+    let queue = queue.blocks;
     if after.queue.iter().eq(queue.iter().copied()) {
         return Ok(());
     }
@@ -321,6 +315,7 @@ mod tests {
     use crate::check::tests::checked_states::{A, B, Run, config, scheduled};
     use crate::check::world::calls::Outcome;
     use crate::oracle::calls::Slots;
+    use crate::pool::free_queue::CURRENT;
     use crate::state::state::State;
     use crate::transitions::queries::get_computed_blocks;
     use crate::types::effects::Effects;
@@ -370,7 +365,7 @@ mod tests {
         let moved = found(|_, after, _| {
             let front = after.device.queue.front().unwrap();
             after.device.queue.remove(front);
-            after.device.queue.append(front);
+            after.device.queue.append(front, CURRENT);
         });
         assert_eq!(moved, Some("LRU"));
         let elsewhere = found(|_, after, _| after[row].tables[0][0] = BlockId(6));

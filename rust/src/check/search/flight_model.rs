@@ -213,6 +213,7 @@ impl FlightModel {
         if self.core.recording {
             self.core.calls.push(Call::Execute { batch: batch.number });
         }
+        after.memory.epoch = batch.epoch;
         after.memory.execute(in_flight(&batch.commands), &mut self.core.prefixes)?;
         for (row, nodes) in std::mem::take(&mut batch.nodes) {
             after.memory.set_numbers(row, nodes);
@@ -330,6 +331,7 @@ impl Walk for FlightModel {
         self.ghost.clone_from(&node.memory);
         let mut device = (world.num_output_placeholders > 0).then(|| Device::recall(node, None));
         for batch in node.waiting() {
+            self.ghost.epoch = batch.epoch;
             self.ghost.execute(in_flight(&batch.commands), prefixes)?;
             for (row, nodes) in &batch.nodes {
                 self.ghost.set_numbers(*row, nodes.clone());
@@ -344,6 +346,7 @@ impl Walk for FlightModel {
             };
             checker.checks.hear(found)?;
         }
+        self.ghost.epoch = state.epoch;
         self.ghost.execute(in_flight(&state.effects.commands), prefixes)?;
         let writes = node.schedule.writes();
         let found = match &mut device {

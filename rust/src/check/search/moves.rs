@@ -20,6 +20,9 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::values::Status;
 
+/// The last epoch that a world reaches.
+const EPOCHS_MAX: u32 = 2;
+
 /// Every move of a world in a state, in a fixed order.
 pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
     let name = fresh_name(state);
@@ -45,6 +48,9 @@ pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Mo
     block_calls(world, state, out);
     if world.tries("reset_prefix_cache") {
         out.push(Move::Call(Call::ResetPrefixCache));
+    }
+    if world.tries("advance_epoch") && state.epoch < EPOCHS_MAX {
+        out.push(Move::Call(Call::AdvanceEpoch));
     }
 }
 

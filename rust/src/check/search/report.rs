@@ -11,7 +11,7 @@ use crate::oracle::calls::Call;
 use crate::types::violation::Violation;
 
 /// The goals that a state reaches by itself.
-pub const SHOWN: [&str; 2] = ["sharing", "duplicates"];
+pub const SHOWN: [&str; 3] = ["sharing", "duplicates", "stale"];
 /// Which of them a state reaches.
 pub type Shown = [bool; SHOWN.len()];
 

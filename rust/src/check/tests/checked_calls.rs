@@ -146,6 +146,7 @@ fn each_invariant_finds_its_own_damage() {
         state[row].tokens.truncate(1);
         state[row].num_computed = 3;
     });
+    finds("EPOCHS", &|state| state.config.epoch = 1);
     finds("IDX-COMPLETE", &|state| state.device.index.clear());
     finds("IDX-SOUND", &|state| state.device.index.insert(Key([7; 36]), BlockId(6)));
     let open = &scheduled(config()).state;

@@ -14,6 +14,7 @@ use crate::transitions::allocate::allocate_slots;
 use crate::transitions::append::{Requests, append};
 use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::cancel::cancel;
+use crate::transitions::epochs::advance_epoch;
 use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
@@ -93,6 +94,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         }
         Call::CacheBlocks { name, num_tokens } => counted(state, cache_blocks, *name, *num_tokens)?,
         Call::EvictBlocks { block } => nothing(evict_blocks(state, &[i64::from(*block)]))?,
+        Call::AdvanceEpoch => nothing(advance_epoch(state, None).map(|_| ()))?,
         Call::ResetPrefixCache => Value::Flag(reset_prefix_cache(state)),
         Call::SwapOut { names } => admitted(swap_out(state, &ids(names))?, |_| Value::Nothing),
         Call::SwapIn { names } => admitted(swap_in(state, &ids(names))?, |_| Value::Nothing),

@@ -130,7 +130,7 @@ pub fn make_tiers(
         let mut pool = priority_eviction::make_pool(size, null_block, eviction);
         if descending {
             let ids = (u32::from(null_block)..size).rev().map(BlockId);
-            pool.queue = make_free_queue(size, ids);
+            pool.queue = make_free_queue(size, ids, 0);
         }
         pool
     };

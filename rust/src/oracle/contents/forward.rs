@@ -24,7 +24,7 @@ impl Ghost {
         prefixes: &mut Prefixes,
     ) -> Checked {
         for write in writes {
-            self.set_nodes(write.row, &state[write.row], prefixes);
+            self.set_nodes(write.row, state, prefixes);
         }
         self.forward_numbered(writes, schedule)
     }

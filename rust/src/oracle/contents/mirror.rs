@@ -29,9 +29,9 @@ impl Ghost {
     pub fn complete(&mut self, operation: u32, done: bool, prefixes: &mut Prefixes) -> Checked {
         let place = self.loads.iter().position(|load| load.0 == operation);
         let Some(place) = place else { return Ok(()) };
-        let (_, key, block) = self.loads.swap_remove(place);
+        let (_, key, block, epoch) = self.loads.swap_remove(place);
         let first = self.first_slot((Tier::Device, block));
-        let nodes = prefixes.block(&key)?;
+        let nodes = prefixes.block(&key, epoch)?;
         for (slot, &node) in self.contents[first..].iter_mut().zip(nodes) {
             *slot =
                 if done { Content::Prefix(node, key.group_id() as u8) } else { Content::Spoilt };
@@ -92,12 +92,14 @@ impl Ghost {
             }
             Command::Store { block, key, .. } => {
                 let first = self.first_slot((Tier::Device, block));
-                for (slot, &node) in prefixes.block(&key)?.iter().enumerate() {
+                for (slot, &node) in prefixes.block(&key, self.epoch)?.iter().enumerate() {
                     let content = Content::Prefix(node, key.group_id() as u8);
                     self.find("CACHE-KV", first + slot, content, content)?;
                 }
             }
-            Command::Load { operation, key, block } => self.loads.push((operation, key, block)),
+            Command::Load { operation, key, block } => {
+                self.loads.push((operation, key, block, self.epoch));
+            }
             Command::SetTable { row, group_id, position, block } => {
                 let table = self.table_mut(row, group_id);
                 match table.get_mut(position as usize) {

@@ -24,6 +24,9 @@ pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
     for batch in node.waiting() {
         names.put(batch.writes.len());
         write_commands(&batch.commands, names);
+        if node.state.epoch > 0 {
+            names.put(batch.epoch as usize);
+        }
         batch.writes.iter().for_each(|each| write_write(each, &batch.nodes, names));
     }
     for batch in &node.pending {
@@ -108,7 +111,7 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     names.put_all(counts);
     write_commands(&state.effects.commands, names);
     for each in node.schedule.writes() {
-        let nodes = names.prefixes.nodes(&state[each.row]);
+        let nodes = names.prefixes.nodes(&state[each.row], state.epoch_of(each.row));
         write_write(each, &[(each.row, nodes)], names);
     }
     if batch.scheduled.keys().next().is_some() {

@@ -3,6 +3,7 @@
 //!
 //! Twin: kvcore/check/search/core_model.py.
 
+use crate::check::names::remembered::forget_times;
 use crate::check::properties::checker::note;
 use crate::check::search::actions::Move;
 use crate::check::search::core_model::CoreModel;
@@ -76,6 +77,7 @@ impl CoreModel {
             || !state.loads.is_empty()
         {
             failed = false;
+            self.ghost.epoch = state.epoch;
             self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
             self.take_writes(schedule);
             let read = self.ghost.forward(state, &self.writes, schedule, &mut self.prefixes);
@@ -85,7 +87,8 @@ impl CoreModel {
         }
         take_stats(state);
         take_events(state);
-        state.batch = OpenBatch::default();
+        let number = forget_times(&mut state.device, state.batch.number);
+        state.batch = OpenBatch { number, ..OpenBatch::default() };
         state.output_from.fill(0);
         Ok(())
     }
@@ -102,6 +105,7 @@ impl CoreModel {
         self.checker.checks.hear(schedule.check(opened))?;
         self.checker.checks.hear(schedule.check_caps(opened))?;
         self.ghost.clone_from(&self.base);
+        self.ghost.epoch = opened.epoch;
         self.ghost.execute(opened.effects.commands.iter(), &mut self.prefixes)?;
         self.take_writes(schedule);
         if let Some((row, first)) = failing {

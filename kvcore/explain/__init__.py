@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why tokens were computed that a cache without limit would have had, and why a call was refused.
+
+Questions are methods of `KVCacheManager`; what answers them is imported when it is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from kvcore.state.state import State
+from kvcore.transitions.slot_request import SlotOptions, check_hit_kind
+from kvcore.types.values import Hit
+
+if TYPE_CHECKING:
+    from kvcore import _twin
+    from kvcore.explain.refusal import ExplainedRefusal
+
+
+class Questions:
+    """What a manager says about its refusals, and about what others wait for."""
+
+    _core: _twin.Backend
+
+    @property
+    def num_due_blocks(self) -> int:
+        """Free blocks that waiting requests will look up (`queue_aware`). Changes nothing."""
+        return self._core.num_due_blocks
+
+    def state(self) -> State:
+        """The state as an immutable value."""
+        raise NotImplementedError
+
+    def explain_refusal(
+        self,
+        request_id: str,
+        num_new_tokens: int,
+        hit: Hit | None = None,
+        **options: Unpack[SlotOptions],
+    ) -> ExplainedRefusal:
+        """Why `allocate_slots` would refuse this: verdict, needed, available and pending blocks.
+
+        Then who holds blocks, and what each one's leaving would bring. O(pool). Raises what
+        `allocate_slots` raises. Changes nothing.
+        """
+        from kvcore.explain.refusal import explain_refusal
+
+        check_hit_kind(hit)
+        return explain_refusal(self.state(), request_id, num_new_tokens, hit, **options)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an explanation says: lengths of one admission, and spans of tokens with their causes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+
+LENGTHS = (
+    *("known", "same_extra_keys", "computed", "this_epoch", "whole_blocks", "one_left"),
+    *("drafts_dropped", "once_findable", "in_each_group", "found", "used"),
+)
+"""What the lengths are of. The first is the ideal, the last the hits."""
+CAUSES = (
+    *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
+    *("not_published", "evicted", "withdrawn", "groups_disagree", "unused", "external"),
+)
+TAKERS = ("prompt", "decode", "swap_in", "load")
+"""Kinds of calls that take blocks; a key that another call removed is withdrawn."""
+
+
+@attrs.frozen
+class Removal:
+    """How a block's key was lost. request: the one that took the block, None if it was no request.
+    call: its number. kind: one of TAKERS, or the call's name; "unknown" if no call was seen to do
+    it. step: batches taken before. idle_steps: those since the block was last owned.
+    """
+
+    request: str | None
+    call: int
+    kind: str
+    step: int
+    idle_steps: int
+
+
+@attrs.frozen
+class Span:
+    """Tokens [start, end) that were computed again, and why. removal: if a key was lost."""
+
+    start: int
+    end: int
+    cause: str
+    removal: Removal | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Nearest:
+    """The earlier request with the longest equal prefix, the newest of several.
+
+    token, its_token: what each has behind that; None if it ends there.
+    """
+
+    request: str
+    differs_at: int
+    token: int | None
+    its_token: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """One admission. again: it was admitted before, and counts in no total. lengths: one for each
+    of LENGTHS. spans: they tile the tokens from the hits to the ideal.
+    """
+
+    request: str
+    call: int
+    step: int
+    again: bool
+    num_tokens: int
+    lengths: tuple[int, ...]
+    spans: tuple[Span, ...]
+    nearest: Nearest | None
+
+    @property
+    def ideal(self) -> int:
+        """Tokens that a cache without limit would have had."""
+        return self.lengths[0]
+
+    @property
+    def hits(self) -> int:
+        """Tokens that the allocation took from the cache."""
+        return self.lengths[-1]
+
+
+@attrs.define
+class Totals:
+    """First admissions together, in tokens. causes: of CAUSES. takers: of evicted tokens, by the
+    kind of call. evictors: of evicted tokens, by request.
+    """
+
+    admissions: int = 0
+    tokens: int = 0
+    ideal: int = 0
+    hits: int = 0
+    causes: Counter[str] = attrs.field(factory=Counter)
+    takers: Counter[str] = attrs.field(factory=Counter)
+    evictors: Counter[str] = attrs.field(factory=Counter)
+
+    def add(self, each: Explanation) -> None:
+        """Count an admission, unless it is not the first of its request."""
+        if each.again:
+            return
+        self.admissions += 1
+        self.tokens += each.num_tokens
+        self.ideal += each.ideal
+        self.hits += each.hits
+        for span in each.spans:
+            size = span.end - span.start
+            self.causes[span.cause] += size
+            if span.cause == "evicted" and span.removal is not None:
+                self.takers[span.removal.kind] += size
+                self.evictors[span.removal.request or "?"] += size

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All tokens that were ever known, as a tree of prefixes, and what became of their blocks.
+
+Tokens are labels of 4 bytes, in the machine's order. An edge is a run of labels that all requests
+beyond its start have had; where a request ends, an edge ends. Labels of a request that were not in
+the tree are a segment, which stays whole when edges are split; a block belongs to the segment that
+has its last label. So every content of a block has one place for its mark, however many requests
+had it. Outputs of a running request join the tree when somebody could meet them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import attrs
+
+LABEL = 4
+NEVER, FINDABLE, REMOVED = 0, 1, 2
+"""Marks: never findable; findable now; from REMOVED on the number of a removal."""
+
+
+@attrs.define(eq=False)
+class Segment:
+    """Labels that one request brought. start: position of the first. marks: of the blocks of each
+    group whose last label is here, as far as one was ever findable.
+    """
+
+    start: int
+    labels: bytearray
+    marks: tuple[array[int], ...]
+
+
+@attrs.define(eq=False)
+class Edge:
+    """Positions [start, end) of a prefix. first, newest: the numbers of the requests that had it.
+    computed: how far somebody computed it. growing: places that end here and have outputs.
+    """
+
+    parent: Edge | None
+    segment: Segment
+    start: int
+    end: int
+    first: int
+    newest: int
+    computed: int = 0
+    children: dict[bytes, Edge] = attrs.field(factory=dict)
+    growing: list[Place] = attrs.field(factory=list)
+
+    def label(self, position: int) -> bytes:
+        """The label at a position of this edge."""
+        place = (position - self.segment.start) * LABEL
+        return bytes(self.segment.labels[place : place + LABEL])
+
+    def path(self) -> list[Edge]:
+        """The edges from the root to this one, the root itself left out."""
+        edges, edge = [], self
+        while edge.parent is not None:
+            edges.append(edge)
+            edge = edge.parent
+        return edges[::-1]
+
+
+@attrs.define(eq=False)
+class Place:
+    """Where a request ends in a tree. labels: all it has; those behind its edge are not there."""
+
+    tree: Tree
+    number: int
+    labels: bytearray
+    edge: Edge
+
+    def join(self) -> None:
+        """Put all labels into the tree."""
+        if len(self.labels) > self.edge.end * LABEL:
+            self.tree.lengthen(self)
+
+    def compute(self, count: int) -> None:
+        """Note that the first labels are computed."""
+        self.join()
+        edge = self.edge
+        while edge.parent is not None:
+            reached = min(count, edge.end)
+            if reached > edge.start:
+                if edge.computed >= reached:
+                    return
+                edge.computed = reached
+            edge = edge.parent
+
+    def num_computed(self) -> int:
+        """Leading labels that somebody computed, as far as it was noted."""
+        edge = self.edge
+        while edge.parent is not None and edge.computed <= edge.start:
+            edge = edge.parent
+        return edge.computed
+
+    def marks(self, group_id: int, size: int) -> array[int]:
+        """The marks of its blocks of this size in a group, those of the edges on its way."""
+        found = array("I")
+        for edge in self.edge.path():
+            base, count = edge.segment.start // size, edge.end // size
+            there = edge.segment.marks[group_id]
+            found.extend(there[edge.start // size - base : count - base])
+            if len(found) < count:
+                found.extend([NEVER] * (count - len(found)))
+        return found
+
+
+class Tree:
+    """The prefixes of one namespace. sizes: tokens per block of each group."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self.root = Edge(None, self._segment(0, b""), 0, 0, -1, -1)
+
+    def add(self, labels: bytes, number: int) -> Place:
+        """Put labels there. number: of the request, above all before."""
+        place = Place(self, number, bytearray(labels), self.root)
+        self.lengthen(place)
+        return place
+
+    def match(self, labels: bytes, edge: Edge, before: int | None = None) -> tuple[Edge, int]:
+        """How many labels are there, and the edge that has the last of them.
+
+        edge: one at whose end to begin. before: only what a request of a lower number had.
+        """
+        depth, num_labels = edge.end, len(labels) // LABEL
+        while depth < num_labels:
+            child = edge.children.get(labels[depth * LABEL : (depth + 1) * LABEL])
+            if child is None:
+                late = [each for each in edge.growing if len(each.labels) > edge.end * LABEL]
+                for each in late:
+                    each.join()
+                if not late:
+                    break
+                child = edge if edge.end > depth else None
+            if child is None:
+                continue
+            if before is not None and child.first >= before:
+                break
+            edge, most = child, min(child.end, num_labels) - depth
+            segment = child.segment
+            depth += num_equal(segment.labels, depth - segment.start, labels, depth, most)
+            if depth < child.end:
+                break
+        return edge, depth
+
+    def lengthen(self, place: Place) -> None:
+        """Put the labels behind a place's edge there, too."""
+        old, labels, number = place.edge, bytes(place.labels), place.number
+        if place in old.growing:
+            old.growing.remove(place)
+        num_labels, tail = len(labels) // LABEL, old.segment
+        own = old.first == old.newest == number and not old.children and not old.growing
+        if own and (old.end - tail.start) * LABEL == len(tail.labels):
+            tail.labels += labels[old.end * LABEL :]
+            old.end = num_labels
+        else:
+            edge, depth = self.match(labels, old)
+            if depth < edge.end:
+                edge = self._split(edge, depth)
+            each: Edge | None = edge
+            while each is not None and each.parent is not None:
+                each.first, each.newest = min(each.first, number), max(each.newest, number)
+                each = each.parent
+            if depth < num_labels:
+                behind = labels[depth * LABEL :]
+                segment = self._segment(depth, behind)
+                new = Edge(edge, segment, depth, num_labels, number, number)
+                edge.children[behind[:LABEL]] = new
+                edge = new
+            place.edge = edge
+        place.edge.growing.append(place)
+
+    def _split(self, edge: Edge, depth: int) -> Edge:
+        """Cut an edge in two; returns the upper one, which is new."""
+        assert edge.parent is not None
+        upper = attrs.evolve(edge, end=depth, children={edge.label(depth): edge}, growing=[])
+        upper.computed = min(edge.computed, depth)
+        edge.parent.children[edge.label(edge.start)] = upper
+        edge.parent, edge.start = upper, depth
+        return upper
+
+    def _segment(self, start: int, labels: bytes) -> Segment:
+        return Segment(start, bytearray(labels), tuple(array("I") for _ in self._sizes))
+
+
+def num_equal(one: bytearray, start: int, other: bytes | bytearray, place: int, most: int) -> int:
+    """How many labels are equal, from a position of each on, at most so many."""
+    low, high = 0, most
+    step = high
+    while low < high:
+        size = step * LABEL
+        here, there = (start + low) * LABEL, (place + low) * LABEL
+        if one[here : here + size] == other[there : there + size]:
+            low += step
+        else:
+            high = low + step - 1
+        step = max(1, (high - low) // 2)
+    return low

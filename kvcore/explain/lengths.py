@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is known and findable to the lengths of an explanation, and to spans with causes.
+
+The look-up is the core's own, over marks in place of an index. A length is cut to the one before,
+and never less than the hits: what was found was known, computed and findable, whatever the observer
+missed. So the spans tile the tokens between hits and ideal, each with one cause.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import attrs
+
+from kvcore.explain.explanation import CAUSES, TAKERS, Removal, Span
+from kvcore.explain.known_tokens import FINDABLE, NEVER, REMOVED
+from kvcore.transitions.prefix_lookup import aligned, common_length, group_length
+from kvcore.types.config import Config
+
+Marks: TypeAlias = "Sequence[array[int]]"
+_KEYED = (*CAUSES[:7], "", "groups_disagree", "unused")
+"""The cause between two lengths; removals say that of the eighth."""
+
+
+@attrs.frozen
+class _Index:
+    """Keys are (group, position): findable if its mark is at least `least` and at most `most`."""
+
+    marks: Marks
+    least: int
+    most: int
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return self.least <= self.marks[key[0]][key[1]] <= self.most
+
+
+@attrs.frozen
+class _Pool:
+    index: _Index
+
+
+@attrs.frozen
+class _Looked:
+    """As much of a state, and of a request, as the core's look-up reads."""
+
+    config: Config
+    device: _Pool
+
+    def num_hashed(self, _: Config, group_id: int) -> int:
+        return len(self.device.index.marks[group_id])
+
+    def key(self, _: Config, group_id: int, position: int) -> tuple[int, int]:
+        return group_id, position
+
+
+def published_lengths(
+    config: Config, marks: Marks, num_tokens: int, computed: int
+) -> tuple[list[int], int]:
+    """The lengths from whole_blocks to found, and the group with the least own hit.
+
+    marks: of the request's blocks. computed: tokens that somebody computed.
+    """
+    whole, most = aligned(config, computed), num_tokens - 1
+    left = aligned(config, min(whole, most))
+    groups = [g for g, group in enumerate(config.groups) if not group.is_cross]
+    kept = left
+    for g in groups:
+        size, dropped = config.groups[g].block_size, int(config.drops_last_hit(g))
+        kept = min(kept, aligned(config, (min(computed, most) // size - dropped) * size))
+    if not config.enable_caching:
+        return [whole, left, kept, 0, 0, 0], groups[0]
+    ever: Any = _Looked(config, _Pool(_Index(marks, FINDABLE, 2**32)))
+    now: Any = _Looked(config, _Pool(_Index(marks, FINDABLE, FINDABLE)))
+    if len(config.groups) == 1 and not config.has_windows and not config.use_eagle:
+        size = config.groups[0].block_size
+        once = _first(marks[0], NEVER, kept // size) * size
+        found = next((i for i, m in enumerate(marks[0][: once // size]) if m != FINDABLE), None)
+        own = once if found is None else found * size
+        return [whole, left, kept, once, own, own], 0
+    once = common_length(ever, ever, kept, most)
+    lengths = {g: group_length(now, now, g, once, most) for g in groups}
+    least = min(groups, key=lengths.__getitem__)
+    found = common_length(now, now, lengths[least], most)
+    return [whole, left, kept, once, lengths[least], found], least
+
+
+def cut(lengths: list[int], hits: int) -> tuple[int, ...]:
+    """Each length cut to the one before, and none below the hits, which join as the last."""
+    done: list[int] = []
+    for each in lengths:
+        value = max(each, hits)
+        done.append(min(value, done[-1]) if done else value)
+    return (*done, hits)
+
+
+def spans_of(
+    lengths: Sequence[int],
+    lost: Iterator[Span],
+    external: int,
+) -> tuple[Span, ...]:
+    """Spans that tile the tokens from the hits to the ideal. lost: those of lost keys. external:
+    tokens behind the hits that came from elsewhere.
+    """
+    spans: list[Span] = []
+    for (above, below), cause in reversed(list(zip(pairwise(lengths), _KEYED, strict=True))):
+        if above > below:
+            spans.extend(lost if not cause else [Span(below, above, cause)])
+    end = min(lengths[0], lengths[-1] + external)
+    if end > lengths[-1]:
+        rest = [attrs.evolve(each, start=max(each.start, end)) for each in spans if each.end > end]
+        return (Span(lengths[-1], end, "external"), *rest)
+    return tuple(spans)
+
+
+def lost_spans(
+    marks: array[int], size: int, start: int, end: int, removals: Sequence[Removal]
+) -> Iterator[Span]:
+    """Why the blocks at tokens [start, end) of one group are not findable, run by run.
+
+    One that is findable has the cause of the missing one before it, or else behind it.
+    """
+    first = start // size
+    before = (each for each in reversed(marks[:first]) if each >= REMOVED)
+    behind = (each for each in marks[first:] if each >= REMOVED)
+    mark = marks[first] if first < len(marks) and marks[first] >= REMOVED else NEVER
+    mark = mark or next(before, NEVER) or next(behind, NEVER)
+    for position in range(first, end // size):
+        each = marks[position]
+        if each >= REMOVED and each != mark and position > first:
+            yield _lost(start, position * size, mark, removals)
+            start = position * size
+        mark = each if each >= REMOVED else mark
+    yield _lost(start, end, mark, removals)
+
+
+def _lost(start: int, end: int, mark: int, removals: Sequence[Removal]) -> Span:
+    removal = removals[mark - REMOVED] if mark >= REMOVED else Removal(None, 0, "unknown", 0, 0)
+    cause = "evicted" if removal.kind in TAKERS else "withdrawn"
+    return Span(start, end, cause, removal)
+
+
+def _first(marks: array[int], mark: int, end: int) -> int:
+    """The first place of a mark before an end, or the end."""
+    try:
+        return marks.index(mark, 0, end)
+    except ValueError:
+        return min(end, len(marks))

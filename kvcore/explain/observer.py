@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An observer of a manager's calls, which explains each admission.
+
+It is told of each call after it: name, outcome, arguments. Besides, it asks the manager what
+changes nothing: counts, tables, and which blocks have keys. It explains an admission before it
+notes what the admission took, so as of the look-up that led to it. Blocks that a call takes, fills
+or withdraws change the marks of their contents (known_tokens.py).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+from kvcore.explain.explanation import Explanation, Removal
+from kvcore.explain.known_tokens import FINDABLE, LABEL, NEVER, REMOVED, Segment
+from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
+from kvcore.explain.requests import KnownRequest, Namespaces, to_bytes
+from kvcore.types.commands import Batch
+from kvcore.types.values import Appended, Hit, Refused, Request
+
+M = TypeVar("M")
+Content = tuple[Segment, int, int]
+"""A segment, a group, and the place of its mark."""
+
+
+class Observer:
+    """Explains the admissions of one manager, from its first call on.
+
+    explained: called with each explanation. What was there before the observer is known by its hits
+    alone.
+    """
+
+    def __init__(self, manager: Any, explained: Callable[[Explanation], object]) -> None:
+        self.config = manager.config
+        self._manager, self._explained = manager, explained
+        self._has_key = manager.has_key
+        self._sizes = tuple(group.block_size for group in self.config.groups)
+        self._groups = [g for g, each in enumerate(self.config.groups) if not each.is_cross]
+        self._fine = self.config.hash_block_size
+        self._is_plain = len(self._sizes) == 1 and not self.config.has_windows
+        self._namespaces = Namespaces(self._sizes, self.config.hash_block_size)
+        self._requests: dict[str, KnownRequest] = {}
+        self._rows: dict[int, KnownRequest] = {}
+        self._unpublished: dict[str, KnownRequest] = {}
+        self._contents: list[Content | None] = [None] * self.config.num_blocks
+        self._freed = array("I", bytes(4 * self.config.num_blocks))
+        self._copies: dict[Content, int] = {}
+        self._removals: list[Removal] = []
+        self._call = self._step = 0
+        self._has_loads = False
+        self._notes: dict[str, Callable[..., None]] = {
+            "add_request": self._add_request,
+            "fork": self._fork,
+            "add_tokens": self._add_tokens,
+            "add_drafts": self._add_drafts,
+            "accept": self._accept,
+            "truncate": self._truncate,
+            "remove_request": self._remove_request,
+            "append": self._append,
+            "allocate_slots": self._allocate_slots,
+            "load": self._load,
+            "free": self._free,
+            "swap_out": self._swap_out,
+            "swap_in": self._swap_in,
+            "take_batch": self._take_batch,
+            "complete": self._publish_late,
+            "cache_blocks": self._publish_late,
+            **{name: self._withdrawn(name) for name in _WITHDRAWING},
+        }
+
+    def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
+        """Note a call that was made. One that raised or changes nothing need not be told."""
+        self._call += 1
+        note = self._notes.get(name)
+        if note is not None and not isinstance(outcome, Refused):
+            note(outcome, *args, **options)
+
+    def notes(self, name: str) -> bool:
+        """Whether a call of this name tells anything."""
+        return name in self._notes
+
+    def findable_blocks(self) -> set[int]:
+        """The device blocks that can be found, as far as calls were seen."""
+        return {block for block, content in enumerate(self._contents) if content is not None}
+
+    def _add_request(self, row: int, request: Request) -> None:
+        known = self._namespaces.add(request)
+        self._requests[known.name] = self._rows[row] = known
+
+    def _fork(self, row: int, parent_id: str, child_id: str) -> None:
+        parent = self._requests[parent_id]
+        child = self._requests[child_id] = self._rows[row] = self._namespaces.fork(parent, child_id)
+        self._refresh(child)
+        self._publish(child)
+
+    def _add_tokens(self, _: None, request_id: str, tokens: Any, **options: Any) -> None:
+        del options
+        request = self._requests[request_id]
+        request.extend(to_bytes(tokens))
+        self._refresh(request)
+        self._publish(request)
+
+    def _add_drafts(self, _: None, request_id: str, tokens: Any) -> None:
+        self._requests[request_id].drafts = to_bytes(tokens)
+
+    def _accept(self, _: None, request_id: str, num_accepted: int) -> None:
+        request = self._requests[request_id]
+        request.extend(request.drafts[: num_accepted * LABEL])
+        self._refresh(request)
+        self._publish(request)
+
+    def _truncate(self, _: None, request_id: str, num_tokens: int) -> None:
+        request = self._requests[request_id]
+        request.settle(self._step)
+        self._namespaces.shorten(request, num_tokens)
+        self._refresh(request)
+        self._withdraw("truncate", request.held)
+        self._publish(request)
+
+    def _remove_request(self, _: None, request_id: str) -> None:
+        request = self._requests.pop(request_id)
+        request.join()
+        self._unpublished.pop(request_id, None)
+        if self._has_loads:  # with the last one that could report a failure goes what rests on it
+            self._withdraw("remove_request", range(len(self._contents)))
+
+    def _append(self, outcome: Appended, requests: Any, tokens: Any = None, **_: Any) -> None:
+        named = requests.tolist() if hasattr(requests, "tolist") else list(requests)
+        known = self._rows if named and isinstance(named[0], int) else self._requests
+        callers = [cast("dict[Any, KnownRequest]", known)[each] for each in named[: outcome.done]]
+        labels = None if tokens is None else to_bytes(tokens)
+        if outcome.columns:
+            for place, _, _, block in zip(*outcome.grown, strict=True):
+                if block:
+                    self._take(callers[place], [block], "decode")
+                    callers[place].held.append(block)
+        for place, request in enumerate(callers):
+            if request.is_odd:
+                self._rewrite(request, "decode")
+            if labels is not None:
+                request.extend(labels[place * LABEL : (place + 1) * LABEL])
+            request.schedule(self._step)
+            request.computed += 1
+            if not request.computed % self._fine or request.name in self._unpublished:
+                self._publish(request)
+
+    def _allocate_slots(
+        self, outcome: Any, request_id: str, _: int, hit: Hit | None = None, **options: Any
+    ) -> None:
+        request = self._requests[request_id]
+        external = options.get("num_external_computed_tokens", 0)
+        is_prompt = request.computed < request.num_prompt
+        self._admit(request, hit, external)
+        kind = "prompt" if is_prompt else "decode"
+        if external or request.is_odd:
+            self._rewrite(request, kind)
+        else:
+            fresh = [each for ids in outcome.blocks for each in ids]
+            request.held += fresh
+            self._take(request, fresh, kind)
+        request.schedule(self._step)
+        request.computed = self._manager.num_computed_tokens(request_id)
+        if not options.get("delay_cache_blocks"):
+            self._publish(request)
+        else:
+            self._unpublished[request_id] = request
+
+    def _load(self, _: Any, request_id: str, num_tokens: int, hit: Any = None, **__: Any) -> None:
+        request = self._requests[request_id]
+        self._admit(request, hit, num_tokens)
+        self._rewrite(request, "load")
+        self._refresh(request)
+        self._publish(request)
+
+    def _free(self, _: None, request_id: str) -> None:
+        request = self._requests[request_id]
+        was_scheduled = request.step == self._step
+        request.settle(self._step)
+        self._release(request)
+        if was_scheduled:
+            self._withdraw("free", request.held)
+        request.held, request.is_odd = [], False
+        request.published = [0] * len(self._sizes)
+
+    def _swap_out(self, _: Any, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            request = self._requests[request_id]
+            request.settle(self._step)
+            request.is_odd = True
+            self._release(request)
+            self._withdraw("swap_out", request.held)
+            request.held = []
+            request.published = [0] * len(self._sizes)
+            self._refresh(request)
+
+    def _swap_in(self, _: Any, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            request = self._requests[request_id]
+            self._refresh(request)
+            self._take(request, self._fresh(request), "swap_in")
+            request.holds = True
+            self._publish(request)
+
+    def _take_batch(self, _: Batch) -> None:
+        self._step += 1
+        self._publish_late()
+
+    def _publish_late(self, *_: Any, **__: Any) -> None:
+        for request in list(self._unpublished.values()):
+            self._publish(request)
+
+    def _withdrawn(self, name: str) -> Callable[..., None]:
+        """A note of a call that may lower counts and withdraw the keys of any blocks."""
+
+        def note(*_: Any, **__: Any) -> None:
+            for request in self._requests.values():
+                if request.holds:
+                    self._refresh(request)
+                    request.is_odd = True
+                    request.published = [0] * len(self._sizes)
+            self._withdraw(name, range(len(self._contents)))
+            self._publish_late()
+
+        return note
+
+    def _admit(self, request: KnownRequest, hit: Hit | None, external: int) -> None:
+        """Explain first slots, and note the blocks of the hit."""
+        self._has_loads = self._has_loads or external > 0
+        if request.holds:
+            return
+        used = 0 if hit is None else hit.num_tokens
+        self._explained(self._explain(request, used, external))
+        request.holds = request.was_admitted = True
+        request.published = [used // size for size in self._sizes]
+        if hit is not None:
+            request.held += [block for ids in hit.blocks.blocks for block in ids]
+
+    def _explain(self, request: KnownRequest, used: int, external: int) -> Explanation:
+        request.join()
+        others = self._requests.values()
+        known, same, computed = self._namespaces.lengths(request, others)
+        num_tokens = len(request.labels) // LABEL
+        marks = [request.place.marks(g, size) for g, size in enumerate(self._sizes)]
+        found, least = published_lengths(self.config, marks, num_tokens, computed)
+        lengths = cut([known, same, computed, computed, *found], used)
+        size, lost = self._sizes[least], (lengths[-3], lengths[-4])
+        spans = spans_of(lengths, lost_spans(marks[least], size, *lost, self._removals), external)
+        return Explanation(
+            request=request.name,
+            call=self._call,
+            step=self._step,
+            again=request.was_admitted,
+            num_tokens=num_tokens,
+            lengths=lengths,
+            spans=spans,
+            nearest=self._namespaces.nearest(request, lengths[0]),
+        )
+
+    def _refresh(self, request: KnownRequest) -> None:
+        request.computed = self._manager.num_computed_tokens(request.name)
+        request.holds = any(map(len, self._manager.get_blocks(request.name).blocks))
+
+    def _release(self, request: KnownRequest) -> None:
+        """Note that a request holds nothing any more."""
+        request.holds, request.computed = False, 0
+        for block in request.held:
+            self._freed[block] = self._step
+
+    def _fresh(self, request: KnownRequest) -> list[int]:
+        """Blocks of a request that are new to it, and not found by their own content; all of its
+        blocks are held from now on.
+        """
+        held = set(request.held)
+        request.held = []
+        fresh = []
+        for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
+            for position, block in enumerate(table):
+                if self.config.null_block and not block:
+                    continue
+                request.held.append(block)
+                if block not in held and self._contents[block] != request.content(g, position):
+                    fresh.append(block)
+        return fresh
+
+    def _rewrite(self, request: KnownRequest, kind: str) -> None:
+        """Note the blocks that a call gave to a request, and the keys that its write ends."""
+        self._take(request, self._fresh(request), kind)
+        self._withdraw(kind, request.held)
+
+    def _take(self, request: KnownRequest, blocks: list[int], kind: str) -> None:
+        """Note that a call took blocks, whose contents are gone."""
+        for block in blocks:
+            if self._contents[block] is not None:
+                self._remove(block, request.name, kind)
+
+    def _remove(self, block: int, taker: str | None, kind: str) -> None:
+        content = self._contents[block]
+        assert content is not None
+        self._contents[block] = None
+        copies = self._copies.pop(content, 1) - 1
+        if copies:
+            if copies > 1:
+                self._copies[content] = copies
+            return
+        idle, removals = self._step - self._freed[block], self._removals
+        last = removals[-1] if removals else None
+        if last is None or (last.call, last.idle_steps) != (self._call, idle):
+            removals.append(Removal(taker, self._call, kind, self._step, idle))
+        segment, group_id, place = content
+        segment.marks[group_id][place] = REMOVED + len(removals) - 1
+
+    def _withdraw(self, name: str, blocks: Iterable[int]) -> None:
+        """Note which of these blocks have lost their keys."""
+        for block in blocks:
+            if self._contents[block] is not None and not self._has_key(block):
+                self._remove(block, None, name)
+
+    def _publish(self, request: KnownRequest) -> None:
+        """Note which of a request's full blocks have got a key."""
+        known = min(request.computed, len(request.labels) // LABEL)
+        waits = False
+        for g in self._groups:
+            first, full = request.published[g], known // self._sizes[g]
+            if full <= first:
+                continue
+            table: Any = request.held
+            if not self._is_plain or request.is_odd:
+                table = self._manager.get_blocks(request.name).blocks[g]
+            request.join()
+            full = min(full, len(table))
+            request.published[g] = full
+            for position in range(first, full):
+                block = table[position]
+                if not block and self.config.null_block:
+                    continue
+                if self._has_key(block):
+                    self._mark(block, request.content(g, position))
+                else:
+                    waits = True
+                    request.published[g] = min(request.published[g], position)
+        if waits:
+            self._unpublished[request.name] = request
+        elif self._unpublished:
+            self._unpublished.pop(request.name, None)
+
+    def _mark(self, block: int, content: Content) -> None:
+        """Note that a content is findable in a block."""
+        there = self._contents[block]
+        if there is not None:
+            if there == content:
+                return
+            self._remove(block, None, "unknown")
+        self._contents[block] = content
+        segment, group_id, place = content
+        marks = segment.marks[group_id]
+        if place >= len(marks):
+            marks.extend([NEVER] * (place + 1 - len(marks)))
+        if marks[place] == FINDABLE:
+            self._copies[content] = self._copies.get(content, 1) + 1
+        marks[place] = FINDABLE
+
+
+_WITHDRAWING = (
+    *("evict_blocks", "reset_prefix_cache", "cancel", "rewind", "unschedule"),
+    *("complete_operation", "advance_epoch"),
+)
+
+
+class _Observed:
+    """A manager whose calls are noted."""
+
+    def __init__(self, manager: Any, observer: Observer) -> None:
+        self._manager, self._observer = manager, observer
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._manager, name)
+        if not self._observer.notes(name):
+            return method
+        note = self._observer.note
+
+        def call(*args: Any, **options: Any) -> Any:
+            outcome = method(*args, **options)
+            note(name, outcome, *args, **options)
+            return outcome
+
+        setattr(self, name, call)  # found directly from now on
+        return call
+
+
+def observed(manager: M, observer: Observer) -> M:
+    """The same manager, whose calls an observer is told of. Give it lists or buffers."""
+    return cast(M, _Observed(manager, observer))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why an allocation does not fit: who holds blocks, and what each one's leaving would bring.
+
+Invariants: `alone` of a holder is found by letting it leave: the transition is made on a copy of
+the state, and the blocks available to the call are counted before and after it. So it is exact,
+also for blocks that several hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, Unpack
+
+import attrs
+from msgspec.structs import replace
+
+from kvcore.state.state import NULL_BLOCK, State
+from kvcore.state.transaction import Transaction
+from kvcore.transitions.allocate import can_allocate
+from kvcore.transitions.batches import complete
+from kvcore.transitions.free import free
+from kvcore.transitions.pins import unpin
+from kvcore.transitions.plan import Plan, Refusal, measure, needed_hits, plan_allocation
+from kvcore.transitions.slot_request import SlotOptions, SlotRequest, read_slot_request
+from kvcore.transitions.transfers import complete_operation
+from kvcore.transitions.window import num_freed, plan_trims
+from kvcore.types.errors import KvcoreError
+from kvcore.types.values import Hit, Outcome, Status, Verdict
+
+HolderKind = Literal["request", "pin", "operation", "batch", "watermark", "reserve"]
+
+
+@attrs.frozen(kw_only=True)
+class Holder:
+    """What keeps blocks from an allocation.
+
+    name: of a request; the number of a block, an operation or a batch. blocks: device blocks that
+    it holds. alone: what its leaving makes available at once, if nothing else leaves; 0, too, if it
+    cannot leave now. A batch leaves when it is completed; of the later ones alone is what each adds
+    to those before.
+    """
+
+    kind: HolderKind
+    name: str
+    blocks: int
+    alone: int
+
+
+@attrs.frozen(kw_only=True)
+class ExplainedRefusal:
+    """The verdict of `can_allocate`, and in blocks what a refusal says; holders: those with the
+    largest `alone` first, none if the call fits.
+    """
+
+    verdict: Verdict
+    needed: int
+    available: int
+    pending: int
+    holders: tuple[Holder, ...] = ()
+
+
+def explain_refusal(
+    state: State,
+    request_id: str,
+    num_new_tokens: int,
+    hit: Hit | None = None,
+    **options: Unpack[SlotOptions],
+) -> ExplainedRefusal:
+    """Why `allocate_slots` would refuse these arguments. Changes nothing; O(blocks in use).
+
+    Raises what `allocate_slots` raises.
+    """
+    call = SlotRequest(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
+    verdict = can_allocate(state, request_id, num_new_tokens, hit, **options)
+    tx = Transaction(state)
+    plan = plan_allocation(tx, call)
+    if isinstance(plan, Plan):
+        needed, pending = _num_taken(tx, plan), tx.num_pending()
+        available = available_to(state, call)
+        return ExplainedRefusal(
+            verdict=verdict, needed=needed, available=available, pending=pending
+        )
+    holders = sorted(_holders(state, call), key=lambda holder: -holder.alone)
+    refused = plan.refused
+    return ExplainedRefusal(
+        verdict=verdict,
+        needed=refused.needed,
+        available=refused.available,
+        pending=refused.pending,
+        holders=tuple(holders),
+    )
+
+
+def available_to(state: State, call: SlotRequest) -> int:
+    """The blocks that an allocation has, less those that it must leave, as a refusal says it."""
+    tx = Transaction(state)
+    request, call = tx.idle(call.request_id), read_slot_request(call)
+    reserve = call.reserved_blocks
+    if not any(request.tables):
+        reserve += tx.config.watermark_blocks
+    num_free = tx.device.num_free
+    if tx.config.has_windows and not _is_gated(state, call):
+        trims = plan_trims(tx, request, measure(tx, request, call).seen_from)
+        num_free += num_freed(tx, request, trims)
+    return max(0, num_free - reserve)
+
+
+def _is_gated(state: State, call: SlotRequest) -> bool:
+    """Whether the gate of full sequences refuses the call, before its windows are trimmed."""
+    tx = Transaction(state)
+    return call.full_sequence_must_fit and isinstance(plan_allocation(tx, call), Refusal)
+
+
+def _num_taken(tx: Transaction, plan: Plan) -> int:
+    """The blocks that a plan takes out of the free queue, preallocated ones too."""
+    lengths = measure(tx, plan.request, plan.slot_request)
+    hits = [block for ids in needed_hits(plan.hits, lengths) for block in ids]
+    queued = sum(not tx.is_null(block) and tx.device.is_queued(block) for block in hits)
+    shared = sum(rewrite.shared for rewrite in plan.rewrites)
+    return queued + shared + sum(each.num_external + each.num_new for each in plan.growth)
+
+
+def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
+    before = available_to(state, call)
+
+    def holder(
+        kind: HolderKind, name: str, blocks: int, leave: Callable[[], Outcome[State, Any]]
+    ) -> Holder:
+        try:
+            alone = available_to(leave().state, call) - before
+        except KvcoreError:
+            alone = 0
+        return Holder(kind=kind, name=name, blocks=blocks, alone=alone)
+
+    for name, request in sorted(state.requests.items()):
+        if request.status is Status.RUNNING and name != call.request_id:
+            held = {block for table in request.tables for block in table}
+            if state.config.null_block:
+                held.discard(NULL_BLOCK)
+            yield holder("request", name, len(held), partial(free, state, name))
+    for block, count in sorted(state.device.pins.items()):
+        yield holder("pin", str(block), 1, partial(unpin, state, [block] * count))
+    for number in sorted(state.operations):
+        leave = partial(complete_operation, state, number, True)
+        yield holder("operation", str(number), 1, leave)
+    yield from _kept_free(state, call, before)
+    for batch in state.in_flight:
+        state = complete(state, batch.number).state
+        brings = available_to(state, call) - before
+        before += brings
+        yield Holder(kind="batch", name=str(batch.number), blocks=brings, alone=brings)
+
+
+def _kept_free(state: State, call: SlotRequest, before: int) -> Iterator[Holder]:
+    """What a call must leave free: its own reserve, and the watermark of an admission."""
+    watermark, reserve = state.config.watermark_blocks, call.reserved_blocks
+    is_admission = not any(Transaction(state).request(call.request_id).tables)
+    if reserve:
+        alone = available_to(state, replace(call, reserved_blocks=0)) - before
+        yield Holder(kind="reserve", name="", blocks=reserve, alone=alone)
+    if watermark and is_admission:
+        without = replace(state, config=attrs.evolve(state.config, watermark_blocks=0))
+        alone = available_to(without, call) - before
+        yield Holder(kind="watermark", name="", blocks=watermark, alone=alone)

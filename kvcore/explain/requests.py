@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests as an observer knows them, and the namespaces in which their tokens are.
+
+A namespace is an adapter, a salt, and whether the engine brings its own hashes; each has a tree.
+Media, embeddings and own hashes change the labels of the tokens that they cover. The tokens alone
+of requests that have any of these are in one more tree, since the ideal asks for tokens alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+from zlib import crc32
+
+import attrs
+
+from kvcore.explain.explanation import Nearest
+from kvcore.explain.known_tokens import LABEL, Edge, Place, Segment, Tree, num_equal
+from kvcore.types.tokens import read_tokens
+from kvcore.types.values import Request
+
+
+def to_bytes(tokens: Any) -> bytes:
+    """Tokens as labels of 4 bytes."""
+    if isinstance(tokens, array) and tokens.typecode == "I":
+        return tokens.tobytes()
+    return array("I", read_tokens(tokens, signed=True)).tobytes()
+
+
+@attrs.define(eq=False, kw_only=True)
+class KnownRequest:
+    """A request that the manager knows, or knew.
+
+    place: in its namespace. bare: of its tokens alone, if its labels are others. computed: as the
+    manager counts. step, before: the batch that last scheduled it, and its count before. held: its
+    blocks, in table order unless is_odd (copied, swapped, cut). published: blocks of each group
+    that need no look any more.
+    """
+
+    name: str
+    number: int
+    place: Place
+    bare: Place | None
+    sizes: Sequence[int]
+    num_prompt: int
+    known_before: tuple[int, Nearest | None]
+    drafts: bytes = b""
+    computed: int = 0
+    step: int = -1
+    before: int = 0
+    holds: bool = False
+    was_admitted: bool = False
+    is_odd: bool = False
+    held: list[int] = attrs.field(factory=list)
+    published: list[int] = attrs.field(init=False)
+    _on_edge: tuple[Edge, int, int] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.published = [0] * len(self.sizes)
+
+    @property
+    def labels(self) -> bytearray:
+        """All tokens, as labels of its namespace."""
+        return self.place.labels
+
+    def extend(self, labels: bytes) -> None:
+        """Add tokens."""
+        self.place.labels += labels
+        if self.bare is not None:
+            self.bare.labels += labels
+
+    def join(self) -> None:
+        """Let all its tokens be known."""
+        self.place.join()
+        if self.bare is not None:
+            self.bare.join()
+
+    def schedule(self, step: int) -> None:
+        """Note that the open batch computes something of it; call this before its count rises."""
+        if self.step != step:
+            self.step, self.before = step, self.computed
+
+    def settle(self, step: int) -> None:
+        """Note for all times what was computed of it, less what the open batch would have."""
+        count = min(self.before, self.computed) if self.step == step else self.computed
+        if count:
+            self.place.compute(count)
+
+    def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
+        """What the block at a position of its table holds."""
+        size = self.sizes[group_id]
+        edge = self.place.edge
+        while edge.start // size > position and edge.parent is not None:
+            edge = edge.parent
+        return edge.segment, group_id, position - edge.segment.start // size
+
+
+class Namespaces:
+    """All tokens that were ever known. sizes: tokens per block of each group."""
+
+    def __init__(self, sizes: Sequence[int], hash_block_size: int) -> None:
+        self._sizes, self._fine = sizes, hash_block_size
+        self._trees: dict[Any, Tree] = {_PLAIN: Tree(sizes)}
+        self._bare: Tree | None = None
+        self._names: list[str] = []
+
+    def add(self, request: Request) -> KnownRequest:
+        """Know a request's prompt."""
+        tokens = to_bytes(request.tokens)
+        own = request.block_hashes is not None
+        namespace = (request.lora, request.cache_salt, own)
+        labels = tokens
+        if request.media or request.prompt_embeds or own:
+            labels = _labels(request, tokens, self._fine)
+        is_bare = namespace != _PLAIN or labels is not tokens
+        return self._add(request.request_id, namespace, labels, tokens if is_bare else None)
+
+    def fork(self, parent: KnownRequest, name: str) -> KnownRequest:
+        """Know a child with all that its parent has."""
+        namespace = next(key for key, tree in self._trees.items() if tree is parent.place.tree)
+        bare = None if parent.bare is None else bytes(parent.bare.labels)
+        child = self._add(name, namespace, bytes(parent.labels), bare)
+        child.num_prompt, child.was_admitted, child.is_odd = parent.num_prompt, True, True
+        child.published = list(parent.published)
+        parent.is_odd = True
+        return child
+
+    def shorten(self, request: KnownRequest, num_tokens: int) -> None:
+        """Cut a request's tokens; those that it had stay known."""
+        request.join()
+        request.is_odd, request.published = True, [0] * len(self._sizes)
+        for each in (request.place, request.bare):
+            if each is not None:
+                each.edge.growing.remove(each)
+                del each.labels[num_tokens * LABEL :]
+                each.edge = each.tree.root
+                each.tree.lengthen(each)
+
+    def lengths(
+        self, request: KnownRequest, others: Iterable[KnownRequest]
+    ) -> tuple[int, int, int]:
+        """Tokens of a request that are known, known with equal extra keys, and computed.
+
+        others: those that the manager knows, with their counts.
+        """
+        place, labels = request.place, request.labels
+        computed, num_labels = place.num_computed(), len(labels) // LABEL
+        for other in others:
+            if other.computed <= computed or other is request or computed >= num_labels:
+                continue
+            if other.place.tree is place.tree:
+                least, theirs = computed * LABEL, other.labels
+                if theirs[least : least + LABEL] == labels[least : least + LABEL]:
+                    most = min(other.computed, num_labels, len(theirs) // LABEL)
+                    computed = max(computed, num_equal(theirs, 0, labels, 0, most))
+        same = max(computed, self._before(request, place.tree, bytes(labels)))
+        known = same
+        if self._bare is not None:
+            tokens = bytes(labels if request.bare is None else request.bare.labels)
+            for tree in (self._trees[_PLAIN], self._bare):
+                known = max(known, self._before(request, tree, tokens))
+        return known, same, computed
+
+    def nearest(self, request: KnownRequest, known: int) -> Nearest | None:
+        """The request whose tokens a request has, if so many were known when it was added."""
+        length, nearest = request.known_before
+        return nearest if known and length == known else None
+
+    def _before(self, request: KnownRequest, tree: Tree, labels: bytes) -> int:
+        return tree.match(labels, tree.root, request.number)[1]
+
+    def _add(self, name: str, namespace: Any, labels: bytes, bare: bytes | None) -> KnownRequest:
+        tree = self._trees.setdefault(namespace, Tree(self._sizes))
+        number = len(self._names)
+        self._names.append(name)
+        trees = [(tree, labels)]
+        if self._bare is not None or bare is not None:
+            self._bare = self._bare or Tree(self._sizes)
+            tokens = labels if bare is None else bare
+            trees = [(self._trees[_PLAIN], tokens), (self._bare, tokens)]
+        near = max((self._near(each, tokens) for each, tokens in trees), key=lambda near: near[0])
+        return KnownRequest(
+            name=name,
+            number=number,
+            place=tree.add(labels, number),
+            bare=None if bare is None or self._bare is None else self._bare.add(bare, number),
+            sizes=self._sizes,
+            num_prompt=len(labels) // LABEL,
+            known_before=near,
+        )
+
+    def _near(self, tree: Tree, labels: bytes) -> tuple[int, Nearest | None]:
+        """How much of a new request's labels is there, and of whom."""
+        edge, depth = tree.match(labels, tree.root)
+        if not depth:
+            return 0, None
+        its = edge.label(depth) if depth < edge.end else b""
+        if not its:
+            its = next((k for k, c in edge.children.items() if c.newest == edge.newest), b"")
+        mine = labels[depth * LABEL : (depth + 1) * LABEL]
+        values = [array("I", each)[0] if each else None for each in (mine, its)]
+        return depth, Nearest(
+            request=self._names[edge.newest],
+            differs_at=depth,
+            token=values[0],
+            its_token=values[1],
+        )
+
+
+_PLAIN = (None, None, False)
+
+
+def _labels(request: Request, tokens: bytes, hash_block_size: int) -> bytes:
+    """Labels that say what tokens, media, embeddings and own hashes say together."""
+    labels = array("I", tokens)
+    for item in request.media:
+        for position in range(item.offset, item.offset + item.length):
+            place = f"{item.identifier} {position - item.offset}".encode()
+            labels[position] = crc32(place, labels[position])
+    if request.prompt_embeds is not None:
+        data, row = request.prompt_embeds.data, request.prompt_embeds.bytes_per_token
+        for position in range(len(labels)):
+            labels[position] = crc32(data[position * row : (position + 1) * row], labels[position])
+    for number, each in enumerate(request.block_hashes or ()):
+        for position in range(number * hash_block_size, (number + 1) * hash_block_size):
+            labels[position] = crc32(each, position)
+    return labels.tobytes()

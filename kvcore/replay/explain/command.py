@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `kvcore explain`: replays a workload, or makes the calls of a record again, and says
+why tokens were computed again.
+
+The report goes to standard output. Exit code 0: explained; 2: the call or the trace was wrong; 130:
+interrupted, with a report of what was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from kvcore import _twin
+from kvcore.cli.arguments import parse
+from kvcore.cli.pipes import ends_cleanly
+from kvcore.explain.explanation import Explanation
+from kvcore.record.reader import is_record
+from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
+from kvcore.replay.command_options import (
+    Arguments,
+    BadOptions,
+    add_loop,
+    add_pool,
+    read_arguments,
+)
+from kvcore.replay.explain.explained import Explained, Remembered, split_evicted
+from kvcore.replay.explain.records import explain_record
+from kvcore.replay.explain.report import head_data, head_lines, to_data, to_lines
+from kvcore.replay.loop import replay
+from kvcore.replay.progress import Progress
+from kvcore.replay.request_trace import TraceReader
+from kvcore.replay.results import Result, Sample
+from kvcore.types.errors import KvcoreError
+
+
+@ends_cleanly
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Explain one trace or record; returns the exit code.
+
+    arguments: those behind `kvcore explain`, the process's by default.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    of_record = any(is_record(word) for word in words)
+    given = parse(make_record_parser() if of_record else make_parser(), arguments)
+    explained, split, stopped = Explained(_keep(given)), Counter[str](), False
+    try:
+        if of_record:
+            again = explain_record(given.trace, explained, given.backend)
+            lines, data = again.lines(), again.data()
+        else:
+            result, split = _run(_read(given), explained, given.optimum)
+            lines, data, stopped = head_lines(result), head_data(result), result.interrupted
+    except (KvcoreError, OSError) as error:
+        print(f"kvcore explain: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    if given.request is not None:
+        explained.kept = [each for each in explained.kept if each.request == given.request]
+        if not explained.kept:
+            print(f"kvcore explain: no request {given.request!r} was admitted", file=sys.stderr)
+            return USAGE_ERROR
+    if given.json:
+        print(json.dumps(to_data(data, explained, split, given.by)))
+    else:
+        print("\n".join(to_lines(lines, explained, split, given.by)), flush=True)
+    return STOPPED if stopped else FINE
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="kvcore explain",
+        description="Replay a workload, and say why tokens were computed that a cache without "
+        "limit would have had.",
+        epilog="Exit code: 0 explained, 2 the call or the trace was wrong, 130 interrupted.",
+    )
+    parser.add_argument("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
+    add_pool(parser.add_argument_group("the pool"))
+    add_loop(parser.add_argument_group("the loop"))
+    group = parser.add_argument_group("what comes out")
+    _add_report(group, "one request: its place in the trace, from 0")
+    group.add_argument(
+        "--optimum", action="store_true", help="split evicted tokens: policy or capacity"
+    )
+    parser.set_defaults(html=None, no_bounds=True, explain=True)
+    return parser
+
+
+def make_record_parser() -> argparse.ArgumentParser:
+    """The parser of the command for a record, which says itself what its pool was."""
+    parser = argparse.ArgumentParser(
+        prog="kvcore explain",
+        description="Make the calls of a record again, and say why tokens were computed that a "
+        "cache without limit would have had.",
+        epilog="Exit code: 0 explained, 2 the call or the record was wrong.",
+    )
+    parser.add_argument("trace", metavar="RECORD", help="a folder, or one of its files")
+    backend = "rust" if _twin.available() else "python"
+    parser.add_argument("--backend", choices=("rust", "python"), default=backend)
+    _add_report(parser.add_argument_group("what comes out"), "one request: its id")
+    parser.set_defaults(optimum=False)
+    return parser
+
+
+def _add_report(group: argparse._ArgumentGroup, what: str) -> None:
+    group.add_argument("--request", metavar="ID", help=what)
+    group.add_argument(
+        "--by",
+        choices=("cause", "evictor", "request"),
+        default="cause",
+        help="what missed tokens are summed up by (cause)",
+    )
+    group.add_argument("--json", action="store_true", help="plain data instead of text")
+
+
+def _read(given: argparse.Namespace) -> Arguments:
+    """The options, without those that only `kvcore replay` has. Raises what they raise."""
+    for name in ("sweep", "apply"):
+        if getattr(given, name):
+            raise BadOptions(reason=f"--{name} is of `kvcore replay`: leave it out")
+    if given.optimum and given.preempt == "swap":
+        raise BadOptions(reason="--optimum needs --preempt recompute: it follows no swaps")
+    return read_arguments(given)
+
+
+def _keep(given: argparse.Namespace) -> Callable[[Explanation], bool]:
+    """Which explanations are needed whole."""
+    everything = given.optimum or given.by == "request"
+    return lambda each: everything or each.request == given.request
+
+
+def _run(call: Arguments, explained: Explained, optimum: bool) -> tuple[Result, Counter[str]]:
+    """Replay with an observer; and evicted tokens by policy and capacity, if requested."""
+    reader = (Remembered if optimum else TraceReader)(call.trace, skip_bad=call.skip_bad)
+    progress = Progress(sys.stderr, reader, call.options.num_requests)
+
+    def watch(sample: Sample) -> None:
+        explained.watch(sample)
+        progress(sample)
+
+    try:
+        result = replay(
+            reader,
+            call.options,
+            backend=call.backend,
+            watch=watch,
+            observe=explained.observe,
+        )
+    finally:
+        progress.end()
+    split = Counter[str]()
+    if isinstance(reader, Remembered):
+        usable = call.options.num_blocks - 1
+        split = split_evicted(explained.kept, reader.read, call.options.block_size, usable)
+    return result, split

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Missed tokens by cause, and evicted ones by evictor, as rows that every report shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvcore.explain.explanation import CAUSES, Totals
+
+TOP = 10
+"""Evictors and requests that a report shows."""
+TAKEN_BY = {
+    "prompt": "by a prompt's allocation",
+    "decode": "by a decode's allocation",
+    "swap_in": "by a swap in",
+    "load": "by a load",
+}
+MEANING = {
+    "namespace": "adapter, media, salt or embedding differ",
+    "not_computed": "known, and computed by no request yet",
+    "old_epoch": "computed with other weights only",
+    "partial_block": "behind the last whole block",
+    "last_token": "a token is left to compute",
+    "draft_drop": "the block that a drafter drops",
+    "not_published": "full, and never findable",
+    "withdrawn": "the key was taken back",
+    "groups_disagree": "the groups do not meet at one token",
+    "unused": "found, and not taken",
+    "external": "brought by a connector or a load",
+}
+
+
+def cause_rows(totals: Totals, split: Counter[str] | None = None) -> list[tuple[str, ...]]:
+    """Missed tokens by cause, those of evictions by what took the blocks, and by a split."""
+    split = split or Counter()
+    missed = totals.ideal - totals.hits
+    rows: list[tuple[str, ...]] = [("cause", "tokens", "of missed", "")]
+
+    def row(name: str, tokens: int, meaning: str) -> None:
+        if tokens:
+            rows.append((name, f"{tokens:,}", _percent(tokens, missed), meaning))
+
+    for cause in CAUSES:
+        if cause != "evicted":
+            row(cause, totals.causes[cause], MEANING[cause])
+            continue
+        for kind, words in TAKEN_BY.items():
+            row("evicted", totals.takers[kind], words)
+        row("  policy", split["policy"], "of evicted: the optimum finds it in this pool")
+        row("  capacity", split["capacity"], "of evicted: no policy need find it")
+    return rows
+
+
+def evictor_rows(totals: Totals, most: int = TOP) -> list[tuple[str, ...]]:
+    """The requests whose blocks cost others most."""
+    evicted = sum(totals.evictors.values())
+    rows: list[tuple[str, ...]] = [("evictor", "tokens", "of evicted")]
+    for name, tokens in totals.evictors.most_common(most):
+        rows.append((name, f"{tokens:,}", _percent(tokens, evicted)))
+    return rows
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %"

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an epoch leaves in a pool: blocks whose keys were of an older one.
+//!
+//! A part of block_pool.rs. Such a block keeps the mark of a key, and its entry in the index, which
+//! no look-up returns, until it is taken, or freed if it has owners when the epoch ends.
+
+use super::{BlockPool, KEYED};
+use crate::mutants::{Mutant, seeded};
+use crate::pool::free_queue::{CURRENT, OLDER};
+use crate::types::commands::Command;
+use crate::types::effects::Effects;
+use crate::types::ids::BlockId;
+
+impl BlockPool {
+    /// Whether a block is outside the free queue and had a key of an older epoch.
+    pub(crate) fn is_older(&self, block: BlockId) -> bool {
+        let is_held = self.owners[block.index()] >= KEYED && !self.queue.contains(block);
+        is_held && self.index.is_older(block)
+    }
+
+    /// These blocks, rising.
+    pub(crate) fn older(&self) -> Vec<BlockId> {
+        (0..self.num_blocks()).map(BlockId).filter(|&block| self.is_older(block)).collect()
+    }
+
+    /// Forget that a block had a key of an older epoch.
+    #[cold]
+    pub(super) fn forget_older(&mut self, block: BlockId) {
+        self.owners[block.index()] &= !KEYED;
+        self.index.remove(block);
+    }
+
+    /// Let blocks that have none be those that had a key of an older epoch.
+    pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
+        self.index.restore_older(blocks);
+        blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
+    }
+
+    /// Forget every key, in O(1) unless a policy orders the queue; what is free leaves before all
+    /// that is freed later.
+    pub fn start_epoch(&mut self, effects: &mut Effects) {
+        self.index.start_epoch();
+        if !seeded(Mutant::EpochsAge) {
+            self.queue.splice(CURRENT, OLDER);
+        }
+        self.policy.iter_mut().for_each(|policy| policy.start_epoch());
+        effects.emit(Command::EvictAll);
+    }
+}

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any calls in any order, all kinds of groups: every admission is explained to the token.
+
+The observer finds what the core's look-up finds, and knows which blocks have keys.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from tests.explain.watched import WatchedLockstep
+from tests.helpers.amount import examples
+from tests.helpers.machine import DATA, Machine
+from tests.helpers.worlds import configs
+
+
+class Watched(Machine):
+    """The machine, with a run that is watched."""
+
+    twin = False
+
+    @initialize(data=DATA)
+    def start(self, data: st.DataObject) -> None:
+        config = data.draw(configs(least=self.least, most=self.most))
+        self.run = WatchedLockstep(config, twin=False)
+        self.hits = []
+
+
+class Middle(Watched):
+    """Room for several requests in several groups."""
+
+    least = 8
+    most = 24
+    longest = 14
+
+
+TestWatched = Watched.TestCase
+TestWatched.settings = settings(max_examples=examples(25), stateful_step_count=40)
+TestMiddle = Middle.TestCase
+TestMiddle.settings = settings(max_examples=examples(10), stateful_step_count=50)

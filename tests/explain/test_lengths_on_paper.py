@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each cause once, on a pool that a reader can follow: blocks of 4 tokens, letters for contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcore import Config, Group, KVCacheManager, LoRA, Request
+from kvcore.explain.explanation import Explanation
+from kvcore.explain.observer import Observer, observed
+from kvcore.types.values import Refused
+from tests.explain.watched import check
+
+A, B, C = ([10 * n + place for place in range(4)] for n in (1, 2, 3))
+
+
+class Engine:
+    """Runs whole prompts, one a step, and keeps what was explained."""
+
+    def __init__(self, num_blocks: int = 9, **options: Any) -> None:
+        self.explained: list[Explanation] = []
+        options.setdefault("groups", (Group(4),))
+        real = KVCacheManager(Config(num_blocks, **options), "python")
+        self.manager = observed(real, Observer(real, self.explained.append))
+
+    def run(self, name: str, tokens: list[int], *, stays: bool = False, **options: Any) -> None:
+        self.manager.add_request(Request(name, tokens, **options))
+        self.admit(name, len(tokens))
+        if not stays:
+            self.manager.free(name)
+
+    def admit(self, name: str, num_tokens: int, **options: Any) -> None:
+        hit = self.manager.get_computed_blocks(name)
+        new = num_tokens - hit.num_tokens - options.get("num_external_computed_tokens", 0)
+        got = self.manager.allocate_slots(name, new, hit, **options)
+        assert not isinstance(got, Refused)
+        self.manager.take_batch()
+
+    def decode(self, name: str, *tokens: int) -> None:
+        for token in tokens:
+            self.manager.append([name], [token])
+            self.manager.take_batch()
+
+    def causes(self) -> list[tuple[int, int, str]]:
+        """Spans of the newest admission."""
+        check(self.explained[-1])
+        return [(span.start, span.end, span.cause) for span in self.explained[-1].spans]
+
+
+def test_what_nobody_had_is_seen_for_the_first_time() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    newest = engine.explained[-1]
+    assert (newest.ideal, newest.hits, newest.spans, newest.nearest) == (0, 0, (), None)
+
+
+def test_a_last_token_and_a_partial_block_are_computed_again() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    engine.run("b", A + B)
+    assert engine.causes() == [(4, 8, "last_token")]
+    engine.run("c", A + B[:2] + C)
+    assert engine.causes() == [(4, 6, "partial_block")]
+
+
+def test_the_request_that_took_a_block_is_named_with_its_call() -> None:
+    engine = Engine(4)
+    engine.run("a", A + B)
+    for _ in range(5):
+        engine.manager.take_batch()
+    engine.run("taker", C + C)
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(4, 8, "evicted")]
+    gone = engine.explained[-1].spans[0].removal
+    assert gone is not None
+    assert (gone.request, gone.kind, gone.idle_steps) == ("taker", "prompt", 5)
+
+
+def test_a_decode_takes_blocks_as_a_decode() -> None:
+    engine = Engine(4)
+    engine.run("a", A + B)
+    engine.run("taker", C, stays=True)
+    engine.decode("taker", *A, *A)
+    engine.manager.free("taker")
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(0, 4, "evicted"), (4, 8, "evicted")]
+    kinds = [span.removal.kind for span in engine.explained[-1].spans if span.removal]
+    assert kinds == ["decode", "decode"]
+
+
+def test_an_adapter_divides_what_is_equal() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    engine.run("b", A + B, lora=LoRA("tuned"))
+    assert engine.causes() == [(0, 8, "namespace")]
+    engine.run("c", A + C, lora=LoRA("tuned"))
+    assert engine.causes() == []
+    assert engine.explained[-1].hits == 4
+
+
+def test_what_waits_before_is_known_and_not_computed() -> None:
+    engine = Engine()
+    engine.manager.add_request(Request("first", A + B))
+    engine.run("second", A + B)
+    assert engine.causes() == [(0, 8, "not_computed")]
+    engine.admit("first", 8)
+    assert engine.causes() == [(4, 8, "last_token")]
+
+
+def test_keys_that_were_taken_back_are_withdrawn() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    assert engine.manager.reset_prefix_cache()
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(0, 8, "withdrawn")]
+    (span,) = engine.explained[-1].spans
+    assert span.removal is not None
+    assert span.removal.kind == "reset_prefix_cache"
+
+
+def test_delayed_blocks_were_never_findable() -> None:
+    engine = Engine()
+    engine.manager.add_request(Request("a", A + B))
+    engine.admit("a", 8, delay_cache_blocks=True)
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(0, 8, "not_published")]
+    engine.manager.cache_blocks("a", 8)
+    engine.run("c", A + B + A)
+    assert engine.explained[-1].hits == 8
+
+
+def test_a_drafter_drops_the_last_block_of_a_hit() -> None:
+    engine = Engine(use_eagle=True)
+    engine.run("a", A + B + C)
+    engine.run("b", A + B + A)
+    assert engine.causes() == [(4, 8, "draft_drop")]
+
+
+def test_groups_that_do_not_meet_share_no_hit() -> None:
+    """One finds 4 tokens, the other only 8: they meet at none."""
+    engine = Engine(20, groups=(Group(4), Group(4, kind="sliding_window", window=4)))
+    engine.run("a", A + B, stays=True)
+    full, window = engine.manager.get_block_ids("a")
+    engine.manager.evict_blocks([full[1], window[0]])
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(0, 4, "groups_disagree"), (4, 8, "withdrawn")]
+
+
+def test_a_hit_that_is_not_taken_is_unused() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    engine.run("b", A + B + C, skip_reading_prefix_cache=True)
+    assert engine.causes() == [(0, 8, "unused")]
+
+
+def test_what_a_connector_brings_is_external_whatever_else_it_is() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    assert engine.manager.reset_prefix_cache()
+    engine.manager.add_request(Request("b", A + B + C))
+    engine.admit("b", 12, num_external_computed_tokens=4)
+    assert engine.causes() == [(0, 4, "external"), (4, 8, "withdrawn")]
+
+
+def test_an_admission_after_a_preemption_says_so() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    engine.admit("a", 8)
+    assert [each.again for each in engine.explained] == [False, True]
+    assert engine.explained[-1].hits == 4
+
+
+@pytest.mark.parametrize(("theirs", "token"), [(C, C[0]), ([], None)])
+def test_the_nearest_request_is_the_newest_with_the_longest_prefix(
+    theirs: list[int], token: int | None
+) -> None:
+    engine = Engine(30)
+    engine.run("far", A)
+    engine.run("older", A + B[:3] + A)
+    engine.run("near", A + B[:3] + theirs)
+    engine.run("b", A + B)
+    near = engine.explained[-1].nearest
+    assert near is not None
+    assert (near.request, near.differs_at, near.token) == ("near", 7, B[3])
+    assert near.its_token == token
+
+
+def test_an_output_is_known_and_computed() -> None:
+    engine = Engine()
+    engine.run("a", A, stays=True)
+    engine.decode("a", *B[:2])
+    engine.run("b", A + B)
+    assert engine.causes() == [(4, 6, "partial_block")]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs whose calls an observer is told of, and what must hold of each explanation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.explain.explanation import CAUSES, Explanation
+from kvcore.explain.observer import Observer
+from kvcore.state.state import State
+from kvcore.trace.calls import Misuse
+from kvcore.transitions import QUERIES
+from kvcore.types.config import Config
+from tests.helpers.lockstep import Lockstep
+
+
+def check(each: Explanation) -> None:
+    """EXPLAIN-SUM: lengths fall, and the spans tile the tokens from the hits to the ideal."""
+    lengths = list(each.lengths)
+    assert lengths == sorted(lengths, reverse=True), each
+    place = each.hits
+    for span in each.spans:
+        assert span.start == place, f"a gap or two causes at token {place}: {each}"
+        assert span.end > span.start, each
+        assert span.cause in CAUSES, each
+        assert (span.removal is not None) == (span.cause in ("evicted", "withdrawn")), each
+        place = span.end
+    assert place == each.ideal, f"{place} tokens have a cause, {each.ideal} are known: {each}"
+
+
+class Asked:
+    """What an observer may ask, of the newest state of a run."""
+
+    def __init__(self, run: Lockstep) -> None:
+        self.config = run.state.config
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: QUERIES[name](self._run.state, *args)
+
+
+class WatchedLockstep(Lockstep):
+    """A run that explains its admissions, and knows at each call which blocks can be found."""
+
+    def __init__(self, config: Config, *, twin: bool = True) -> None:
+        super().__init__(config, twin=twin)
+        self.explained: list[Explanation] = []
+        self.observer = Observer(Asked(self), self.explained.append)
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Make a call, tell the observer, and judge what it says."""
+        before = self.state
+        value = super().call(name, *args, **options)
+        if not isinstance(value, Misuse):
+            num_before = len(self.explained)
+            self.observer.note(name, value, *args, **options)
+            for each in self.explained[num_before:]:
+                check(each)
+                self._check_found(before, each)
+            self._check_keys()
+        return value
+
+    def _check_found(self, before: State, each: Explanation) -> None:
+        request = before.requests[each.request]
+        if not request.skip_reading and before.config.enable_caching:
+            found = QUERIES["get_computed_blocks"](before, each.request).num_tokens
+            assert each.lengths[-2] == max(found, each.hits), (found, each)
+
+    def _check_keys(self) -> None:
+        keyed = {block for block, key in enumerate(self.state.device.keys) if key is not None}
+        seen = self.observer.findable_blocks()
+        assert seen == keyed, f"not seen: {keyed - seen}, seen and not there: {seen - keyed}"
