@@ -191,15 +191,13 @@ class Follower:
 
     def finish(self) -> None:
         """Take batches until nobody is delayed any more; who has no calls left, leaves."""
-        progress = True
-        while self.queues and progress:
+        while self.queues:
             for request_id in [each for each in self.running if each not in self.queues]:
                 self._perform(Made(0, "free", {"request_id": request_id}))
             for batch in self.manager.in_flight:
                 self._perform(Made(0, "complete", {"batch": batch}))
-            waiting = sum(map(len, self.queues.values()))
-            self._take_batch()
-            progress = self.tally.preempted or sum(map(len, self.queues.values())) < waiting
+            if not self._take_batch():
+                break
         self.tally.dropped += sum(map(len, self.queues.values()))
 
     def _follow(self, call: Made) -> bool:
@@ -355,15 +353,18 @@ class Follower:
                 if name == "swap_in":
                     self.running[each] = []
 
-    def _take_batch(self) -> None:
-        """Close the batch; an empty one only if nobody is delayed, or nobody can give way."""
+    def _take_batch(self) -> bool:
+        """Close the batch; whether anything is in it, which it is not only if nobody is delayed, or
+        nobody can give way.
+        """
         self._go_on()
         while self.is_idle and self.queues and self._make_room():
             self._go_on()
+        is_idle, self.is_idle = self.is_idle, True
         self._note("take_batch", {}, self.manager.take_batch(), 0)
         self.stepped.clear()
-        self.is_idle = True
         self._go_on()
+        return not is_idle
 
     def _make_room(self) -> bool:
         """Preempt the youngest; alone in the pool, what is refused is dropped. False: nobody can,
@@ -392,8 +393,8 @@ class Follower:
         return True
 
     def _go_on(self) -> None:
-        """Try the delayed again, oldest first."""
-        for request_id in list(self.queues):
+        """Try the delayed again: who runs, oldest first, then who waits."""
+        for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
             if request_id in self.queues and request_id not in self.unborn:
                 self._catch_up(request_id)
 
