@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 50] = [
+const ERRORS: [&str; 51] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -67,6 +67,7 @@ const ERRORS: [&str; 50] = [
     "CountMismatch",
     "EpochWentBack",
     "StaleRequest",
+    "PolicyFailed",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";
