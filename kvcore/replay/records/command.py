@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore replay RECORD`: a record made again, and the first call that differs.
+"""`kvcore replay RECORD`: a record made again, and the first call that differs; or, what other
+configurations would have done.
 
-Exit code 0: every outcome is the recorded one; 1: one differs; 2: the call was wrong, or the record
-cannot be read.
+Exit code 0: every outcome is the recorded one, or every variant was run; 1: one differs; 2: the
+call was wrong, or the record cannot be read.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
+import attrs
+
 from kvcore import _twin
 from kvcore.cli.arguments import natural, parse
+from kvcore.codec.decode import decode
+from kvcore.record.reader import segment_files
+from kvcore.record.segment import read_segment
+from kvcore.replay.records.counterpart import Tally
 from kvcore.replay.records.rerun import Backend, Rerun, rerun
-from kvcore.replay.report_text import counted
+from kvcore.replay.records.what_if import WhatIf, changed, what_if
+from kvcore.replay.report_text import counted, table
 from kvcore.types.errors import KvcoreError
 
 EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
@@ -23,6 +32,8 @@ EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
 def main(arguments: Sequence[str]) -> int:
     """Make a record again; returns the exit code."""
     given = parse(_parser(), arguments)
+    if given.what_if:
+        return _run_variants(given)
     backends: list[Backend] = ["rust", "python"] if given.backend == "both" else [given.backend]
     try:
         done = rerun(given.record, backends, first=given.first, last=given.last)
@@ -31,6 +42,41 @@ def main(arguments: Sequence[str]) -> int:
         return USAGE_ERROR
     print(to_text(done))
     return EQUAL if done.difference is None else DIFFERENT
+
+
+def _run_variants(given: argparse.Namespace) -> int:
+    """Run each variant; returns the exit code."""
+    try:
+        config = decode(read_segment(segment_files(given.record)[0]).state).config
+        variants = {words: changed(config, words) for words in given.what_if}
+        done = what_if(given.record, variants, "rust" if given.backend == "both" else given.backend)
+    except (KvcoreError, OSError) as error:
+        print(f"kvcore replay: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    print(json.dumps(attrs.asdict(done)) if given.json else to_table(done))
+    return EQUAL
+
+
+def to_table(done: WhatIf) -> str:
+    """The recorded run and the variants, one column each."""
+    columns = [["", "recorded", *(each.name for each in done.variants)]]
+    for field in attrs.fields(Tally):
+        if field.name != "in_place":
+            tallies = [done.recorded, *(each.tally for each in done.variants)]
+            figures = [f"{getattr(each, field.name):,}" for each in tallies]
+            columns.append([field.name.replace("_", " "), *figures])
+    columns.append(["fidelity", "", *(f"{each.fidelity:.2%}" for each in done.variants)])
+    places = [
+        "never" if each.parted_at is None else f"{each.parted_at:,}" for each in done.variants
+    ]
+    columns.append(["differs from call", "", *places])
+    lines = [f"{done.num_calls:,} calls", *table(list(zip(*columns, strict=True)))]
+    if done.num_left_out or done.num_cold:
+        lines.append(
+            "variants begin empty: without the requests that were there when the record began"
+            f" ({done.num_left_out:,}), and without the blocks cached then ({done.num_cold:,})"
+        )
+    return "\n".join(lines)
 
 
 def to_text(done: Rerun) -> str:
@@ -66,4 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=("rust", "python", "both"), default=backend)
     parser.add_argument("--from", dest="first", metavar="CALL", type=natural, default=0)
     parser.add_argument("--to", dest="last", metavar="CALL", type=natural)
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        metavar="FIELD=VALUE,...",
+        help="run the calls with fields of Config changed, beside the recorded run; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object (--what-if)")
     return parser

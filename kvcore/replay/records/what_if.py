@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -21,16 +22,24 @@ from kvcore.record.errors import InvalidRecorder
 from kvcore.record.outcomes import write_error, write_value
 from kvcore.record.reader import RecordedCall, read_calls, segment_files
 from kvcore.record.segment import Segment, read_segment
-from kvcore.replay.records.follower import AVOIDED, BY_BLOCKS, Follower, Made, Tally
+from kvcore.replay.records.counterpart import AVOIDED, BY_BLOCKS, Made, Tally
+from kvcore.replay.records.follower import Follower
 from kvcore.replay.records.rerun import Backend
 from kvcore.state.state import State
 from kvcore.types.config import Config
-from kvcore.types.errors import KvcoreError
+from kvcore.types.errors import InvalidConfig, KvcoreError
 from kvcore.types.values import Appended, Refused
 
 LOOK_UP = "get_computed_blocks"
 ADMITS = ("allocate_slots", "load", "swap_in")
 COUNTED = ("allocate_slots", "load", "fork")
+NOT_WORDED = ("groups", "hash_seed")
+WORDED = {
+    field.name: "str" if isinstance(field.default, str) else "int"
+    for field in attrs.fields(Config)
+    if field.init and field.name not in NOT_WORDED
+}
+"""The fields of a configuration that a variant can change, and what their words are."""
 
 
 @attrs.frozen
@@ -98,13 +107,44 @@ def what_if(
     for each in followers:
         each.finish()
     done = [
-        Variant(name, each.tally, each.parted_at, each.tally.in_place / max(1, each.num_judged))
+        Variant(name, each.tally, each.parted_at, each.fidelity)
         for name, each in zip(variants, followers, strict=True)
     ]
     if all(each.same for each in followers):
         return WhatIf(num_calls, base.tally, tuple(done))
     num_cold = sum(key is not None for key in state.device.keys)
     return WhatIf(num_calls, base.tally, tuple(done), len(state.requests), num_cold)
+
+
+def changed(config: Config, changes: str) -> Config:
+    """A configuration with other values: "num_blocks=8192,eviction=lru2".
+
+    Raises InvalidConfig for a field that is none or that words cannot say, and as Config does.
+    """
+    values: dict[str, Any] = {}
+    for change in changes.split(","):
+        name, _, word = (part.strip() for part in change.partition("="))
+        if name not in WORDED:
+            reason = f"a variant changes fields of Config: {', '.join(sorted(WORDED))}"
+            raise InvalidConfig(field=name, value=word, reason=reason)
+        values[name] = _from_word(name, word)
+    if "block_size" in values and len(config.groups) == 1:
+        size = values["block_size"]
+        values["groups"] = (attrs.evolve(config.groups[0], block_size=size),)
+    return attrs.evolve(config, **values)
+
+
+def _from_word(name: str, word: str) -> int | bool | str | None:
+    """The value of a field. Raises InvalidConfig."""
+    if WORDED[name] == "str":
+        return word
+    known: dict[str, int | bool | None] = {"true": True, "false": False, "none": None}
+    if word.lower() in known:
+        return known[word.lower()]
+    if not (word.isascii() and word.isdigit()):
+        reason = "must be an integer from 0, true, false or none"
+        raise InvalidConfig(field=name, value=word, reason=reason)
+    return int(word)
 
 
 def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
@@ -142,7 +182,7 @@ def _make(base: Follower, call: RecordedCall) -> Made:
     if isinstance(arguments.get("tokens"), memoryview):
         arguments["tokens"] = arguments["tokens"].tolist()
     made = Made(call.number, call.name, arguments)
-    keys = ()
+    keys: tuple[bytes | None, ...] = ()
     if call.name in BY_BLOCKS:
         keys = tuple(map(partial(_key_of, manager), arguments["block_ids"]))
     value = base.make(made)
@@ -196,8 +236,8 @@ def _room_for_others(calls: Iterable[RecordedCall]) -> set[tuple[int, str]]:
     found, last = set(), dict[str, int]()
     for call in calls:
         arguments = call.arguments
-        one = arguments.get("request_id")
-        several = [one] if one is not None else arguments.get("request_ids", ())
+        one = arguments.get("request_id", "")
+        several = [one] if one else arguments.get("request_ids", ())
         if call.name in ("free", "swap_out"):
             last |= dict.fromkeys(several, call.number)
         elif call.name in ADMITS:
