@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from kvcore.state.state import State
 from kvcore.transitions.slot_request import SlotOptions, check_hit_kind
 from kvcore.types.values import Hit
 
 if TYPE_CHECKING:
     from kvcore import _twin
     from kvcore.explain.refusal import ExplainedRefusal
+    from kvcore.state.state import State
 
 
 class Questions:
@@ -27,9 +27,9 @@ class Questions:
         """Free blocks that waiting requests will look up (`queue_aware`). Changes nothing."""
         return self._core.num_due_blocks
 
-    def state(self) -> State:
-        """The state as an immutable value."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def state(self) -> State: ...
 
     def explain_refusal(
         self,
