@@ -133,7 +133,7 @@ class Observer:
         labels = None if tokens is None else to_bytes(tokens)
         if outcome.columns:
             for place, _, _, block in zip(*outcome.grown, strict=True):
-                if block:
+                if block or not self.config.null_block:
                     self._take(callers[place], [block], "decode")
                     callers[place].held.append(block)
         for place, request in enumerate(callers):
