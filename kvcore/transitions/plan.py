@@ -14,6 +14,7 @@ Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 
 from __future__ import annotations
 
+import attrs
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -30,7 +31,8 @@ from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
 
 
-class Rewrite(Struct, frozen=True, gc=False, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Rewrite:
     """A block of the request that is about to be written although it is shared or keyed.
 
     shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
@@ -75,7 +77,8 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
     growth: tuple[Growth, ...]
 
 
-class Refusal(Struct, frozen=True, gc=False, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Refusal:
     """An allocation that does not fit, and the trim that it leaves behind."""
 
     refused: Refused

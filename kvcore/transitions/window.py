@@ -9,7 +9,7 @@ Source: S000-15, 16, 39, 40; S001-80. Twin: rust/src/transitions/window.rs.
 
 from __future__ import annotations
 
-from msgspec import Struct
+import attrs
 from msgspec.structs import replace
 
 from kvcore.state.state import RequestState, State
@@ -22,7 +22,8 @@ from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Outcome
 
 
-class Trim(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Trim:
     """Positions [first, end) of a group's table that become the null block."""
 
     group_id: int

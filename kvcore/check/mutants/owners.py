@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
+import attrs
 from msgspec.structs import replace
 from pyrsistent import pvector
 
@@ -266,7 +267,7 @@ def keep_refused_hits(patcher: Patcher) -> None:
         edit = TableEdit(tx, planned.request)
         for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):
             edit.share(group_id, pvector(blocks))
-        return replace(planned, request=replace(planned.request, tables=tuple(edit.tables)))
+        return attrs.evolve(planned, request=replace(planned.request, tables=tuple(edit.tables)))
 
 
 @mutant("calls", "REF", rows=(30, 88, 89))
