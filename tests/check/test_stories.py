@@ -6,14 +6,17 @@ Seeded bugs give the violations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import pytest
 
+from kvcore.check.cli.command import main
 from kvcore.check.extend.as_pytest import pytest_text, trace_text
+from kvcore.check.facades.mutants import MUTANTS as FACADE_MUTANTS
 from kvcore.check.mutants import MUTANTS, Mutant, Patcher
 from kvcore.check.search import search
 from kvcore.check.stories.story import WIDTH, render
@@ -94,6 +97,43 @@ def test_a_story_marks_what_a_call_changes() -> None:
     assert "\n   * 0      r0[0] > r0[0] r1[0]" in plain
     assert "\x1b[" not in plain
     assert "\x1b[33mr0[0] > r0[0] r1[0]" in coloured
+
+
+WORLD = ("--blocks", "2", "--requests", "1", "--tokens", "2", "--backend", "python")
+MANAGER = ("--blocks", "2", "--block-size", "1", "--tokens", "2")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        WORLD,
+        ("--manager", "tests.check.small_managers:Ring", *MANAGER),
+        ("--facade", "v0.3", "--profile", "window", "--limit", "3000"),
+    ],
+    ids=["world", "manager", "facade"],
+)
+def test_a_command_colours_a_terminal_unless_no_color_is_set(
+    words: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(no_color: str | None) -> str:
+        terminal = StringIO()
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdout", terminal)
+        with monkeypatch.context() as context:
+            context.delenv("NO_COLOR", raising=False)
+            if no_color is not None:
+                context.setenv("NO_COLOR", no_color)
+            assert main(words) == 1
+        return terminal.getvalue()
+
+    ring = next(each for each in FACADE_MUTANTS if each.name == "m_ring_given_back_twice")
+    with broken("m_alloc_ref0"), Patcher() as patcher:
+        ring.patch(patcher)
+        coloured, plain, unset = printed(None), printed("1"), printed("")
+    assert "\x1b[1m" in coloured
+    assert "does not hold after" in plain
+    assert "\x1b" not in plain
+    assert "\x1b[1m" in unset
 
 
 def test_a_trace_holds_what_the_calls_gave() -> None:
