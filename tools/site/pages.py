@@ -22,6 +22,7 @@ CALLS = (
     *("unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
 )
 VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs")
+RECORD = ("recorder", "reader", "errors")
 RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
 METHODS = {
     "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
@@ -59,6 +60,8 @@ MODULES = {
         "vLLM's interface, metrics and the scheduler",
         ["kvcore.compat.manager", "kvcore.metrics", "kvcore.scheduler"],
     ),
+    "policies": ("Eviction policies", ["kvcore.types.policy", "kvcore.types.policies"]),
+    "record": ("The recorder", [f"kvcore.record.{name}" for name in RECORD]),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
 AROUND_SANITIZER = (
