@@ -28,8 +28,8 @@ def check(each: Explanation) -> None:
     assert place == each.ideal, f"{place} tokens have a cause, {each.ideal} are known: {each}"
 
 
-class Asked:
-    """What an observer may ask, of the newest state of a run."""
+class NewestState:
+    """The queries that an observer makes, answered by the newest state of a run."""
 
     def __init__(self, run: Lockstep) -> None:
         self.config = run.state.config
@@ -45,7 +45,7 @@ class WatchedLockstep(Lockstep):
     def __init__(self, config: Config, *, twin: bool = True) -> None:
         super().__init__(config, twin=twin)
         self.explained: list[Explanation] = []
-        self.observer = Observer(Asked(self), self.explained.append)
+        self.observer = Observer(NewestState(self), self.explained.append)
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Make a call, tell the observer, and judge what it says."""

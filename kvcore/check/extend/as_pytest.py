@@ -167,10 +167,10 @@ def trace_text(violation: Violation, world: Any) -> str:
     lines = [f"# {violation.name}: {story.sentence}.", f"# Behind the last call: {story.detail}"]
     lines += [config_words(world.config), ""]
     for chapter in story.chapters:
-        if chapter.told.words.startswith(("(", "execute")):
-            lines.append(f"# {chapter.told.words.strip('()')}")
+        if chapter.written.words.startswith(("(", "execute")):
+            lines.append(f"# {chapter.written.words.strip('()')}")
         else:
-            lines += chapter.told.lines
+            lines += chapter.written.lines
     return "\n".join(lines) + "\n"
 
 

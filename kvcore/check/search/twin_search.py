@@ -22,7 +22,7 @@ from kvcore.check.world.world import Symmetry, World, closed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
 
-Told = tuple[str, tuple[Any, ...], dict[str, Any]]
+TwinCall = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A call as the twin tells it: name, arguments, options."""
 
 
@@ -77,7 +77,7 @@ def explore_twin(
     return report
 
 
-def steps_of(world: World, edges: Iterable[Iterable[Told]]) -> Iterator[CheckedCall]:
+def steps_of(world: World, edges: Iterable[Iterable[TwinCall]]) -> Iterator[CheckedCall]:
     """The steps of a run of the twin, made on the Python core; batches are taken between."""
     state, in_flight = make_state(world.config), world.config.max_in_flight > 0
     for edge in edges:

@@ -45,7 +45,7 @@ CONFIG_WORDS = (
 
 
 @attrs.frozen
-class Told:
+class WrittenStep:
     """One call as a trace has it: what was looked up for it, its words, what it gave, and what it
     emitted.
     """
@@ -81,14 +81,14 @@ class Raised:
     error: str
 
 
-class Teller:
+class StepWriter:
     """Puts the steps of one run into words; knows the prefixes of keys that it has met."""
 
     def __init__(self) -> None:
         self.names = SafeNames()
         self._batch = 0
 
-    def tell(self, step: CheckedCall) -> Told:
+    def write(self, step: CheckedCall) -> WrittenStep:
         """A step in words."""
         call, outcome = step.call, step.outcome
         commands: Sequence[Any] = outcome.commands
@@ -98,7 +98,7 @@ class Teller:
             self.names.learn(outcome.state)
             events = list(outcome.state.events)[len(step.before.events) :]
         emitted = (*write_commands(commands, self.names), *write_events(events, self.names))
-        return Told(_lookup(call), words_of(call), tuple(self._value(step)), emitted)
+        return WrittenStep(_lookup(call), words_of(call), tuple(self._value(step)), emitted)
 
     def _value(self, step: CheckedCall) -> list[str]:
         call, value = step.call, step.outcome.value

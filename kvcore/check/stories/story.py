@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A violation told step by step: each call, what it gave, and what it did to every block.
+"""A violation written step by step: each call, what it gave, and what it did to every block.
 
 A story is plain text of at most `width` columns, with colour only if it is requested. A cell
 that a step changes is shown as `before > after` behind a `*` at the start of its row; a table that
@@ -20,7 +20,7 @@ import attrs
 from msgspec.structs import replace
 
 from kvcore.check.properties.registry import PROPERTIES, Property
-from kvcore.check.stories.calls import Raised, Teller, Told, config_words
+from kvcore.check.stories.calls import Raised, StepWriter, WrittenStep, config_words
 from kvcore.check.stories.scenes import Follower, Row, Scene, SceneNames
 from kvcore.check.world.model import CheckedCall, Violation
 from kvcore.state.state import State, make_state
@@ -40,7 +40,7 @@ LEGEND = (
 class Chapter:
     """One step of a story: its words, and what was before and behind it."""
 
-    told: Told
+    written: WrittenStep
     before: Scene
     after: Scene
 
@@ -77,22 +77,22 @@ def make_story(violation: Violation, world: Any) -> Story:
     steps = with_last_outcome(violation.steps)
     if config is None or not all(isinstance(step.before, State) for step in steps):
         return _from_scenes(violation, world)
-    follower, teller = Follower(config), Teller()
+    follower, writer = Follower(config), StepWriter()
     start = follower.scene(steps[0].before if steps else make_state(config))
     chapters: list[Chapter] = []
     last = start
     for step, following in zip(steps, (*steps[1:], None), strict=False):
         follower.follow(step, following)
         after = follower.scene(step.outcome.state)
-        chapters.append(Chapter(teller.tell(step), last, after))
+        chapters.append(Chapter(writer.write(step), last, after))
         last = after
     if steps and steps[-1].call.name != "take_batch":
         state = steps[-1].outcome.state
         follower.finish(state)
         after = follower.scene(state)
         if after != last:
-            told = Told((), "(the open batch is executed)", (), ())
-            chapters.append(Chapter(told, last, after))
+            written = WrittenStep((), "(the open batch is executed)", (), ())
+            chapters.append(Chapter(written, last, after))
     detail = _detail(violation, follower)
     return _story(violation, world, detail, start, chapters, config)
 
@@ -137,9 +137,9 @@ def _from_scenes(violation: Violation, world: Any) -> Story:
     """The story of a model whose steps bring their own scenes: a step's `before` and its outcome's
     state have `scene`.
     """
-    teller = Teller()
+    writer = StepWriter()
     chapters = [
-        Chapter(teller.tell(step), step.before.scene, step.outcome.state.scene)
+        Chapter(writer.write(step), step.before.scene, step.outcome.state.scene)
         for step in violation.steps
     ]
     start = chapters[0].before if chapters else Scene()
@@ -172,7 +172,7 @@ def plain_detail(violation: Violation) -> str:
 
 def _lines(story: Story, *, colour: bool, width: int) -> Iterator[str]:
     kind = f" ({story.severity})" if story.severity else ""
-    calls = sum(chapter.told.is_numbered for chapter in story.chapters)
+    calls = sum(chapter.written.is_numbered for chapter in story.chapters)
     head = f"{story.name}{kind} does not hold after {calls} {'call' if calls == 1 else 'calls'}"
     yield f"{BOLD}{head}{PLAIN}" if colour else head
     for text in (story.sentence, story.detail):
@@ -186,20 +186,20 @@ def _lines(story: Story, *, colour: bool, width: int) -> Iterator[str]:
     yield from _table(start.block_heads, (), start.blocks, colour=colour, width=width)
     number = 0
     for chapter in story.chapters:
-        number += chapter.told.is_numbered
+        number += chapter.written.is_numbered
         yield from _chapter(number, chapter, colour=colour, width=width)
 
 
 def _chapter(number: int, chapter: Chapter, *, colour: bool, width: int) -> Iterator[str]:
-    told, before, after = chapter.told, chapter.before, chapter.after
-    if told.is_empty and before == after:
+    written, before, after = chapter.written, chapter.before, chapter.after
+    if written.is_empty and before == after:
         return
     yield ""
-    for line in told.lookup:
+    for line in written.lookup:
         yield f"   {line}"
-    words = f"{number if told.is_numbered else '':>2} {told.words}"
+    words = f"{number if written.is_numbered else '':>2} {written.words}"
     yield f"{BOLD}{words}{PLAIN}" if colour else words
-    for line in (*told.value, *told.emitted):
+    for line in (*written.value, *written.emitted):
         yield from _wrapped(line, "     ", width)
     if before == after:
         yield "     (no block and no request changes)"
