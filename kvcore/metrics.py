@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager's caching is worth over time: recent hit rate, and how long blocks live.
+"""Metrics of a manager's caching over time: recent hit rate, and how long blocks live.
 
 No transition reads anything here; both classes read what a manager hands out anyway,
 `take_stats` and the commands of each batch, so they decide nothing. Clocks are handed in. Source:

@@ -206,7 +206,7 @@ class Scheduler(Generic[S]):
         """Note that a swapped sequence runs again."""
 
     def _ready(self) -> list[S]:
-        """Those that decode in this step, oldest first."""
+        """The requests that decode in this step, oldest first."""
         ahead = self._runs_ahead
         return [each for each in self.running if each.can_decode and (ahead or each.has_new_token)]
 

@@ -115,7 +115,7 @@ def withdraw(core: Core, steps: Steps, seen: Seen) -> None:
 
 
 def new_blocks(core: Core, span: AllocationSpan, grown: CoreBlocks) -> tuple[tuple[int, ...], ...]:
-    """What an allocation gave, without the block of a last token that is external."""
+    """The blocks that an allocation gave, without the block of a last token that is external."""
     if not span.whole:
         return grown.blocks
     return tuple(

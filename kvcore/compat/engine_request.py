@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of an engine's own request object.
+"""Readers of an engine's own request object.
 
 Any object with the attributes of vLLM's `Request` is one; nothing is written to it. Three
 attributes and the tokens are needed. The rest is read if it is there: block_hashes, spec_token_ids,

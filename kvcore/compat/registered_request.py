@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of one request that the core knows, beside the core's own state."""
+"""The adapter's record of a request that the core knows, beside the core's own state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvcore.compat.engine_request import EngineRequest, read_hashes
 
 @attrs.define(eq=False)
 class RegisteredRequest:
-    """What the core knows of a request.
+    """A request as the core knows it.
 
     row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
     hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens.
@@ -42,7 +42,7 @@ class RegisteredRequest:
 
     @property
     def least_computed(self) -> int:
-        """What the engine counted when the request was scheduled last; less was lowered."""
+        """The engine's count when the request was scheduled last; less was lowered."""
         return self.num_computed - 1 if self.decodes else self.counted
 
     def is_another(self, request: EngineRequest) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Questions:
-    """What a manager says about its refusals, and about what others wait for."""
+    """Methods of a manager that explain its refusals and what others wait for."""
 
     _core: _twin.Backend
 

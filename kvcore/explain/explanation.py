@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an explanation says: lengths of one admission, and spans of tokens with their causes."""
+"""Explanations: lengths of one admission, and spans of tokens with their causes."""
 
 from __future__ import annotations
 

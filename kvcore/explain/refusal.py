@@ -33,7 +33,7 @@ HolderKind = Literal["request", "pin", "operation", "batch", "watermark", "reser
 
 @attrs.frozen(kw_only=True)
 class Holder:
-    """What keeps blocks from an allocation.
+    """A holder of blocks that an allocation lacks.
 
     name: of a request; the number of a block, an operation or a batch. blocks: device blocks that
     it holds. alone: what its leaving makes available at once, if nothing else leaves; 0, too, if it
@@ -153,7 +153,7 @@ def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
 
 
 def _kept_free(state: State, call: SlotRequest, before: int) -> Iterator[Holder]:
-    """What a call must leave free: its own reserve, and the watermark of an admission."""
+    """Blocks that a call must leave free: its own reserve, and the watermark of an admission."""
     watermark, reserve = state.config.watermark_blocks, call.reserved_blocks
     is_admission = not any(Transaction(state).request(call.request_id).tables)
     if reserve:

@@ -88,7 +88,7 @@ class KnownRequest:
             self.place.compute(count)
 
     def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
-        """What the block at a position of its table holds."""
+        """The content of the block at a position of its table."""
         size = self.sizes[group_id]
         edge = self.place.edge
         while edge.start // size > position and edge.parent is not None:

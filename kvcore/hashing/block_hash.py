@@ -119,7 +119,7 @@ def _encode(tokens: Sequence[int], extra_keys: Sequence[ExtraKey]) -> bytes:
 
 @cache
 def _form(num_tokens: int) -> struct.Struct:
-    """What stands before the extra keys."""
+    """The layout of the bytes before the extra keys."""
     return struct.Struct(f"<{num_tokens + 1}IB")
 
 

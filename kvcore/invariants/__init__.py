@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds in every state."""
+"""Invariants: properties that hold in every state."""

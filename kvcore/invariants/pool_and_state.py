@@ -24,7 +24,7 @@ from kvcore.types.values import Status
 
 
 class Pools(Protocol):
-    """What has the pools of one or two tiers: a state, and `kvcore.legacy.blocks.tiers.Tiers`."""
+    """The pools of one or two tiers: a state, and `kvcore.legacy.blocks.tiers.Tiers`."""
 
     @property
     def device(self) -> BlockPool:
@@ -33,7 +33,7 @@ class Pools(Protocol):
 
     @property
     def host(self) -> BlockPool | None:
-        """Those of the host, if it has any."""
+        """The host's pool, if it has any."""
         ...
 
 
@@ -216,7 +216,7 @@ def unconfirmed(state: State) -> Iterator[str]:
 
 
 def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
-    """What is wrong in what an unconfirmed load names."""
+    """The errors in what an unconfirmed load names."""
     if not load.first < load.end <= state.config.length_limit:
         yield f"a request has at most {state.config.length_limit} tokens"
     if not load.reporters:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every slot holds, worked out from the commands and the forward passes alone."""
+"""The contents of every slot, derived from the commands and the forward passes alone."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from batches and forward passes alone: contents, block tables and owners.
+"""The oracle, from batches and forward passes alone: contents, block tables and owners.
 
 A forward pass fills the slots of external tokens, writes the scheduled ones and rubbish into
 lookahead slots; then every query must find what its group lets it see. A load that fails leaves
@@ -41,7 +41,7 @@ Layer = tuple[int, Group, list[Place]]
 
 @attrs.frozen(kw_only=True)
 class Pass:
-    """What one forward pass does for one request: positions [start, end) are written.
+    """One forward pass's work for one request: positions [start, end) are written.
 
     row: of the block tables. nodes: the identities of the prefixes, of at least `end` positions.
     loaded: up to there the slots are filled from elsewhere, and the queries stand behind; start

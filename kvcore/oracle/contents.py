@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every slot really holds, changed as a runtime changes it: the second opinion on the core.
+"""The true contents of every slot, changed as a runtime does: the second opinion on the core.
 
 A slot holds the identity of a prefix ("this, up to and with this token") and the group that wrote
 it, or nothing. Identities are compared and never looked into, so they may be numbers of prefixes
@@ -58,7 +58,7 @@ class SlotStore:
         self._nothing: Slots = (None,) * max(sizes)
 
     def get(self, place: Place) -> Slots:
-        """What the slots of a block hold."""
+        """The contents of a block's slots."""
         return self.contents.get(place, self._nothing)
 
     def forget(self, block: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device does that carries out batches and plays forward passes, and how one is found.
+"""A device that carries out batches and plays forward passes, and how one is found.
 
 A device applies batches in order and plays the forward pass behind each: it writes the number of
 each scheduled token's prefix into the token's slot, and must find, for every query, the numbers of

@@ -28,7 +28,7 @@ class Keyed(Protocol):
 
 
 class Pools(Protocol):
-    """What holds device blocks: a state."""
+    """Anything that has device blocks, such as a state."""
 
     @property
     def device(self) -> Keyed: ...

@@ -56,7 +56,7 @@ class Hashed(Tokens, Protocol):
 
 
 class Requests(Protocol):
-    """What holds requests: a state."""
+    """Anything that has requests, such as a state."""
 
     @property
     def requests(self) -> Mapping[str, Hashed]: ...
@@ -64,7 +64,7 @@ class Requests(Protocol):
 
 @attrs.frozen
 class Chain:
-    """What a hash stands for: the first `end` tokens of a request, and their letters."""
+    """The meaning of a hash: the first `end` tokens of a request, and their letters."""
 
     tokens: tuple[int, ...]
     letters: tuple[Letter, ...]
@@ -95,7 +95,7 @@ class Prefixes:
         return self.number(in_epoch(self.letters(request), epoch))[epoch > 0 :]
 
     def letters(self, request: Tokens) -> tuple[Letter, ...]:
-        """What each token and draft of a request adds to its prefix."""
+        """The letter that each token and draft of a request adds to its prefix."""
         tokens = (*request.tokens, *request.drafts)
         known = self._letters.get((tokens, request.extra_keys))
         if known is None:
@@ -104,7 +104,7 @@ class Prefixes:
         return known
 
     def news(self) -> list[Learnt]:
-        """What was learnt of hashes since the last call."""
+        """The hashes that were learnt since the last call."""
         new = list(self._chains.items())[self._num_told :]
         self._num_told = len(self._chains)
         return [(block_hash, each.tokens, each.letters, each.end) for block_hash, each in new]
@@ -220,7 +220,7 @@ def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolat
 
 
 def _said(chain: Chain) -> str:
-    """What a hash stands for: tokens, and what else is part of the prefix."""
+    """The meaning of a hash: tokens, and what else is part of the prefix."""
     letters = chain.letters[: chain.end]
     others = [repr(each) for letter in letters for each in letter[1:] if each is not None]
     behind = f" with {', '.join(dict.fromkeys(others))}" if others else ""

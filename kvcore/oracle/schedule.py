@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine knows of the open batch: which positions its forward pass will write.
+"""An engine's view of the open batch: which positions its forward pass will write.
 
 Written from the rules of docs/engines.md on computed counts, drafts and leaving the open batch, not
 from the code, as a second opinion on it. A request's count before the batch is the one before its
@@ -24,7 +24,7 @@ FIRST_ENCODER = -10
 
 @attrs.frozen
 class Encoder:
-    """What a request's cross-attention tables hold: this many tokens of one encoder's run.
+    """The contents of a request's cross-attention tables: this many tokens of one encoder's run.
 
     number: of the run, below -9, so that it is no prefix.
     """
@@ -326,8 +326,8 @@ def next_token(request_id: str, start: int) -> Write:
 
 
 def encoders_of(state: State) -> dict[str, Encoder]:
-    """What the cross-attention tables of a state's requests hold, full to the last slot: two that
-    share their first block hold the same.
+    """The contents of the cross-attention tables of a state's requests, full to the last slot: two
+    that share their first block hold the same.
     """
     found = {}
     for request in state.requests.values():

@@ -98,7 +98,7 @@ class PolicyTransaction(PoolTransaction):
         return replace(new, policy=state)
 
     def seen(self, block: int) -> Seen:
-        """What the policy sees of a block with a key."""
+        """A block with a key, as the policy sees it."""
         key = self.keys[block]
         assert key is not None
         dues, known = self.dues.get(key), self.uses.get(block)
@@ -282,7 +282,7 @@ class PolicyTransaction(PoolTransaction):
                 self._move(block, self.place_of(block, "on_wait"))
 
     def _ask(self, hook: str, seen: Seen | Sequence[Front]) -> tuple[Any, ...]:
-        """What a policy answers besides its memory, which is kept. Raises PolicyFailed."""
+        """Call a policy's hook and keep its memory; the rest of its answer. Raises PolicyFailed."""
         try:
             answer = getattr(self.policy, hook)(self.memory, seen)
         except Exception as error:

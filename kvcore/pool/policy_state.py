@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool keeps for the eviction policy that orders its queue; changed in policy_pool.py.
+"""The records of a pool for the eviction policy that orders its queue; changed in policy_pool.py.
 
 Twin: rust/src/pool/policy_state.rs.
 """

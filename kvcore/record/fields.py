@@ -41,19 +41,19 @@ class NotReadable(Exception):
 
 @attrs.frozen
 class LastHit:
-    """What the request's last look-up found, of this length."""
+    """The hit of the request's last look-up, of this length."""
 
     num_tokens: int
 
 
 class Known(Protocol):
-    """What the recording manager knows of its requests."""
+    """The recording manager's knowledge of its requests."""
 
     def row(self, request_id: str) -> int | None:
         """The row of a request."""
 
     def last_hit(self, request_id: str) -> Hit | None:
-        """What its last look-up in this segment found."""
+        """The hit of its last look-up in this segment."""
 
 
 class Source:

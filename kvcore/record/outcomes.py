@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a call, in a record: done, refused, or the number of its misuse.
+"""The outcome of a call in a record: done, refused, or the number of its misuse.
 
     0            done; then the row of a request that was added or forked, the number of an epoch,
                  the length of a hit, whether a reset was done, the checksum of a batch's columns

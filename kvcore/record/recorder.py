@@ -146,7 +146,7 @@ class Recorder:
             self._file = -1
 
     def _try(self, work: Callable[[], T]) -> T | None:
-        """What `work` gives; None if it fails, which ends the record."""
+        """The value of `work`, or None if it fails, which ends the record."""
         if self.error is not None:
             return None
         try:
@@ -165,7 +165,7 @@ class Recorder:
 
 
 class Manager(Protocol):
-    """What can be recorded."""
+    """A manager that can be recorded."""
 
     def start_recording(self, recorder: Recorder) -> None:
         """Record every call from now on."""

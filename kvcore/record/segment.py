@@ -33,7 +33,7 @@ FRAME_BYTES = 1 << 16
 
 @attrs.frozen
 class Header:
-    """What a segment begins with."""
+    """The header of a segment."""
 
     number: int
     first_call: int

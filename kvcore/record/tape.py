@@ -68,7 +68,7 @@ class Tape:
         return None if request is None else request.row
 
     def last_hit(self, request_id: Any) -> Hit | None:
-        """What the request's last look-up in this segment found."""
+        """The hit of the request's last look-up in this segment."""
         row = self.row(request_id)
         return None if row is None else self._hits.get(row)
 

@@ -42,7 +42,7 @@ class BadOptions(KvcoreError):
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """What one call of the command asks for. sizes, policies: of the sweep, besides the first."""
+    """Arguments of one call of the command. sizes, policies: the sweep's, besides the first."""
 
     trace: str
     options: Options
@@ -141,7 +141,7 @@ def _add_result(group: argparse._ArgumentGroup) -> None:
 
 
 def read_arguments(given: argparse.Namespace) -> Arguments:
-    """What the options ask for. Raises BadOptions, CannotWrite, and what `make_config` raises."""
+    """Read the options. Raises BadOptions, CannotWrite, and what `make_config` raises."""
     if given.policies and given.apply is not None:
         raise BadOptions(reason="--apply checks one policy: leave --policies out")
     if given.host_blocks is not None and given.preempt != "swap":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls cost: processor time of the thread, in histograms of bounded size.
+"""Costs of calls: processor time of the thread, in histograms of bounded size.
 
 A value goes into one of 64 buckets between a power of two and the next, so a percentile is
 known to 1.6 %; sums and the worst are exact. What reading the clock costs is measured first, and
@@ -93,7 +93,7 @@ class Meter:
 
 
 def clock_cost(clock: Callable[[], int]) -> int:
-    """What lies between two readings that follow each other: the median of many."""
+    """The time between two consecutive readings of the clock: the median of many."""
     spans = sorted(-clock() + clock() for _ in range(NUM_CALIBRATIONS))
     return spans[NUM_CALIBRATIONS // 2]
 

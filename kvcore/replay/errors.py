@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay refuses, each as a type of its own.
+"""Errors of a replay, each as a type of its own.
 
 What is wrong with a trace names the file and the line, and a
 `BadLine` can be skipped.

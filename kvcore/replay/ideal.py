@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cache without limit gives: each look-up finds all that was there before.
+"""The hits of a cache without limit: each look-up finds all that was there before.
 
 Counted from ids, with no manager. A look-up finds full blocks from the start of the prompt
 on, and leaves a token to compute, as the manager's does; all blocks that earlier requests filled

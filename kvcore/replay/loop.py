@@ -283,7 +283,7 @@ class Loop:
         return sample
 
     def result(self, trace: tuple[str, int]) -> Result:
-        """What the steps so far came to. trace: its name, and its skipped lines."""
+        """The result of the steps so far. trace: its name, and its skipped lines."""
         num_read, backend = self._arrivals.num_read, self._manager.backend
         return self.record.result(trace, num_read, backend, self.now, self._meter)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no policy passes: Belady's MIN with bypass over the look-ups of a run.
+"""A bound that no policy passes: Belady's MIN with bypass over the look-ups of a run.
 
 The full blocks of the prompts that a run admitted, in its order and one after the other,
 each prompt from its start. All usable blocks are cache, a block may be left out, and blocks are

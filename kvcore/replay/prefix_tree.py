@@ -44,7 +44,7 @@ class Share:
 
 
 def shares(num_tokens: int, unit: int, block_size: int) -> Iterator[Share]:
-    """What belongs to each id of a prompt of this many tokens."""
+    """The share of each id in a prompt of this many tokens."""
     for start in range(0, num_tokens, unit):
         first, end = start // block_size, start + unit
         full = min(end, num_tokens) // block_size - first

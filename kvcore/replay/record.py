@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay counts while it runs, and the result made of it.
+"""The counts of a replay while it runs, and the result made of it.
 
 Memory is bounded whatever the length of the run, the bounds' look-ups apart: samples are
 thinned evenly, waits go into a histogram, refused requests are named up to REFUSED_MAX. A look-up

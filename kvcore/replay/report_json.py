@@ -114,7 +114,7 @@ def _samples(result: Result) -> dict[str, list[Any]]:
 
 
 def _outcome(result: Result) -> dict[str, Any]:
-    """What a run shares with a row of a sweep."""
+    """The fields that a run shares with a row of a sweep."""
     return {
         "tokens": _tokens(result),
         "hit_rate": attrs.asdict(rates_of(result)),

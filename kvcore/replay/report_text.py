@@ -34,7 +34,7 @@ def to_text(report: Report) -> str:
 
 
 def headline(result: Result) -> str:
-    """What was replayed, and how far."""
+    """The headline: what was replayed, and how far."""
     cut = "interrupted: " if result.interrupted else ""
     return (
         f"{cut}{result.trace}: {counted(result.requests, 'request')} in "
@@ -55,7 +55,7 @@ def setting(result: Result) -> str:
 
 
 def clock_note(options: Options) -> str:
-    """What a step costs in virtual time."""
+    """A note on the cost of a step in virtual time."""
     return (
         f"a step takes {_micro(options.base_seconds)} us, "
         f"{_micro(options.seconds_per_prefill_token)} us a prompt token and "
@@ -83,7 +83,7 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def advice(report: Report) -> str | None:
-    """What would bring most: blocks, by the sweep, or at most what the bounds leave."""
+    """Advice on what would bring most: blocks, by the sweep, or at most what the bounds leave."""
     result, rates = report.result, rates_of(report.result)
     if rates.run is None:
         return None

@@ -48,7 +48,7 @@ OPENERS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstan
 
 
 class Row(msgspec.Struct):
-    """What a line holds; other fields are left alone."""
+    """The fields of a line; other fields are left alone."""
 
     timestamp: float
     input_length: int
@@ -173,7 +173,7 @@ class TraceReader:
         raise self._explain(values, said)
 
     def _explain(self, values: Any, said: str) -> BadLine:
-        """What is wrong with JSON that is no request. said: what the decoder thinks of it."""
+        """The fault of JSON that is no request. said: what the decoder thinks of it."""
         if not isinstance(values, dict):
             return self._error(NotAnObject, value=values)
         for field in _FIELDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay is asked, and what it gives: plain frozen values, read by every report.
+"""The options and results of a replay: plain frozen values, read by every report.
 
 Counts are totals of the run so far, tokens unless the name says otherwise. Times named
 `seconds` or `time` are virtual, but those of a `Cost`, which are processor time. A hit rate is hit
@@ -121,7 +121,7 @@ class Queueing:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """What a replay came to, also of one that was interrupted.
+    """The result of a replay, also of one that was interrupted.
 
     requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
     hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a result comes to in the figures that every report shows: rates, and use over time.
+"""The figures of a result that every report shows: rates, and use over time.
 
 Text, JSON and page take their numbers from here, so that they cannot differ. A sample speaks
 for the time since the one before it; medians and shares of time weigh samples by that.

@@ -42,7 +42,7 @@ MakeApply = Callable[[Options], Apply]
 
 @contextmanager
 def opened(path: str, *, skip_bad: bool, several: bool) -> Iterator[OpenTrace]:
-    """What gives a new reader of a trace each time. Raises UnreadableTrace."""
+    """A function that returns a new reader of a trace at each call. Raises UnreadableTrace."""
     if path != STDIN or not several:
         yield lambda: TraceReader(path, skip_bad=skip_bad)
         return

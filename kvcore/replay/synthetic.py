@@ -52,7 +52,7 @@ Session = Iterator["Ask | Session"]
 
 
 class Writer:
-    """What sessions write with: random numbers, and ids for what is new."""
+    """The source of what sessions write: random numbers, and ids for what is new."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

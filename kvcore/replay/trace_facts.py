@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace has, counted without replaying it.
+"""Facts of a trace, counted without replaying it.
 
 One request is held at a time; what grows is the tree of distinct prefixes. Percentiles are
 read from buckets that are 1.6 % wide, totals are exact.
@@ -31,7 +31,7 @@ class Lengths:
 
 @attrs.frozen(kw_only=True)
 class Facts:
-    """What a trace has. seconds: from time 0 to the last arrival. unit: tokens per id.
+    """The facts of a trace. seconds: from time 0 to the last arrival. unit: tokens per id.
 
     repeated_ids: those whose prefix came before, of num_ids. ideal_hit_tokens: of an unlimited
     cache with blocks of block_size tokens. interrupted: there may be more.
@@ -71,7 +71,7 @@ class Counting:
             self._seconds, self._unit = each.arrival, each.unit
 
     def facts(self, name: str, skipped_lines: int, *, interrupted: bool = False) -> Facts:
-        """What was counted so far."""
+        """The counts so far."""
         return Facts(
             name=name,
             requests=self._prompts.count,

@@ -29,7 +29,7 @@ class WrongKv(RuntimeError):
 
 
 def mode() -> str:
-    """What KVCORE_SANITIZER says. Raises ValueError."""
+    """The mode that KVCORE_SANITIZER names. Raises ValueError."""
     value = os.environ.get("KVCORE_SANITIZER", MODES[0])
     if value not in MODES:
         raise ValueError(f"KVCORE_SANITIZER is {value!r}: it is one of {', '.join(MODES)}")
@@ -37,7 +37,7 @@ def mode() -> str:
 
 
 def every() -> int:
-    """What KVCORE_SANITIZER_EVERY says. Raises ValueError."""
+    """The number that KVCORE_SANITIZER_EVERY names. Raises ValueError."""
     value = os.environ.get("KVCORE_SANITIZER_EVERY", "1")
     if not value.isdecimal() or int(value) == 0:
         raise ValueError(f"KVCORE_SANITIZER_EVERY is {value!r}: it is a number from 1 on")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every slot holds, who wrote it, and the last events of every block.
+"""The contents of every slot, who wrote them, and the last events of every block.
 
 Real memory: nothing is forgotten when a block is freed. A slot remembers the event of its block
 under which it was written; when that event is older than the block's last 8, its writer is
@@ -26,7 +26,7 @@ DELTA_MAX = 4095
 
 @attrs.frozen(eq=False)
 class Event:
-    """What happened to a block: `given`, `dropped`, `written`, `copied`, `zeroed` or `lost`.
+    """An event of a block: `given`, `dropped`, `written`, `copied`, `zeroed` or `lost`.
 
     serial: of the request, None if it was none. index: the block's place in that request's table,
     or the block that was copied.

@@ -19,7 +19,7 @@ NUM_RESERVED = 3
 
 
 def namespace_digest(namespace: tuple[object, ...]) -> int:
-    """What a prefix in this namespace begins with."""
+    """The digest that a prefix in this namespace begins with."""
     if not any(namespace):
         return 0
     return int.from_bytes(blake2b(repr(namespace).encode(), digest_size=8).digest(), "little")
@@ -34,6 +34,6 @@ def mix(token: int, position: int) -> int:
 
 
 def slot_digest(total: int, group_id: int) -> int:
-    """What a slot of a group holds for a prefix with this sum: 48 bits, none of the reserved."""
+    """The content of a group's slot for a prefix with this sum: 48 bits, none of the reserved."""
     digest = (total + mix(group_id, WORD >> 32) & WORD) >> 16
     return digest + NUM_RESERVED if digest < NUM_RESERVED else digest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an adapter, or with the engine that one is attached to; never a finding."""
+"""Errors of an adapter, or of the engine that it is attached to; never a finding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, as values with the text that a person needs to follow it in the engine."""
+"""Findings, as values with the text that a person needs to follow it in the engine."""
 
 from __future__ import annotations
 

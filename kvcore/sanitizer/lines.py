@@ -41,7 +41,7 @@ class Line:
 
 @attrs.frozen
 class Wrong:
-    """What a chunk did or found that is no right read; `alias` is the one that proves nothing.
+    """A wrong read or write of a chunk; `alias` is the one that proves nothing.
 
     block, slot, held and event are None if the table has no block for the position.
     """

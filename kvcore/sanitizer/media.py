@@ -24,7 +24,7 @@ class Item:
 
     @property
     def number(self) -> int:
-        """What stands for its first position; the next ones count up."""
+        """The number that stands for its first position; the next ones count up."""
         return int.from_bytes(blake2b(self.content, digest_size=8).digest(), "big")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine says of its blocks' owners, and the suspicions that follow.
+"""An engine's statements about its blocks' owners, and the suspicions that follow.
 
 All of it is optional, and proves nothing: content decides.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter tells about an engine, in the order of issue, and what follows from it.
+"""An adapter's observations of an engine, in the order of issue, and what follows from it.
 
 An observation is checked when it comes and takes effect in its turn: what was issued before it and
 whose tokens are not known yet goes first. So a step is checked by the tables of its issue, however

@@ -22,7 +22,7 @@ def format_memory(num_bytes: int) -> str:
 
 
 def longest_hint(longest: int) -> str:
-    """What a refusal says of the longest request that fits; nothing if there is none."""
+    """A refusal's words on the longest request that fits; empty if there is none."""
     return f"; the longest request that fits has {longest} tokens" if longest else ""
 
 

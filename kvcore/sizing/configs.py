@@ -84,7 +84,7 @@ def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 
 
 def make_unified_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
-    """What `get_kv_cache_config` makes, with `limits.num_blocks` as it is: so did vLLM 0.8.5.
+    """The result of `get_kv_cache_config` with `limits.num_blocks` as it is: so did vLLM 0.8.5.
 
     Raises what it raises except NotEnoughBlocks.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sizing refuses, each as a type of its own.
+"""Errors of sizing, each as a type of its own.
 
 What is read from a file names the file and the field; sizes that do not fit name both sides of the
 comparison. `fields` has sizes in bytes, which the messages show in larger units.
@@ -31,7 +31,7 @@ class UnknownDtype(SizingError):
 
 
 class InvalidMemory(SizingError):
-    """What is no amount of memory, or none that a machine has."""
+    """A value that is no amount of memory, or none that a machine has."""
 
     message = "memory {value}: {reason}"
 

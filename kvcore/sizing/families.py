@@ -96,7 +96,7 @@ def check_supported(fields: Fields, family: str) -> None:
 
 
 def family_note(family: str) -> str | None:
-    """What to say of a size that follows from no rule for its family; None if there is one."""
+    """A note on a size that follows from no rule for its family; None if there is one."""
     if family in _FAMILIES:
         return None
     named = "the file names no model_type" if family == UNKNOWN else f"{family} is not known here"

@@ -35,7 +35,7 @@ _MUST_AGREE = (
 
 @attrs.frozen
 class Fields:
-    """What one file says about its language model."""
+    """The fields of one file that describe its language model."""
 
     file: str
     values: Mapping[str, Any]

@@ -40,7 +40,7 @@ class KVCacheTensor:
 
 @attrs.frozen
 class KVCacheConfig:
-    """What a worker allocates and a manager is made for."""
+    """The cache that a worker allocates and a manager is made for."""
 
     num_blocks: int
     tensors: tuple[KVCacheTensor, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cache's size depends on, read from a Hugging Face config.json.
+"""The properties of a model that the cache's size depends on, read from a Hugging Face config.json.
 
 Shapes as transformers names them. What is missing, no model's value, or contradicts another
 field is an error that names field and file; the only defaults are those of the model's own family.

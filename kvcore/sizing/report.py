@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's cache comes to in a given memory, for people and for programs.
+"""The report on a model's cache in a given memory, for people and for programs.
 
 The report is the arithmetic of the manager itself: its groups, its null block, and what it
 lets a request hold. A request that does not fit is an answer here, no error. Sizes are those of one

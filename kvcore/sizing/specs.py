@@ -21,7 +21,7 @@ from kvcore.types.groups import Kind
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What bounds one request, and what is set for the pool.
+    """The limits of one request, and the settings of the pool.
 
     max_model_len: longest request in tokens. max_num_batched_tokens: most tokens that one step
     adds, as many as the longest request if None. num_blocks: blocks of the pool, whatever the
@@ -122,7 +122,7 @@ class FullAttentionSpec(LayerSpec):
 
 @attrs.frozen(kw_only=True)
 class WindowedSpec(LayerSpec):
-    """What a sliding window and a chunk have in common. Raises WindowOnLatent too."""
+    """The common part of a sliding window and a chunk. Raises WindowOnLatent too."""
 
     window: int
 

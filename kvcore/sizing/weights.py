@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device's memory leaves for the cache: a part of it, less the model's weights.
+"""The memory of a device for the cache: a part of it, less the model's weights.
 
 The parameters of dense models are counted from their config.json: embeddings, attention, MLP, norms
 and the output head, as one of several devices keeps them (a copy of the norms, and of key-value
@@ -32,12 +32,12 @@ class Budget:
 
     @property
     def usable_bytes(self) -> int:
-        """What weights and cache may take together."""
+        """Bytes that weights and cache may take together."""
         return int(self.gpu_bytes * self.utilization)
 
     @property
     def cache_bytes(self) -> int:
-        """What is left for the cache. Raises WeightsDoNotFit."""
+        """Bytes that are left for the cache. Raises WeightsDoNotFit."""
         left = self.usable_bytes - self.weights_bytes
         if left > 0:
             return left

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the state remembers of batches that were taken, and of loads that may still fail.
+"""The state's records of batches that were taken, and of loads that may still fail.
 
 External tokens are believed when they are scheduled, so their blocks are findable at once. Until
 a load is confirmed, the state remembers the requests that count or counted its tokens, and the
@@ -21,7 +21,7 @@ PublishedKey = tuple[int, bytes]
 
 
 class RequestEntry(Struct, frozen=True, gc=False):
-    """What a batch remembers of a request.
+    """A batch's record of a request.
 
     order: place among the entries of the batch. before: the request's count before its first slots
     in the batch, and before its hits; 0 if it was swapped. restore: the count that a cancel takes
@@ -80,7 +80,7 @@ class UnconfirmedLoad(Struct, frozen=True, gc=False):
     blocks: tuple[tuple[int, int], ...] = ()
 
     def reporter(self, request_id: str) -> Reporter:
-        """What a request counts and counted of the load."""
+        """A request's counts of the load, now and before."""
         found = (each for each in self.reporters if each.request_id == request_id)
         return next(found, Reporter(request_id, 0, 0))
 

@@ -24,7 +24,7 @@ class UnwrittenBlock(Struct, frozen=True, gc=False):
 
 
 class ScheduledRequest(Struct, frozen=True, gc=False):
-    """What the open batch did for a request that it schedules.
+    """The open batch's record of a request that it schedules.
 
     num_computed_before: the count before the request's first slots in the batch, and before its
     hits. num_kept: the count that it cannot be shortened below, behind its hits and external tokens

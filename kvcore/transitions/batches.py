@@ -101,7 +101,7 @@ def check_in_flight(tx: Transaction, number: object) -> None:
 
 
 def close_entries(state: State) -> BatchInFlight:
-    """What the open batch remembers from now on: what its forward pass uses, and its rows."""
+    """The open batch's records from now on: what its forward pass uses, and its rows."""
     batch, none = state.batch, (0,) * len(state.config.groups)
     entries = batch.entries.mutate()
     for request_id, made in batch.entries.items():

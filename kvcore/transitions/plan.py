@@ -59,7 +59,7 @@ class Growth(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Plan(Struct, frozen=True, gc=False, kw_only=True):
-    """What an allocation will do.
+    """The changes that an allocation will make.
 
     slot_request: the arguments. hits: hit blocks per group, the null block if none is needed.
     num_local: computed and hit tokens. num_loaded: with the external ones. num_scheduled: with the
@@ -225,7 +225,7 @@ def plan_growth(
     hits: tuple[tuple[int, ...], ...],
     lengths: Lengths,
 ) -> tuple[Growth, ...]:
-    """What each table grows by, without preallocation."""
+    """The growth of each table, without preallocation."""
     growth = []
     for group_id, group in enumerate(tx.config.groups):
         size, held = group.block_size, len(request.tables[group_id]) + len(hits[group_id])

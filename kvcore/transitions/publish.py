@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is findable: publication of full blocks, and its withdrawal.
+"""Findable blocks: publication of full blocks, and its withdrawal.
 
 Invariants: the call that schedules the write of a block's last token publishes the block, so a
 later request of the same step may hit it. A key whose block the open batch itself writes is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transitions note about external loads that may still fail, and about what rests on them.
+"""Records of external loads that may still fail, and of what rests on them.
 
 Invariants: a request that becomes an owner of a block that rests on a load rests on the load, too.
 A request whose count falls to the start of the load does not rest on it any more, but can report it

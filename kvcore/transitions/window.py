@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What windows give back: blocks that no later query sees make room for the null block.
+"""Window trims: blocks that no later query sees make room for the null block.
 
 Invariants: a table's null blocks are a prefix of it. Blocks are given back from the highest skipped
 one down to the first null block, so the newest is evicted first. Blocks that the open batch's
@@ -60,7 +60,7 @@ def visible_from(tx: Transaction, request: RequestState, num_computed: int) -> i
 
 
 def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[Trim, ...]:
-    """What no query at seen_from or later sees and is still held. Changes nothing."""
+    """The blocks still held that no query at seen_from or later sees. Changes nothing."""
     trims = []
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]

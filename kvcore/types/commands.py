@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runtime must do, as plain data with ids only.
+"""Commands for a runtime, as plain data with ids only.
 
 Invariants: a batch is a list of commands, to be executed in order. Its segments mark where order
 matters: inside a segment no block is written twice, read after it was written, or written after it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager is made for: pool sizes, groups and the options of the core.
+"""A manager's configuration: pool sizes, groups and the options of the core.
 
 Invariants: a configuration that cannot work is refused when it is made, with the numbers that would
 work. Options compose; none is a fork of the code.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one transition emits: commands for the runtime, events for mirrors of the index.
+"""The effects of one transition: commands for the runtime, events for mirrors of the index.
 
 Twin: rust/src/types/effects.rs.
 """

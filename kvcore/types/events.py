@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to the hash index, for routers and stores that mirror it.
+"""Events of the hash index, for routers and stores that mirror it.
 
 Invariants: a stored event names every block of one publication. A removed event is emitted only
 when the last block of that content loses its key. Replaying all events from nothing gives exactly

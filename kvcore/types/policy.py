@@ -28,7 +28,7 @@ FIRST_SECTION = 1
 
 
 class Seen(Struct, frozen=True, gc=False):
-    """What a policy sees of a block.
+    """A block as a policy sees it.
 
     now: the number of the open batch and one. uses: batches in which the content was computed or
     found, up to 2**32 - 1. last, before: the latest two of them, as `now` was then, 0 for none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls take and give back: requests, hits, blocks, refusals, statistics.
+"""Arguments and results of calls: requests, hits, blocks, refusals, statistics.
 
 Invariants: all values are frozen and compare by content. A refusal is one of these values, and
 false in a condition.
@@ -132,7 +132,7 @@ class Refused(Struct, frozen=True, gc=False):
 
 @final
 class Swapped(Struct, frozen=True, gc=False):
-    """What a swap moved: distinct blocks, copied to the other tier or found in it."""
+    """The blocks that a swap moved: distinct ones, copied to the other tier or found in it."""
 
     num_copied: int
     num_found: int
@@ -199,7 +199,7 @@ class PrefixCacheStats(Struct, frozen=True, gc=False):
 
 
 class Outcome(Struct, Generic[S, T], frozen=True, gc=False):
-    """What a transition gives: the state after it, the commands that it emitted, its value."""
+    """The result of a transition: the state after it, the commands that it emitted, its value."""
 
     state: S
     commands: tuple[Command, ...]

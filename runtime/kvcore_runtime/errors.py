@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime refuses, one class per reason.
+"""Errors of the runtime, one class per reason.
 
 An error is raised before anything has changed. Its message names the thing and the numbers; the
 same values are attributes.

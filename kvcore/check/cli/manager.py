@@ -103,7 +103,7 @@ def model_of(options: argparse.Namespace) -> ManagerModel:
 
 
 def factory(text: str) -> Callable[..., Any]:
-    """What a MODULE:FACTORY names, also in the working folder. Raises BadOptions."""
+    """The factory that MODULE:FACTORY names, working folder included. Raises BadOptions."""
     where, _, name = text.partition(":")
     if not where or not name:
         raise BadOptions(f"--manager {text}: say MODULE:FACTORY, for example mine.pool:Manager")
@@ -124,7 +124,7 @@ def factory(text: str) -> Callable[..., Any]:
 
 
 def other_names(words: tuple[str, ...]) -> dict[str, str]:
-    """What a manager calls its methods, from OURS=THEIRS. Raises BadOptions."""
+    """The manager's own method names, from OURS=THEIRS. Raises BadOptions."""
     names = {}
     for word in words:
         ours, _, theirs = word.partition("=")

@@ -35,8 +35,8 @@ NUM_WORKERS = 2
 
 @attrs.frozen(kw_only=True)
 class Score:
-    """What came of one seeded bug. kills: a hunt for each property that it names. seen: the hunt by
-    what users observe.
+    """The result of one seeded bug. kills: a hunt for each property that it names. seen: the hunt
+    by what users observe.
     """
 
     mutant: Mutant

@@ -175,7 +175,7 @@ def given_of_world(options: argparse.Namespace) -> list[str]:
 
 
 def symmetry_of(options: argparse.Namespace) -> Symmetry:
-    """What is renamed. Raises BadOptions."""
+    """The kinds of names that are renamed. Raises BadOptions."""
     left_out = options.no_symmetry or ()
     for name in left_out:
         if name not in SYMMETRIES:

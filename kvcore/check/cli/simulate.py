@@ -37,7 +37,7 @@ SHRINKING_SECONDS = 60.0
 
 @attrs.define
 class Tally:
-    """What all runs came to. cut_off: the one that was interrupted, in words."""
+    """The totals of all runs. cut_off: the one that was interrupted, in words."""
 
     num_runs: int = 0
     num_steps: int = 0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user brings to the checker: a policy, a scheduler or a manager of their own."""
+"""Parts that a user brings to the checker: a policy, a scheduler or a manager of their own."""

@@ -133,7 +133,7 @@ def _manager_text(violation: Violation, model: ManagerModel) -> str:
 
 
 def _head(violation: Violation, world: Any) -> dict[str, str]:
-    """What every test says of its violation, and the name of its function."""
+    """The part of a test that names its violation, and the name of its function."""
     story, function = make_story(violation, world), re.sub(r"\W+", "_", violation.name.lower())
     return {
         "name": violation.name,

@@ -68,7 +68,7 @@ class View:
         return repr((known, contents)).encode()
 
     def slots(self, block: int) -> Slots:
-        """What the slots of a device block hold."""
+        """The contents of a device block's slots."""
         return self.contents.get(("device", block), ())
 
     @property

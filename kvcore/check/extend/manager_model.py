@@ -107,7 +107,7 @@ class ManagerModel:
             return Managed(error, view)
 
     def edges(self, node: Managed) -> Iterator[Edge]:
-        """What an engine does next, each with the batch that it fills."""
+        """The engine's possible next moves, each with the batch that it fills."""
         yield from self._edges(node, (), ())
 
     def _edges(

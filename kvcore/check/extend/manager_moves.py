@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine does with a manager of one's own: its moves, and which go into one step.
+"""The moves of an engine over a user's manager, and which of them share a step.
 
 A step is planned as engines plan it: who has ended leaves, who runs goes on or is preempted for
 another, then others are admitted, unless somebody was preempted. Nobody is served twice. Forks and
@@ -58,7 +58,7 @@ def moves(sizes: Sizes, view: View, calls: Container[str]) -> Iterator[Move]:
 
 
 def batched(found: Iterable[Move], view: View, planned: tuple[str, ...]) -> Iterator[Move]:
-    """Those moves that an engine may make in a step behind those that it planned."""
+    """The moves that an engine may add to a step after those that it planned."""
     if not planned:
         yield from found
     elif planned[-1] in ORDER:

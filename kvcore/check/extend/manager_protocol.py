@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager of one's own must have and answer: the only place that checks it.
+"""The methods and answers required of a user's manager: the only place that checks it.
 
 What is missing or has a wrong shape is an InvariantViolation (MANAGER) that names the method and
 says what was wanted; a legal call that raises is NOCRASH. Nothing is read of a manager but what an
@@ -69,7 +69,7 @@ def rings_of(manager: Any, config: Config) -> frozenset[int]:
 
 
 def make_call(manager: Any, call: Call) -> Any:
-    """What a manager gives. Raises InvariantViolation (NOCRASH)."""
+    """Call a manager's method and return its value. Raises InvariantViolation (NOCRASH)."""
     try:
         method: Callable[..., Any] = getattr(manager, call.name)
         return method(*call.args, **call.options)

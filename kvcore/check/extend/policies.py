@@ -33,7 +33,7 @@ WITHOUT = frozenset({"LRU"})
 
 @attrs.frozen
 class FreeBlock:
-    """What a policy sees of a block: whether its content can be hit, and in which group."""
+    """A block as a policy sees it: whether its content can be hit, and in which group."""
 
     cached: bool
     group_id: int | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is a user's own in a violation, as code that a written test can import.
+"""A user's own parts of a violation, as code that a written test can import.
 
 A test names a function, a class or an object by its module and its name there; what cannot be found
 again so is refused in one sentence. An object without a name is made anew where its class needs
@@ -26,8 +26,8 @@ class NotWritable(ValueError):
 
 @attrs.frozen
 class Parts:
-    """What a test of a user's own needs: imports, lines before the test, the selected property,
-    options of the checked manager, what is installed around it, the backends.
+    """The parts of a test of a user's own code: imports, lines before the test, the selected
+    property, options of the checked manager, what is installed around it, the backends.
     """
 
     imports: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Parts:
 
 
 def parts_of(violation: Violation, world: Any) -> Parts:
-    """What a test of a violation needs. Raises NotWritable."""
+    """The parts of a test of a violation. Raises NotWritable."""
     options = f"num_tokens={getattr(world, 'num_tokens', 0)}"
     parts = Parts(selection=f'"{violation.name}"', options=options)
     own = violation.own

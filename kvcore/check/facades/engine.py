@@ -94,7 +94,7 @@ class FacadeEngine(ABC):
 
     @abstractmethod
     def key(self, names: dict[Place, int], order: dict[float, int], /) -> object:
-        """What else decides how the facade behaves from here on.
+        """The rest of the state that decides how the facade behaves from here on.
 
         names: new names of blocks, if blocks are renamed. order: the rank of each time; the times
         themselves decide nothing.
@@ -144,7 +144,7 @@ class FacadeEngine(ABC):
         self.memory.contents = {place: held[place] for place in held if _is_read(pools, place)}
 
     def _run_batch(self) -> None:
-        """What a worker does: the copies, then the forward pass of what is scheduled."""
+        """Run a batch as a worker does: the copies, then the forward pass of what is scheduled."""
         for command in self.emitted:
             if isinstance(command, Allocate):
                 self.memory.forget(command.block)
@@ -218,7 +218,7 @@ class FacadeEngine(ABC):
 
     @property
     def scene(self) -> Scene:
-        """What a story shows."""
+        """The scene that a story shows."""
         requests = []
         for name, tokens, status, table in self.sequences():
             ids = " ".join(_name(place) for place in table) or "-"
@@ -252,7 +252,7 @@ def _is_read(tiers: Tiers, place: Place) -> bool:
 
 
 def _prefixes(tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """What each token's slot holds: the tokens up to it."""
+    """The content of each token's slot: the tokens up to it."""
     return [tokens[:end] for end in range(1, 1 + len(tokens))]
 
 

@@ -33,7 +33,7 @@ Path = tuple[Call, ...]
 
 @attrs.frozen
 class Seen:
-    """What a story shows behind some calls; made again when it is shown."""
+    """The scene that a story shows after some calls; made again when it is shown."""
 
     make: Callable[[], FacadeEngine]
     path: Path

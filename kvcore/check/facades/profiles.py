@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is explored of each facade: its worlds, what checks it, and which fact lifts the rest.
+"""The explored part of each facade: its worlds, its checks, and the fact that covers the rest.
 
 Every property that the checker knows is either checked or lifted with a reason; a reason that is
 specific to a facade cites a fact (docs/facts.md). Counts of states are pinned by

@@ -30,7 +30,7 @@ HARMLESS_STATES = 1500
 
 @attrs.frozen(kw_only=True)
 class Hunt:
-    """What came of a hunt.
+    """The result of a hunt.
 
     found: the property that does not hold, None where the bug lives. detail: what is wrong. calls:
     those that lead there. verdict: of the exploration. num_states: explored until then. seconds: of

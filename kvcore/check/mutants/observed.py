@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user sees of the core: a model that looks at nothing else.
+"""A model that looks at nothing but what a user of the core can observe.
 
 An engine makes the moves of a world and believes what it is told. What every slot holds goes on
 from batch to batch, right or wrong, and is checked only where a query reads it (KV-READ, ZEROED);
@@ -200,8 +200,8 @@ def ruined(held: Slots) -> Slots:
 
 
 def _watched(path: Any, make: Any) -> Any:
-    """What `make` gives, None where what fails is not seen. Raises Broken: a property that a user
-    sees break, or NOCRASH where the core failed.
+    """The value of `make`, or None if a user does not see the failure. Raises Broken: a property
+    that a user sees break, or NOCRASH where the core failed.
     """
     try:
         return make()

@@ -89,7 +89,7 @@ class Mutant:
 
     @property
     def sentence(self) -> str:
-        """What goes wrong: the docstring of its function."""
+        """The fault in a sentence: the docstring of its function."""
         return " ".join((self.patch.__doc__ or "").split())
 
 

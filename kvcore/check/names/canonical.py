@@ -202,7 +202,7 @@ def _pool(
 
 
 def _remembered(pool: BlockPool, blocks: Blocks, tree: Tree, prefixes: Prefixes) -> Name:
-    """What the eviction policy remembers of each block, and of what left, oldest first."""
+    """The eviction policy's memory of each block, and of what left, oldest first."""
     policy = pool.policy
     if policy is None or not policy.is_remembered:
         return []
@@ -256,7 +256,7 @@ class Renaming:
         return row in self._taken
 
     def key(self, key: bytes) -> Name:
-        """What a key stands for: its group and prefix."""
+        """The meaning of a key: its group and prefix."""
         letters = self.prefixes.chain(key)
         group_id = group_of(key)
         return [group_id, len(letters), *self.tree.names(letters)[-self.tree.width :]]
@@ -266,7 +266,7 @@ More = Callable[[Renaming], Name]
 
 
 def in_flight(state: State, names: Renaming) -> Name:
-    """What batches in flight and operations remember."""
+    """The records of batches in flight and of operations."""
     numbers = [batch.number for batch in state.in_flight]
     name = [len(state.in_flight), len(state.batch.published_keys)]
     for block, key in state.batch.published_keys:

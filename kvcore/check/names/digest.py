@@ -76,7 +76,7 @@ class Digests:
 
 
 def _told_apart(state: State) -> bytes:
-    """What tells apart two states of the same pools and requests, how many these are included."""
+    """The parts that distinguish states of the same pools and requests, their numbers included."""
     number = state.batch.number
     parts: list[Any] = [tuple(state.rows), tuple(state.free_rows)]
     if state.held_rows:

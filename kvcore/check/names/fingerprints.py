@@ -56,7 +56,7 @@ class Fingerprints:
 
     @property
     def num_bytes(self) -> int:
-        """What all names take."""
+        """Memory of all names, in bytes."""
         others = sys.getsizeof(self._others) + self._others_bytes
         return sum(map(sys.getsizeof, self._rows)) + others
 

@@ -48,7 +48,7 @@ Unreported = tuple[int, str, int]
 
 @attrs.frozen
 class Output:
-    """What a batch samples for a request, which the engine has yet to hand in.
+    """Tokens that a batch samples for a request and that the engine has yet to hand in.
 
     text: the request's tokens on the device up to the last new one; empty before it is executed.
     num_new: tokens that it brings. num_rejected: drafts that it rejected. spoilt: the pass read
@@ -177,7 +177,7 @@ def check_fall(counts: Iterable[Mapping[str, int]], state: State) -> None:
 
 
 def still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
-    """What is known of requests, for those that still wait for a load in a state."""
+    """The entries of `known` whose requests still wait for a load in a state."""
     loading = {name for name, request in state.requests.items() if request.num_loading}
     return {name: start for name, start in known.items() if name in loading}
 
@@ -207,7 +207,7 @@ def live(node: Node, wanted: Contents) -> Contents:
 
 
 def name_of(node: Node, names: Renaming) -> Name:
-    """What a node's name says besides its state's."""
+    """The part of a node's name that its state's name lacks."""
     name: Name = [len(node.pending), len(node.waiting), node.filled]
     for batch in node.waiting:
         name += [len(batch.writes), *_commands(batch.commands, names)]
@@ -235,7 +235,7 @@ def name_of(node: Node, names: Renaming) -> Name:
 
 
 def _outputs(node: Node, numbers: list[int], names: Renaming) -> Name:
-    """What the engine has yet to hand in, and what the device feeds from."""
+    """The outputs that the engine has yet to hand in, and those that the device feeds from."""
     name: Name = []
     for output in node.outputs:
         place = numbers.index(output.batch) if output.batch in numbers else LOST
@@ -258,7 +258,7 @@ def _text(text: tuple[int, ...], names: Renaming) -> Name:
 
 
 def _open_batch(node: Node, names: Renaming) -> Name:
-    """What the open batch holds."""
+    """The content of the open batch."""
     state, batch = node.state, node.state.batch
     name = [len(node.writes), len(batch.scheduled), len(batch.merges)]
     name += _commands(batch.commands, names)

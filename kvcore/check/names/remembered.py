@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an eviction policy remembers, in the least numbers that it tells apart.
+"""An eviction policy's memory, in the least numbers that it tells apart.
 
 Times only rise, so without this no state would be met twice. `LRU2` and `S3FIFO` compare times, and
 count uses up to a number: ranks in the place of times change no answer, nor does what they do not
@@ -61,8 +61,8 @@ def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
 
 
 def _reader(name: str) -> Callable[[Uses, bool], Uses]:
-    """What a policy reads of uses, by whether the block is free: `LRU2` orders by times alone,
-    `S3FIFO` never looks at the use before the last.
+    """A function that gives the part of uses that a policy reads, by whether the block is free:
+    `LRU2` orders by times alone, `S3FIFO` never looks at the use before the last.
     """
     most = USES_KEPT[name]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a named world is, and how one is made.
+"""Named worlds, and how one is made.
 
 Blocks hold two tokens unless groups say otherwise, and are counted without the null block. The
 named worlds are in registry.py, features.py and loads.py.
@@ -51,7 +51,7 @@ class Profile:
     not_shown: Mapping[str, str] = {}
 
     def with_reason(self, missing: str) -> str:
-        """What the world never shows, with the reason if it has one."""
+        """An entry of what the world never shows, with the reason if it has one."""
         reason = self.not_shown.get(missing)
         return missing if reason is None else f"{missing} ({reason})"
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked on every edge of a search."""
+"""The properties that are checked on every edge of a search."""

@@ -93,7 +93,7 @@ class Checker:
         return name in self._known
 
     def run_guarded(self, steps: Sequence[CheckedCall], make: Callable[[], T]) -> T | None:
-        """What `make` gives; None if it breaks a property that is not selected. Raises Broken."""
+        """The value of `make`; None if it breaks a property not selected. Raises Broken."""
         try:
             return make()
         except Broken:
@@ -214,7 +214,7 @@ def hear(checks: Checks, *args: Any) -> None:
 
 
 def broken(error: Exception, steps: tuple[CheckedCall, ...]) -> Broken:
-    """What an error that a check or a call raised says."""
+    """The broken property that an error of a check or a call reports."""
     if isinstance(error, InvariantViolation):
         return Broken(error.name, error.detail, steps)
     if isinstance(error, BrokenProperty):
@@ -248,7 +248,7 @@ def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
 
 
 def said(value: object) -> str:
-    """What a call gave, in a word or two: done, refused and why, or the error's name."""
+    """A call's result in a word or two: done, refused and why, or the error's name."""
     if isinstance(value, Misuse):
         return value.error
     refused = value.refused if isinstance(value, Appended) else value
@@ -277,7 +277,7 @@ def _of_scope(known: dict[str, Property], scope: str) -> Checks:
 
 
 def _without_known(checks: Checks) -> dict[tuple[bool, bool], Checks]:
-    """Those that are left to hear, by whether the pools, and all requests, are known already."""
+    """The checks left to run, by whether the pools, and all requests, are known already."""
     return {
         (pools, requests): tuple(
             (name, holds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What eviction leaves: a block that can be hit has its parents.
+"""Properties of what eviction leaves: a block that can be hit has its parents.
 
 No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
 block whose parent is gone costs memory and is never found. Both hold for groups with full

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the end of an epoch leaves: older blocks leave first.
+"""Properties of what the end of an epoch leaves: older blocks are evicted first.
 
 No transition calls anything here. Twin: rust/src/check/properties/epochs.rs.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must still be possible: properties of the runs that start in a state.
+"""Liveness: properties of the runs that start in a state.
 
 No transition calls anything here. A check makes calls of the core on a state, as an engine could,
 and throws the result away. What an exploration shows by itself is not run again: a world that tries

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the outcome of one call must be, checked from the states before and after it.
+"""Properties of the outcome of one call, checked from the states before and after it.
 
 No transition calls anything here. A misused call changes nothing; a refused one keeps the trim of
 its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a call schedules
@@ -140,7 +140,7 @@ def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int
 
 
 def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
-    """What must stay free, in the tier that a call takes blocks of, is left or is missing."""
+    """Check that a call leaves its tier's reserve free, or was refused for lack of it."""
     if isinstance(outcome.value, Misuse) or call.name not in TAKING:
         return
     pool, reserve = outcome.state.device, call.options.get("reserved_blocks", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call may do to the free queue, to keys and to the blocks that it hits.
+"""Properties of one call's changes to the free queue, to keys and to the blocks that it hits.
 
 No transition calls anything here. A check gets the state before a call, the call and its outcome;
 it yields what is wrong. The queue is followed by the commands of the call, a second time and by

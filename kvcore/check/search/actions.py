@@ -29,7 +29,7 @@ def fresh_name(world: World, state: State) -> str:
 
 
 def block_calls(world: World, state: State) -> Iterator[Call]:
-    """What can be done to blocks by themselves."""
+    """The calls that name blocks and no request."""
     pool = state.device
     full = world.config.max_in_flight and len(state.operations) >= world.num_pins
     for call in ("evict_blocks", "store"):
@@ -130,7 +130,7 @@ def draft_calls(world: World, request: RequestState, children: Children | None) 
 
 
 def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
-    """What shortens a running request, and what is done to its blocks meanwhile."""
+    """The calls that shorten a running request, and those on its blocks meanwhile."""
     name = request.request_id
     if "truncate" in world.calls:
         for count in range(1, len(request.tokens)):

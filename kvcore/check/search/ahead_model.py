@@ -143,7 +143,7 @@ class AheadModel(FlightModel):
     def _samples(
         self, request: RequestState, write: Write, children: Children | None
     ) -> Iterator[Sampled]:
-        """What a pass can add to the text of its request: as many drafts as it accepts, and one."""
+        """A pass's additions to its request's text: as many drafts as it accepts, and one."""
         text = self._text_of(request, write)
         first = write.start if write.start < len(request.tokens) else len(text.tokens) - 1
         num_drafts = first + write.end - write.start - len(text.tokens)
@@ -216,7 +216,7 @@ class AheadModel(FlightModel):
         self.checker.run_check(self._ghost.forward, passes)
 
     def _text_of(self, request: RequestState, write: Write) -> DeviceTokens:
-        """What a pass feeds from: the tokens that the engine gave, or what is on the device."""
+        """The text that a pass feeds from: the engine's tokens, or what is on the device."""
         tokens = tuple(request.tokens)
         if write.start < len(tokens):
             return DeviceTokens(tokens, True)
@@ -363,7 +363,7 @@ def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ..
 def pass_of(
     prefixes: Prefixes, request: RequestState, write: Write, text: DeviceTokens, sampled: Sampled
 ) -> Pass:
-    """What a write is on the device; drafts that were not accepted are rubbish."""
+    """The pass of a write on the device; drafts that were not accepted are rubbish."""
     known, slots = len(text.tokens), write.num_slots - write.end
     start, loaded, stop = write.start, write.loaded, write.end
     if write.start >= len(request.tokens):

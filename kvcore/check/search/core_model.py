@@ -216,7 +216,7 @@ class CoreModel:
         return closed(state)
 
     def _counted_at(self, start: State) -> Counted:
-        """What the state counts on whose edges are tried."""
+        """The contents that the state whose edges are tried counts on."""
         known, counted = self._start
         if known is not start or counted is None:
             self._schedule.assume(start)
@@ -225,7 +225,7 @@ class CoreModel:
         return counted
 
     def _what_counts(self, state: State, schedule: Schedule) -> Counted:
-        """What a state counts on; found out once if it depends on nothing else."""
+        """The contents that a state counts on; found out once if it depends on nothing else."""
         ghost = self._ghost
         if self._encodes or schedule.loading:
             return ghost.counted(state, schedule.encoders)

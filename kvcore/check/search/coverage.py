@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a world could show and an exploration never saw: else a property may hold of nothing.
+"""Coverage: what an exploration never saw, so that properties may hold of nothing there.
 
 Told of calls with their outcomes, of kinds of commands and of goals; what a world cannot reach by
 its options is not expected. Where something is left, the world is too small for it, or a guard is
@@ -19,19 +19,19 @@ REFUSED = ("allocate_slots", "append", "load", "swap_in")
 
 
 def never(world: World, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """What was never seen, in words."""
+    """The things that were never seen, in words."""
     return tuple(f"{kind} {name}" for kind, name in expected(world) if not notes[kind, name])
 
 
 def missed(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """What a named world must show and did not, in the words of `never`."""
+    """The things that a named world must show and did not, in the words of `never`."""
     wanted = [f"{kind} {name}" for kind, name in expected(profile.world)]
     wanted = [each for each in wanted if each not in profile.not_shown]
     return tuple(each for each in (*wanted, *profile.shows) if not notes[_note(each)])
 
 
 def needless(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """What a named world says that it cannot show, and shows or is not expected."""
+    """The things that a named world says it cannot show, but shows or is not expected to show."""
     wanted = {f"{kind} {name}" for kind, name in expected(profile.world)}
     return tuple(each for each in profile.not_shown if each not in wanted or notes[_note(each)])
 
@@ -42,7 +42,7 @@ def _note(words: str) -> tuple[str, str]:
 
 
 def expected(world: World) -> Iterator[tuple[str, str]]:
-    """What a world of these options can show."""
+    """The things that a world of these options can show."""
     yield from (("call", name) for name in _calls(world))
     yield from (("command", name) for name in _commands(world))
     yield from (("goal", name) for name in _goals(world))

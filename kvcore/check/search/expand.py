@@ -28,7 +28,7 @@ noted by whoever keeps it, so that no node is counted by several processes.
 
 @attrs.define
 class Expansion:
-    """What the edges of one node lead to; broken: what the first wrong edge breaks."""
+    """One node's expansion: where its edges lead; broken: what the first wrong edge breaks."""
 
     num_edges: int = 0
     found: list[Found] = attrs.field(factory=list)
@@ -118,7 +118,7 @@ def nth(edges: Iterable[Edge], place: int) -> Edge:
 
 
 def taken_notes(model: Model[Any]) -> Counter[tuple[str, str]]:
-    """What a model noted since the last call."""
+    """The notes of a model since the last call."""
     notes = model.notes.copy()
     model.notes.clear()
     return notes

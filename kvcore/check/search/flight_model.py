@@ -295,7 +295,7 @@ class FlightModel(CoreModel):
         return self._closed(settled, after, start)
 
     def _schedule_at(self, node: Node) -> Any:
-        """What is known of the schedule in a node."""
+        """The schedule as it is known in a node."""
         schedule = self._schedule
         schedule.assume(node.state)
         schedule.loading, schedule.failed = dict(node.loading), dict(node.failed)

@@ -45,5 +45,5 @@ class Squeezer:
 
 
 def bytes_of(nodes: Iterable[Any]) -> int:
-    """What waiting nodes take, with their places in a list."""
+    """Memory of waiting nodes in bytes, with their places in a list."""
     return sum(sys.getsizeof(each) + 8 for each in nodes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exploration found, and what it never saw.
+"""The report of an exploration: its findings, and what it never saw.
 
 A verdict says exactly how far it reaches: complete, bounded by what, interrupted, or a violation.
 """
@@ -21,7 +21,7 @@ COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
 
 
 def kept(full_keys: bool) -> str:
-    """What stands for a state, in a report's words."""
+    """The form in which states are kept, in a report's words."""
     return "full keys" if full_keys else "fingerprints of 128 bits"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exploration was given: its world and its properties, for its report.
+"""The scope of an exploration: its world and its properties, for its report.
 
 A report says what it is of, so that it can be read alone: every option of the world, each property
 that counted and each that could have. Values become plain data; a function is its name.

@@ -119,7 +119,7 @@ def crosses(world: World) -> bool:
 
 
 def world_for_twin(what: World | Model[Any], chosen: list[str | Property] | None) -> World:
-    """What is to be explored, if the twin can do it with these properties. Raises ValueError."""
+    """The world to explore, if the twin can explore it with these properties. Raises ValueError."""
     if not isinstance(what, World):
         raise ValueError("the twin explores worlds, not models of your own")
     own = [each.name for each in chosen or () if isinstance(each, Property)]
@@ -136,7 +136,7 @@ def make_expander(
     both: bool,
     watch: Watch | None = None,
 ) -> Expander:
-    """What tries the edges of a world's states, or of a model's nodes."""
+    """The function that tries the edges of a world's states, or of a model's nodes."""
     if not isinstance(what, World):
         return Expander(what, full_keys=full_keys)
     kind = FlightModel if what.config.max_in_flight else CoreModel
@@ -225,7 +225,7 @@ class Search:
         return COMPLETE
 
     def _expanded(self, level: Sequence[bytes]) -> Iterator[Expansion]:
-        """What the nodes of a level lead to, in their order."""
+        """The expansions of the nodes of a level, in their order."""
         if self._num_workers > 1 and self._workers is None and len(level) >= FEW:
             self._workers = Workers(self._make, self._expander.squeezer, self._num_workers)
             self._workers.learn(self._expander)

@@ -59,7 +59,7 @@ def _moves(report: Report) -> dict[str, int]:
 
 
 def _asked(report: Report) -> Iterator[str]:
-    """What differs from the defaults: properties left out, names not renamed."""
+    """The differences from the defaults: properties left out, names not renamed."""
     kept = [name for name, on in attrs.asdict(report.symmetry).items() if not on]
     if kept:
         words = " and ".join(kept)
@@ -71,7 +71,7 @@ def _asked(report: Report) -> Iterator[str]:
 
 
 def verdict(report: Report) -> str:
-    """What the exploration proves, in one sentence."""
+    """The exploration's verdict, in one sentence."""
     if report.verdict == VIOLATION and report.violation is not None:
         found = report.violation
         return f"violation of {found.name} after {len(found.calls)} calls: {found.detail}"

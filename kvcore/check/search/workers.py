@@ -32,7 +32,7 @@ CHUNK = 16
 
 @attrs.frozen
 class Result:
-    """What became of a chunk: each node's edges, new hashes, notes.
+    """The result of a chunk: each node's edges, new hashes, notes.
 
     grown_bytes: what the process has grown by. kept_bytes: of its names.
     """
@@ -85,7 +85,7 @@ class Workers:
         self._learnt += [] if prefixes is None else prefixes.news()
 
     def expand(self, level: Sequence[bytes]) -> Iterator[Result]:
-        """What the nodes of a level lead to, chunk by chunk in their order."""
+        """Expand the nodes of a level, chunk by chunk in their order."""
         chunks = [level[at : at + CHUNK] for at in range(0, len(level), CHUNK)]
         idle, busy = list(range(len(self._ends))), dict[int, int]()
         done: dict[int, Result] = {}

@@ -108,7 +108,7 @@ class Engine:
                 self._disturb(verb, self._random.choice(names))
 
     def _late_trouble(self) -> None:
-        """What was just scheduled leaves the open batch, with others that may have hit it."""
+        """Take new requests out of the open batch, with others that may have hit them."""
         loads = [each.request_id for each in self._play.passes if each.loaded > each.start]
         if loads and self._random.random() < self._setting.fails:
             self._make_slot()

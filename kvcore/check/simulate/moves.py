@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated engine and its device can do: each move as calls on a run.
+"""The moves of a simulated engine and its device, each as calls on a run.
 
 A move that makes no sense where the run is does nothing and gives None, so that moves can be left
 out of a run. Blocks are named by request, group and position, batches and operations by their age.
@@ -293,7 +293,7 @@ def cache(play: Play, name: str, count: int) -> Any:
 
 
 def trim(play: Play, name: str) -> Any:
-    """What no query sees any more is given back."""
+    """Give back the blocks that no query sees any more."""
     if not _runs(play, name):
         return None
     count = min(play.manager.num_computed_tokens(name), len(play.known[name].tokens))

@@ -257,7 +257,7 @@ class Play:
         return uses
 
     def _check_in_flight(self, batch: Batch) -> None:
-        """What the batch hands out anew is used by no batch that is not finished."""
+        """Check that no unfinished batch uses the blocks that this batch hands out anew."""
         if not self.unfinished:
             return
         kinds, first, second = (batch.column(name).tolist() for name in ("kind", "a", "b"))

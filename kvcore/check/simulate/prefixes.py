@@ -99,7 +99,7 @@ class Prefixes:
         return more
 
     def encode(self, num_tokens: int) -> Nodes:
-        """What one encoder's run gives: its number in the place of each of its tokens."""
+        """The output of one encoder's run: its number in the place of each of its tokens."""
         self._num_encoders += 1
         return [FIRST_ENCODER - self._num_encoders] * num_tokens
 
@@ -120,7 +120,7 @@ class Prefixes:
         return found
 
     def block(self, key: bytes, _epoch: int = 0) -> Nodes:
-        """What a block under a key holds. Raises InvariantViolation (HASH-INJ, KEY-GRAN)."""
+        """The contents of a block under a key. Raises InvariantViolation (HASH-INJ, KEY-GRAN)."""
         group_id = group_of(key)
         size = self._config.groups[group_id].block_size
         known = self._hashes.get(key[:HASH_SIZE])

@@ -52,7 +52,7 @@ class Failure:
 
 @attrs.define
 class Run:
-    """What a run came to. num_calls: on each manager. goals: how often each thing happened."""
+    """The result of a run. num_calls: on each manager. goals: how often each thing happened."""
 
     seed: int
     config: Config
@@ -143,7 +143,7 @@ def again(
 
 
 def _failure(error: Exception, config: Config, moves: Sequence[Move], at: int | None) -> Failure:
-    """What ended a run; an error that is no violation is a crash."""
+    """The failure that ended a run; an error that is no violation is a crash."""
     name, detail = "NOCRASH", repr(error)
     if isinstance(error, InvariantViolation):
         name, detail = error.name, error.detail

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one simulated run is made of: a configuration, and the traffic and trouble of its engine.
+"""The setting of a simulated run: a configuration, and the traffic and trouble of its engine.
 
 All of it is drawn from the run's one random generator, in a fixed order, so that a seed and the
 options that were given make the run again. What is given is not drawn. A pool is made smaller than
@@ -25,7 +25,7 @@ TRIES = 100
 
 @attrs.frozen(kw_only=True)
 class Fixed:
-    """What a caller fixed of a run; None is drawn.
+    """The settings of a run that a caller fixed; None is drawn.
 
     num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
     configuration. cross: whether a group of encoder tokens may be drawn.

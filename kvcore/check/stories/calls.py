@@ -76,7 +76,7 @@ class WrittenStep:
 
 @attrs.frozen
 class Raised:
-    """What stands for the value of a call that raised what no call may raise."""
+    """The value of a call that raised an error which no call may raise."""
 
     error: str
 
@@ -132,7 +132,7 @@ class SafeNames(Names):
 
 
 def name_of(request_id: str) -> str:
-    """What a story calls a request."""
+    """A request's name in a story."""
     return f"r{request_id}" if request_id.isdigit() else request_id
 
 

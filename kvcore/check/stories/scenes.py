@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a story shows of a state: its requests, and each block with what its slots really hold.
+"""A scene of a story: a state's requests, and each block with what its slots really hold.
 
 Contents are followed by the ghost from the first step on, as a runtime would change them: by the
 commands and the forward pass of a batch when it is executed, not when it is planned. A slot reads
@@ -119,7 +119,7 @@ class Follower:
             self._hear(self._check_contents, state)
 
     def scene(self, state: State) -> Scene:
-        """What a state looks like now."""
+        """The scene of a state, as it is now."""
         names = SceneNames(self.ghost.prefixes)
         names.learn(state)
         return scene_of(state, self.ghost, names)
@@ -193,7 +193,7 @@ class SceneNames(Names):
         return f"({tokens})" + (f"@{group_id}" if group_id else "")
 
     def content(self, content: Content) -> str:
-        """What a slot holds."""
+        """The content of a slot, by the scene's names."""
         if content is None:
             return "?"
         if content in SIGNS:
@@ -204,7 +204,7 @@ class SceneNames(Names):
         return said + (f"@{group_id}" if group_id else "")
 
     def detail(self, text: str) -> str:
-        """What a property says is wrong, contents in tokens."""
+        """The detail of a broken property, with contents in tokens."""
         text = text.replace("holds None", "holds nothing that is defined")
         return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
 

@@ -147,7 +147,7 @@ def _from_scenes(violation: Violation, world: Any) -> Story:
 
 
 def _detail(violation: Violation, follower: Follower) -> str:
-    """What is wrong, in tokens: as the ghost that the story followed found it, where it did."""
+    """The fault in tokens: as the ghost that the story followed found it, where it did."""
     names = SceneNames(follower.ghost.prefixes)
     for error in follower.wrong:
         if error.name == violation.name:

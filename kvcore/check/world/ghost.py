@@ -26,8 +26,8 @@ Expected = tuple[str, Place, int, Content]
 
 @attrs.frozen
 class Counted:
-    """What a state counts on: the contents of its computed and cached slots, undefined where it
-    counts on nothing, its tables (row, group) and its owners.
+    """The contents that a state counts on: those of its computed and cached slots, undefined where
+    it counts on nothing, its tables (row, group) and its owners.
     """
 
     contents: Contents
@@ -53,7 +53,7 @@ class Ghost(ContentOracle):
         self.loading: Mapping[str, int] = {}
 
     def counted(self, state: State, encoders: Mapping[str, Encoder]) -> Counted:
-        """What a state counts on. Raises InvariantViolation for two contents in one slot."""
+        """The contents that a state counts on. Raises InvariantViolation for two in one slot."""
         filled: dict[Place, list[Content]] = {}
         for name, place, slot, content in self.expected(state, encoders):
             slots = filled.get(place)
@@ -74,8 +74,8 @@ class Ghost(ContentOracle):
         self.loads = {}
 
     def expected(self, state: State, encoders: Mapping[str, Encoder]) -> Iterator[Expected]:
-        """What a state counts on: (property, place, slot, content) of all computed and cached
-        slots, scheduled drafts included.
+        """The contents that a state counts on: (property, place, slot, content) of all computed and
+        cached slots, scheduled drafts included.
         """
         for request in state.requests.values():
             nodes = self.prefixes.nodes(request, request.epoch)

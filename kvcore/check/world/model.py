@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be explored: a start, the edges of a node, a name for each class of nodes, a checker.
+"""A model to explore: a start, the edges of a node, a name for each class of nodes, a checker.
 
 A search (`search.py`) knows nothing else of what it explores. Edges come in a fixed order that
 depends on the node alone, so that a run can be found again by the numbers of its edges.

@@ -216,7 +216,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         self.block_allocator.mark_blocks_as_computed([])
 
     def get_common_computed_block_ids(self, seqs: Sequence[SequenceLike]) -> list[BlockId]:
-        """What the cached parts of these sequences' tables begin with alike. Raises UnknownName."""
+        """The common prefix of the cached parts of these sequences' tables. Raises UnknownName."""
         tables = [self._table(seq.seq_id).physical_block_ids for seq in seqs]
         cached = [
             table[: self.get_num_cached_tokens(seq) // self.block_size]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What V0's allocators have in common: owners as a view, copies, hits, pools and lists of blocks.
+"""Shared parts of V0's allocators: owners as a view, copies, hits, pools and lists of blocks.
 
 Owners are counted by the core alone; `RefCounter` reads them. A pool keeps spare Python objects,
 not blocks: a spare object is no sign of a free block. An object goes back to the

@@ -13,7 +13,7 @@ from kvcore.types.errors import KvcoreError
 
 
 class WrongCall(KvcoreError, AssertionError):
-    """What the original asserts does not hold."""
+    """A condition that the original asserts does not hold."""
 
     message = "{reason}"
 

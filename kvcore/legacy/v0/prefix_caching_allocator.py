@@ -236,7 +236,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: list[list[BlockId]]
     ) -> list[BlockId]:
-        """What these lists begin with alike, empty ones aside; one list is its own answer."""
+        """The common prefix of these lists, empty ones aside; one list is its own answer."""
         if len(computed_seq_block_ids) == 1:
             return computed_seq_block_ids[0]
         lists = [each for each in computed_seq_block_ids if each]

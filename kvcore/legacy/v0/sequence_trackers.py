@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What V0 remembers of sequences for prefix caching: their hashes, their last access.
+"""V0's records of sequences for prefix caching: their hashes, their last access.
 
 The list of a sequence's hashes is live: it grows with the sequence.
 Source: S002-59 to 64.

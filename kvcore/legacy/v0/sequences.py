@@ -42,7 +42,7 @@ class SequenceStatus(enum.Enum):
 
 
 class DataLike(Protocol):
-    """What is counted of a sequence."""
+    """The counts of a sequence."""
 
     def get_num_computed_tokens(self) -> int:
         """Tokens that were computed."""
@@ -63,7 +63,7 @@ class SequenceLike(Protocol):
         """All its tokens."""
 
     def extra_hash(self) -> int | None:
-        """What the content depends on besides its tokens."""
+        """A hash of what the content depends on besides its tokens."""
 
     def is_prefill(self) -> bool:
         """Whether its prompt is not computed yet."""
@@ -81,7 +81,7 @@ class GroupLike(Protocol):
 
 
 class SequenceData:
-    """What was computed of a sequence."""
+    """The computed part of a sequence."""
 
     def __init__(self) -> None:
         self.num_computed_tokens = 0
@@ -118,7 +118,7 @@ class Sequence:
         self._token_ids.append(token_id)
 
     def extra_hash(self) -> int | None:
-        """What the content depends on besides its tokens."""
+        """A hash of what the content depends on besides its tokens."""
         return self._extra_hash
 
     def is_prefill(self) -> bool:

@@ -36,7 +36,7 @@ class _Record(NamedTuple):
 
 
 class BlockHashType(_Record):
-    """What a full block is found by.
+    """The key under which a full block is found.
 
     hash_value: of its tokens and all before. token_ids: its own. extra_keys: what its content hangs
     on besides.

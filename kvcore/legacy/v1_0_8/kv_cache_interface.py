@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sizing of vLLM 0.8.5 takes and gives: layers, groups and configurations.
+"""Values of the sizing of vLLM 0.8.5: layers, groups and configurations.
 
 A spec is read as the `kvcore.sizing` spec that it stands for (`read_spec`), which has all sizes.
 Any object with the attributes of one is a spec; `sliding_window` makes it a window. dtype: a name,
@@ -101,7 +101,7 @@ class KVCacheGroupSpec:
 
 @dataclass
 class KVCacheConfig:
-    """What a worker allocates: blocks, a tensor for each layer, and the groups of layers."""
+    """A worker's memory: blocks, a tensor for each layer, and the groups of layers."""
 
     num_blocks: int
     tensors: dict[str, KVCacheTensor]
@@ -138,6 +138,6 @@ def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
 
 
 def read_limits(vllm_config: Any) -> Limits:
-    """What a configuration bounds a request by. Raises WrongArgument, InvalidCount."""
+    """The limits that a configuration sets for a request. Raises WrongArgument, InvalidCount."""
     longest, batched, num_blocks = read_fields("vllm_config", vllm_config, *LIMITS).values()
     return Limits(max_model_len=longest, max_num_batched_tokens=batched, num_blocks=num_blocks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers' kind decides in vLLM 0.8.5's V1 manager: hits, and what a window skips.
+"""The rules by kind of layer in vLLM 0.8.5's V1 manager: hits, and what a window skips.
 
 Full attention hits from the left up to the first miss, and keeps everything. A sliding window looks
 from the right for as many blocks in a row as its next query sees before itself; the null block

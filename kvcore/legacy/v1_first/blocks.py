@@ -98,7 +98,7 @@ class KVCacheBlock(views.BlockView):
 
     @property
     def block_hash(self) -> ShownHash | None:
-        """What it is found by; None unless it is full and cached.
+        """The hash under which it is found; None unless it is full and cached.
 
         Of the original's kind, or the core's key if the manager was given a hashing.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What explanations of a replay come to: totals, causes over time, and each admission on request.
+"""Totals of a replay's explanations, causes over time, and each admission on request.
 
 The optimum splits evicted tokens block by block: `policy`, if the bound of optimum.py finds the
 block in a pool of this size, else `capacity`.

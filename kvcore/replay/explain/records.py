@@ -28,7 +28,7 @@ class Again:
     num_steps: int
 
     def lines(self) -> list[str]:
-        """What was made again, and on what."""
+        """The record, and the manager that it was replayed on, as lines."""
         config, calls = self.config, counted(self.num_calls, "call")
         blocks, tokens = counted(config.num_blocks, "block"), counted(config.block_size, "token")
         return [

@@ -46,7 +46,7 @@ def to_lines(
 
 
 def head_lines(result: Result) -> list[str]:
-    """What was replayed, and on what."""
+    """The head of the report: the trace, and the manager that it ran on."""
     return [headline(result), setting(result)]
 
 

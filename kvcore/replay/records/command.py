@@ -85,7 +85,7 @@ def to_table(done: WhatIf) -> str:
 
 
 def to_text(done: Rerun) -> str:
-    """What came of it, in lines."""
+    """The result as text."""
     lines = [f"{done.num_calls:,} calls in {done.num_segments:,} files"]
     if done.has_tail:
         lines.append("the last step was never closed: its calls have no checksum")

@@ -27,7 +27,7 @@ AVOIDED = object()
 
 @attrs.define
 class Tally:
-    """What a run did. computed_tokens: slots that batches wrote, those computed twice included."""
+    """A run's counts. computed_tokens: slots that batches wrote, those computed twice included."""
 
     hit_tokens: int = 0
     computed_tokens: int = 0

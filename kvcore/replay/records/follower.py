@@ -84,7 +84,7 @@ class Follower(Counterpart):
             return True
 
     def _undo(self) -> Callable[[], None]:
-        """What makes the next call undone."""
+        """A function that undoes the next call."""
         state, tally = self.manager.encode(), attrs.evolve(self.tally)
         running = {name: list(places) for name, places in self.running.items()}
 
@@ -279,7 +279,7 @@ def _refusal(value: Any) -> Refused | None:
 
 
 def _outcome(value: Any) -> Any:
-    """What of a value two runs must have in common."""
+    """The part of a value that two runs must have in common."""
     if isinstance(value, KvcoreError):
         return type(value)
     if isinstance(value, Refused):

@@ -50,7 +50,7 @@ class Difference:
 
 @attrs.define
 class Rerun:
-    """What came of a replay.
+    """The result of a replay.
 
     has_tail: the last step has no checksum, since it was never closed. dropped_bytes: behind damage
     in a segment. missing_calls: between segments, behind damage or in files that are gone. died_in:

@@ -44,7 +44,7 @@ WORDED = {
 
 @attrs.frozen
 class Variant:
-    """What came of one configuration. parted_at: the first call that differed, None if none did.
+    """The result of one configuration. parted_at: the first call that differed, None if none did.
 
     fidelity: the share of the calls that were made in their own place; what the record refused or
     called misuse, and look-ups, are no part of it behind `parted_at`.

@@ -22,7 +22,7 @@ torch: Any = importlib.import_module("torch")
 
 
 class Output(NamedTuple):
-    """What its engine gives for a batch."""
+    """The engine's output for a batch."""
 
     next_tokens_gpu: Any
     next_tokens_cpu: Any

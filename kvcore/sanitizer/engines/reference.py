@@ -14,7 +14,7 @@ from kvcore.types.values import Request
 
 
 class Sequence:
-    """What the scheduler asks of a request."""
+    """A request as the scheduler sees it."""
 
     has_new_token, sampled_by, num_to_come = False, None, 0
 

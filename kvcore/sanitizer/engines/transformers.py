@@ -46,7 +46,7 @@ def source() -> Any:
 
 
 class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
-    """What a manager asks of a model, but for its answers."""
+    """A model as a manager sees it, without its answers."""
 
     _supports_flash_attn = False
     dtype, device = torch.float16, torch.device("cpu")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hunter asks of an engine: the protocol of an adapter, and the engines that have one.
+"""The hunter's interface to an engine: the protocol of an adapter, and the engines that have one.
 
 An adapter is a class in one file. Its `Engine` drives the engine's own scheduler and manager, in
 the order of calls of the engine's own loop and in no other, with a fake model in the place of the

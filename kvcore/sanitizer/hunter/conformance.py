@@ -28,7 +28,7 @@ STEPS_MAX = 500
 
 
 def problems(adapter: Adapter, num_runs: int = 200) -> list[str]:
-    """What is wrong with an adapter, one sentence each; nothing if it conforms.
+    """The problems of an adapter, one sentence each; nothing if it conforms.
 
     num_runs: random worlds in the engine's default options, none of which may be a harness error.
     """

@@ -36,7 +36,7 @@ Event = dict[str, Any]
 
 @attrs.define
 class Tally:
-    """What a hunt did and reached. seconds: of CPU. found: runs by the name of their finding."""
+    """The counts of a hunt. seconds: of CPU. found: runs by the name of their finding."""
 
     runs: int = 0
     steps: int = 0

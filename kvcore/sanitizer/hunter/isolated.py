@@ -48,7 +48,7 @@ def outcome_of(adapter: Adapter, world: World, seconds: float = WALL_SECONDS) ->
 
 
 def _followed(child: int, answers: int, prints: int, ends: float) -> Ended:
-    """What became of a child: its answer, or how it failed to give one."""
+    """The end of a child: its answer, or how it failed to give one."""
     read, open_ends, num_printed = b"", {answers, prints}, 0
     while open_ends:
         ready, _, _ = select.select(list(open_ends), [], [], max(0.0, ends - time.monotonic()))

@@ -20,7 +20,7 @@ class Router:
         self.stored: dict[int, set[Prefix]] = {}
 
     def wrong(self, engine: Any) -> str:
-        """What the newest events say wrongly, or nothing."""
+        """An error in the newest events, or an empty text."""
         removed: list[int] = []
         for kind, hashed, prefix in engine.events():
             if kind == "stored":

@@ -49,7 +49,7 @@ class Found:
 
 @attrs.frozen
 class Outcome:
-    """What a run gave. skipped: the engine refused the world's options."""
+    """The outcome of a run. skipped: the engine refused the world's options."""
 
     found: Found | None = None
     reached: frozenset[str] = frozenset()

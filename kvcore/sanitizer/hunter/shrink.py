@@ -39,7 +39,7 @@ def shrink(world: World, same: Same, axes: Axes, seconds: float = SECONDS) -> Wo
 
 
 def signature(world: World, axes: Axes) -> tuple[str, ...]:
-    """What a cut-down run still needs: kinds of moves and options that are not the default.
+    """Features that a cut-down run keeps: kinds of moves and options that are not the default.
 
     Two runs with the same finding and different signatures may be two bugs.
     """

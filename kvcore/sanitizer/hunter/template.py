@@ -158,7 +158,7 @@ class Engine:
 
 
 class Adapter:
-    """What the hunter asks for."""
+    """The adapter that the hunter asks for."""
 
     NAME = "the template's engine"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of the hunter reached: counted from the observations alone, the same for any engine.
+"""The reach of a run of the hunter: counted from the observations alone, the same for any engine.
 
 A `Watch` stands before the sanitizer: it hands each observation on and notes what it means.
 """

@@ -71,7 +71,7 @@ class World:
 
     @staticmethod
     def token(position: int, sample: int = 0) -> int:
-        """What the fake model answers: a letter that depends on the position and the sample."""
+        """The fake model's answer: a letter that depends on the position and the sample."""
         return 1 + (position * position + 3 * position // 2 + 3 * sample) % NUM_LETTERS
 
     def to_json(self) -> dict[str, Any]:

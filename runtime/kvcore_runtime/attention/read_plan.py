@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step will write and read of block tables, as plain data that needs no table and no tensor.
+"""A step's writes and reads by block tables, as plain data that needs no table and no tensor.
 
 Why: it can be made where a step is planned, while the step before is computed elsewhere.
 """

@@ -20,7 +20,7 @@ Kind = Literal["full_attention", "sliding_window", "chunked_local"]
 
 @attrs.frozen(kw_only=True)
 class Visibility:
-    """What the queries of a layer see.
+    """The positions that the queries of a layer see.
 
     window: sliding_window: keys that a query sees, its own included; chunked_local: tokens of a
     chunk, of which a query sees those up to its own; full_attention: None. Raises UnsupportedModel.

@@ -185,7 +185,7 @@ class DirectoryTier:
 
 
 def describe(cache: Cache, model: str) -> str:
-    """What the pages of a cache are: the model that wrote them, element type, shapes by group.
+    """A description of a cache's pages: the model that wrote them, element type, shapes by group.
 
     model: a name that no other model has, as `identify` makes one; then also say it in the
     `hash_seed` of the manager, so that two models do not want the same files.

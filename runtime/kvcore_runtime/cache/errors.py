@@ -204,13 +204,13 @@ class BlockMissing(TierError):
 
 
 class BlockDamaged(TierError):
-    """What the tier has under this key is not what was stored."""
+    """The tier's content under this key is not what was stored."""
 
     message = "block {key} in {place} is damaged: {reason}"
 
 
 class BlockForeign(TierError):
-    """What the tier has under this key was stored by another model, or in another layout."""
+    """The tier's content under this key was stored by another model, or in another layout."""
 
     message = (
         "block {key} in {place} holds {num_bytes} bytes of {description!r}, "

@@ -48,7 +48,7 @@ _WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load
 
 @attrs.frozen
 class Reads:
-    """What the forward pass of one step computes: positions starts[i] to ends[i] of rows[i].
+    """The forward pass of one step: it computes positions starts[i] to ends[i] of rows[i].
 
     requests: the requests of the rows, for messages.
     """
@@ -165,7 +165,7 @@ class Guard:
                 raise seen.stale(block, reason, position=position)
 
     def _seen(self, tables: BlockTables, reads: Reads, step: int) -> Iterator[_Seen]:
-        """What the step sees, group by group. Raises StaleRead if a table is too short."""
+        """The blocks a step sees, group by group. Raises StaleRead if a table is too short."""
         columns = (reads.rows, reads.starts, reads.ends, reads.requests)
         for group_id in range(tables.num_groups):
             size = tables.block_sizes[group_id]

@@ -101,7 +101,7 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
 
 
 def kept_by(group_id: int, group: Group) -> Visibility:
-    """What a group keeps for a query. Raises GroupsDoNotHoldModel."""
+    """The positions that a group keeps for a query. Raises GroupsDoNotHoldModel."""
     match group.kind:
         case "full_attention":
             return FULL

@@ -255,7 +255,7 @@ class StampedCache:
 
 
 def _stamps_of(step: Pass) -> Tensor:
-    """What a pass puts into its slots; its nodes are stamps."""
+    """The stamps that a pass puts into its slots; its nodes are stamps."""
     first, loaded, end = step.start, step.loaded, step.end
     bad = loaded if step.failed is None else step.failed
     held = torch.full((max(end, step.num_slots) - first,), SPOILT, dtype=torch.float64)

@@ -28,7 +28,7 @@ BLOCK = COLUMNS.index("d")
 
 @attrs.frozen(eq=False, kw_only=True)
 class TableChange:
-    """What a batch does to one group's table.
+    """A batch's change of one group's table.
 
     cleared, places: flat indices into [rows, max_blocks]; blocks: what goes to places, after the
     clearing. rows, lengths: the rows that are named and their new lengths in blocks.

@@ -35,7 +35,7 @@ from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
 @attrs.frozen(kw_only=True, eq=False)
 class Executed:
-    """What a batch gave. computed: of its step, None if it computes nothing.
+    """The results of a batch. computed: of its step, None if it computes nothing.
 
     finished: the stores and loads that were over, done or failed.
     """
@@ -113,7 +113,7 @@ def runs_in_fork(device: torch.device) -> bool:
 
 
 class _OtherSide:
-    """What runs beside the caller."""
+    """The part of an executor that runs beside the caller."""
 
     def __init__(self, runtime: Runtime, forward: Forward) -> None:
         self._runtime = runtime

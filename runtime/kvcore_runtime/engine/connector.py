@@ -52,7 +52,7 @@ class Channel:
         self._parcels[request_id] = parcel
 
     def announced(self, request_id: str) -> Parcel | None:
-        """What is on its way, None for nothing."""
+        """The parcel that is on its way, None if there is none."""
         return self._parcels.get(request_id)
 
     def receive(self, request_id: str) -> Parcel | None:

@@ -64,7 +64,7 @@ class Flight:
 
 @attrs.frozen(kw_only=True)
 class EngineOptions:
-    """What an engine does besides its model and its pool.
+    """The options of an engine besides its model and its pool.
 
     backend: of the manager; None for the twin if it is built. token_budget: positions a step
     computes at most. max_sequences: sequences known to the manager at a time, each with a row of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine refuses, and the one thing that must not happen to it."""
+"""Errors of the engine: its refusals, and the one failure that must not happen."""
 
 from kvcore_runtime.errors import KvcoreRuntimeError
 

@@ -48,7 +48,7 @@ for them, both would wait for the other. It keeps 64 KiB, of which half may be g
 
 
 class Reply:
-    """What a call gives, as a `concurrent.futures.Future` that its reader's thread fetches."""
+    """The result of a call, as a `concurrent.futures.Future` that its reader's thread fetches."""
 
     def __init__(self, worker: ForkedWorker) -> None:
         self._worker = worker

@@ -126,7 +126,7 @@ class Begun:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Computed:
-    """What a step gave. tokens: of its draws.
+    """The results of a step. tokens: of its draws.
 
     logits: those that its chunks want, chunk after chunk; None if the engine does not keep them.
     """
@@ -158,7 +158,7 @@ class Forward:
         ]
 
     def prepare(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInputs:
-        """What a forward pass over the chunks needs to know of their sequences, as they are now.
+        """Prepare a forward pass over the chunks, from their sequences as they are now.
 
         draws: what is sampled from them (sample_step.py).
         """
@@ -260,7 +260,7 @@ class Forward:
         return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._model.device)
 
     def _plan(self, chunks: Sequence[Chunk]) -> tuple[ReadPlan, ...]:
-        """What each kind of layer reads and writes."""
+        """The reads and writes of each kind of layer."""
         return tuple(
             plan_reads(
                 [each.end - each.start for each in chunks],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine counts while it runs: tokens, commands, use of the pool, the manager's time."""
+"""Counts of an engine while it runs: tokens, commands, use of the pool, the manager's time."""
 
 import collections
 import time

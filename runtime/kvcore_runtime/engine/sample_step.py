@@ -47,7 +47,7 @@ class Draw:
 
 @attrs.frozen
 class Taken:
-    """What a sequence took: tokens, drafts among them, and its answer if that is done."""
+    """A sequence's gain: tokens, drafts among them, and its answer if that is done."""
 
     num_tokens: int
     num_accepted: int

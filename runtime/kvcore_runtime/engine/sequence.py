@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine is asked, what is on its way, and what comes out.
+"""An engine's requests, their sequences on the way, and their answers.
 
 A request asks for one or more samples of an answer; each sample is a sequence of its own. What
 has been computed of a sequence, and where it lies, only the manager knows.

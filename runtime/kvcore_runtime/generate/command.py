@@ -175,7 +175,7 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
 
 @attrs.frozen(kw_only=True)
 class Proof:
-    """What was checked of a run: counts by subject, and what was wrong.
+    """The checks of a run: counts by subject, and what was wrong.
 
     failure: why the answers are not verified. not_exercised: what had to happen and did not.
     """

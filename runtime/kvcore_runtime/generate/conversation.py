@@ -41,7 +41,7 @@ class Refusal:
 
 @attrs.define(kw_only=True)
 class Held:
-    """What came of all conversations: answers in the order they were finished.
+    """The results of all conversations: answers in the order they were finished.
 
     interrupted: whether a KeyboardInterrupt came before all were there.
     """

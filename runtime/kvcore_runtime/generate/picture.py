@@ -96,7 +96,7 @@ def _draw_lives(axes: Axes, record: PoolRecord, colours: list[Colour]) -> None:
 
 
 def _spans(record: PoolRecord, number: int) -> list[tuple[Life, int, int]]:
-    """What a request did from which step to which, in order."""
+    """The activities of a request, each from a step to a step, in order."""
     spans: list[tuple[Life, int, int]] = []
     for step, lives in enumerate(record.lives):
         life = lives.get(number)

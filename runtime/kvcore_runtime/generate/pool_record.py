@@ -25,7 +25,7 @@ FIRST_REQUEST = 3
 
 
 class Life(enum.Enum):
-    """What a request does in a step."""
+    """A request's activity in a step."""
 
     RUNNING = "running"
     SWAPPED = "swapped out"

@@ -93,7 +93,7 @@ def read_prompts(path: Path, defaults: Sampling) -> list[Prompt]:
 
 
 class _Wrong(Exception):
-    """What is wrong with a line; becomes a PromptsError with file and line."""
+    """The fault of a line; becomes a PromptsError with file and line."""
 
 
 def _parse(line: bytes, defaults: Sampling) -> Prompt:

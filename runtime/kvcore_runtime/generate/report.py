@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells: the answers, a table of figures, and both as JSON."""
+"""The report of a run: the answers, a table of figures, and both as JSON."""
 
 import textwrap
 from collections.abc import Callable, Mapping

@@ -92,7 +92,7 @@ class ContiguousAttention:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Generation:
-    """What one request generated. logits: [len(tokens), vocab], if they were requested."""
+    """The output of one request. logits: [len(tokens), vocab], if they were requested."""
 
     tokens: tuple[int, ...]
     reason: FinishReason

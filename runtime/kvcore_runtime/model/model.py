@@ -75,7 +75,7 @@ class LlamaConfig:
 
     @property
     def layer_visibilities(self) -> tuple[Visibility, ...]:
-        """What each layer sees."""
+        """The visibility of each layer."""
         return self.visibilities or (FULL,) * self.num_layers
 
     @property

@@ -14,7 +14,7 @@ _TOKEN_TYPE_NORMAL = 1
 
 
 class Tokenizer(ABC):
-    """What an engine needs of a tokenizer.
+    """A tokenizer as an engine needs it.
 
     vocab_size: ids are below this. end_ids: tokens that end an answer, of a turn and of a text.
     """

@@ -152,7 +152,7 @@ class Engine:
             self.target.update_from_output(*self.queue.pop(0))
 
     def answers(self, planned: Any) -> Any:
-        """What the workers send back: a token of each request whose last known token ran."""
+        """The answers of the workers: a token of each request whose last known token ran."""
         cached = planned.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for new in planned.scheduled_new_reqs:

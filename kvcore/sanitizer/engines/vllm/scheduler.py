@@ -108,7 +108,7 @@ def _drafts(given: list[int], sampled: list[int]) -> list[int]:
 
 
 class _Watched:
-    """What both schedulers do for their sanitizer."""
+    """The calls that both schedulers make for their sanitizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
