@@ -82,7 +82,7 @@ def moments(story: Story) -> list[Moment]:
     """The calls of a story, what a batch does counted to the last call in it."""
     found: list[Moment] = []
     for chapter in story.chapters:
-        told = chapter.told
+        told = chapter.written
         if told.is_numbered:
             hit = "".join(line.strip().removeprefix("= ") for line in told.lookup[1:])
             value = " ".join(line.removeprefix("= ") for line in told.value)
