@@ -33,6 +33,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.groups import Group
+from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.values import (
     Appended,
     Hit,
@@ -71,6 +72,7 @@ __all__ = [
     "InvariantViolation",
     "KVCacheBlocks",
     "KVCacheManager",
+    "KvCacheRetentionConfig",
     "KvcoreError",
     "LoRA",
     "Load",
@@ -89,6 +91,7 @@ __all__ = [
     "SwapIn",
     "SwapOut",
     "Swapped",
+    "TokenRangeRetentionConfig",
     "Touch",
     "Verdict",
     "Zero",

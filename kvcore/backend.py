@@ -23,7 +23,7 @@ from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, In
 from kvcore.types.values import Outcome
 
 T = TypeVar("T")
-READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key"}
+READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key", "retention"}
 """Arguments that a manager reads before either language sees them."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that are the twin's own, with the same arguments by the same names."""

@@ -20,6 +20,7 @@ from kvcore.types.arguments import check_kind, check_request, read_flag, read_li
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
+from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import (
     Appended,
     Hit,
@@ -73,6 +74,8 @@ class KVCacheManager(Questions):
         Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and own hashes.
         """
         check_request(request)
+        if request.retention is not None:
+            check_kind("retention", request.retention, KvCacheRetentionConfig)
         return self._core.add_request(request)
 
     def add_tokens(
@@ -239,6 +242,17 @@ class KVCacheManager(Questions):
     def stale_requests(self) -> list[str]:
         """The requests that count tokens of older epochs, in row order. Changes nothing."""
         return self._core.stale_requests()
+
+    def tick(self, now_ms: int) -> None:
+        """Say the time in ms: levels whose duration is over end. Raises TimeWentBack."""
+        self._core.tick(now_ms)
+
+    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig) -> None:
+        """Join more wishes to those of a request, for the blocks that it releases from now on. A
+        range without an end ends with the tokens that it has.
+        """
+        check_kind("retention", retention, KvCacheRetentionConfig)
+        self._core.extend_retention(request_id, retention)
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
         """Store blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""

@@ -10,6 +10,7 @@ Twin: rust/src/codec/decode.rs.
 from __future__ import annotations
 
 from immutables import Map
+from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
 from kvcore.codec.decode_batch import read_batch, read_batches_in_flight
@@ -53,6 +54,8 @@ def decode(data: bytes) -> State:
     device = _read_pool(source, config, config.num_blocks, int(config.null_block))
     hosts = config.num_host_blocks
     host = _read_pool(source, config, hosts, 0) if hosts else None
+    if host is not None:
+        host = replace(host, eviction=config.host_eviction)
     rows: list[str | None] = []
     requests: dict[str, RequestState] = {}
     for row in range(source.u32()):

@@ -27,7 +27,7 @@ from kvcore.types.keys import HASHINGS
 from kvcore.types.wire import Writer
 
 MAGIC = b"kvcore state 4\n"
-EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
+EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first", "retention")
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 """Stands for the null block in host tables."""

@@ -14,15 +14,22 @@ from itertools import chain
 import attrs
 from msgspec.structs import replace
 
+from kvcore.codec.retention_section import (
+    has_retention,
+    place_levels,
+    read_retention,
+    write_retention,
+)
 from kvcore.pool.free_queue import make_free_queue, num_older
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS = 1, 2, 3, 4, 5, 6
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, RETENTION = 1, 2, 3, 4, 5, 6, 9
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
-the first batches whose output belongs to requests, of the rows that are held back, of epochs."""
+the first batches whose output belongs to requests, of the rows that are held back, of epochs, of
+levels."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
@@ -36,6 +43,7 @@ def write_sections(out: Writer, state: State) -> None:
         (OUTPUT, any(_with_output(state)), write_output),
         (HELD_ROWS, state.held_rows, write_held_rows),
         (EPOCHS, state.epoch, write_epochs),
+        (RETENTION, has_retention(state), write_retention),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -118,6 +126,7 @@ def read_sections(source: Reader, state: State) -> State:
         OUTPUT: read_output,
         HELD_ROWS: read_held_rows,
         EPOCHS: read_epochs,
+        RETENTION: read_retention,
     }
     last = -1
     while source.offset < len(source.data):
@@ -131,7 +140,7 @@ def read_sections(source: Reader, state: State) -> State:
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
-    return state
+    return place_levels(source, state) if state.config.eviction == "retention" else state
 
 
 def read_loads(source: Reader, state: State) -> State:

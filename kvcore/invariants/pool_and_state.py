@@ -15,6 +15,7 @@ from typing import Protocol
 
 from kvcore.invariants import requests
 from kvcore.invariants.requests import Property
+from kvcore.invariants.retention import rank_order
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
 from kvcore.state.batch_records import UnconfirmedLoad
@@ -277,6 +278,8 @@ def epochs(state: State) -> Iterator[str]:
     keyed = [block for block in (*leaving, *pool.older) if pool.keys[block] is not None]
     if keyed or free:
         yield f"blocks {keyed} of older epochs have keys, {sorted(free)} are free among others"
+    if pool.retention is not None:
+        leaving = []
     if not first <= state.epoch or (first == state.epoch and (leaving or pool.older)):
         yield f"epoch {state.epoch} follows {first}, blocks {leaving} are of older ones"
     for request_id, request in state.requests.items():
@@ -360,6 +363,7 @@ PROPERTIES: dict[str, Property] = {
     "LEAK": leak,
     "ROWS": rows,
     "EPOCHS": epochs,
+    "RANK-ORDER": rank_order,
     "OPEN-BATCH": records,
     "OPERATIONS": operations,
     **requests.PROPERTIES,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from immutables import Map
 from msgspec import Struct
@@ -30,11 +30,15 @@ from kvcore.pool.free_queue import (
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.types.config import Eviction
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
 
+if TYPE_CHECKING:
+    from kvcore.pool.retention import RetentionState
+
 PoolEviction = Literal["lru", "uncached_first", "priority"]
-"""The policies of a `Config`, and "priority" for managers that set when a block was used."""
+"""The policies of the pool layer; "priority" is for managers that set when a block was used."""
 
 
 class BlockPool(Struct, frozen=True, gc=False):
@@ -44,11 +48,11 @@ class BlockPool(Struct, frozen=True, gc=False):
     included. keys: the key of each block. pins: block id -> its number of pins. quarantine:
     None if batches are never in flight. priorities: block id -> its eviction priority.
     last_placed: the block that was put into its place by priority last. older: blocks outside the
-    free queue whose key was of an older epoch.
+    free queue whose key was of an older epoch. retention: what levels go by, None without them.
     """
 
     first_block: int
-    eviction: PoolEviction
+    eviction: PoolEviction | Eviction
     ref_counts: PVector[int]
     keys: PVector[bytes | None]
     queue: FreeQueue
@@ -58,6 +62,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     priorities: Map[int, tuple[float, int]] = Map()
     last_placed: int | None = None
     older: frozenset[int] = frozenset()
+    retention: RetentionState | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -84,7 +89,7 @@ def make_pool(
     num_blocks: int,
     *,
     null_block: bool = False,
-    eviction: PoolEviction = "lru",
+    eviction: PoolEviction | Eviction = "lru",
     order: Sequence[int] | None = None,
     quarantine: bool = False,
 ) -> BlockPool:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
+from kvcore.pool.retention import with_levels
 from kvcore.state.batch_records import BatchInFlight, UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.types.arguments import check_kind
@@ -22,6 +23,7 @@ from kvcore.types.events import Event
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.keys import GROUP_BYTES
 from kvcore.types.memory import check_memory
+from kvcore.types.retention import DEFAULT_STEPS, Step
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
@@ -41,7 +43,8 @@ class RequestState(Struct, frozen=True, gc=False):
     host_tables: the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of
     the null block. num_loading: its unfinished loads. load_end: tokens up to the first
     failed one. output_from: the first batch whose output still belongs here. epoch: in which it
-    began to count; 0 while it counts nothing.
+    began to count; 0 while it counts nothing. wishes: how long its content should stay cached; the
+    defaults unless the policy goes by levels.
     """
 
     request_id: str
@@ -61,6 +64,7 @@ class RequestState(Struct, frozen=True, gc=False):
     load_end: int = 0
     output_from: int = 0
     epoch: int = 0
+    wishes: tuple[Step, ...] = DEFAULT_STEPS
 
     @property
     def status(self) -> Status:
@@ -143,10 +147,12 @@ def make_state(config: Config) -> State:
         eviction=config.eviction,
         quarantine=waits,
     )
+    if config.eviction == "retention":
+        device = with_levels(device)
     return State(
         config=config,
         device=device,
-        host=make_pool(hosts, eviction=config.eviction, quarantine=waits) if hosts else None,
+        host=make_pool(hosts, eviction=config.host_eviction, quarantine=waits) if hosts else None,
         requests=Map(),
         rows=pvector(),
         free_rows=pvector(),

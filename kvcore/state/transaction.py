@@ -16,6 +16,7 @@ from pyrsistent import PVector
 
 from kvcore.hashing.block_hash import root_hash
 from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.retention import make_transaction
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State, Table
@@ -47,7 +48,7 @@ class Transaction:
         self.state = state
         self.config = state.config
         self.effects = Effects(events_enabled=state.config.enable_events)
-        self.device = PoolTransaction(state.device, self.effects)
+        self.device = make_transaction(state.device, self.effects)
         self.host = None if state.host is None else PoolTransaction(state.host, Effects())
         self.requests = state.requests.mutate()
         self.rows = state.rows

@@ -19,7 +19,7 @@ from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.types.groups import Group, admission_cap
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
 
-Eviction = Literal["lru", "uncached_first"]
+Eviction = Literal["lru", "uncached_first", "retention"]
 Duplicates = Literal["keep", "merge"]
 Publish = Literal["scheduled", "completed"]
 
@@ -35,7 +35,7 @@ class _Default(int):
 
 DEFAULT_BLOCK_SIZE: int = _Default(16)
 
-_EVICTIONS = ("lru", "uncached_first")
+_EVICTIONS = ("lru", "uncached_first", "retention")
 _DUPLICATES = ("keep", "merge")
 _PUBLISH = ("scheduled", "completed")
 _PROCESS_SEED = os.urandom(32).hex().encode()
@@ -127,6 +127,11 @@ class Config:
     def num_usable_blocks(self) -> int:
         """Device blocks that can hold tokens."""
         return self.num_blocks - int(self.null_block)
+
+    @property
+    def host_eviction(self) -> Literal["lru", "uncached_first"]:
+        """Which freed host block leaves first: none has a key, so levels say nothing there."""
+        return "uncached_first" if self.eviction == "retention" else self.eviction
 
     def max_rows(self, num_requests: int) -> int:
         """Rows that block tables need for this many requests at a time.

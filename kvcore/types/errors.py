@@ -10,10 +10,12 @@ from __future__ import annotations
 from kvcore.types.base_error import BackendMissing as BackendMissing
 from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
 from kvcore.types.base_error import EpochWentBack as EpochWentBack
+from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
 from kvcore.types.base_error import StaleRequest as StaleRequest
+from kvcore.types.base_error import TimeWentBack as TimeWentBack
 
 
 class WrongArgument(KvcoreError):

@@ -13,6 +13,7 @@ from kvcore.check.mutants import (
     owners,
     progress,
     requests,
+    retention,
     tiers,
     windows,
 )
@@ -20,7 +21,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    epochs,
+    *(epochs, retention),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -25,6 +25,7 @@ from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
+from kvcore.pool.retention import NOTHING, RetentionState
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 
 Name = list[int]
@@ -146,6 +147,8 @@ def _name(
     places = {batch.number: place for place, batch in enumerate(state.in_flight)}
     places[state.batch.number] = len(places)
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
+    if state.device.retention is not None:
+        name += levels(state.device.retention, order, device)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
     renaming = Renaming(order, device, host, tree, prefixes)
@@ -192,6 +195,17 @@ def _pool(
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]
         name += tree.names(letters)[-tree.width :]
+    return name
+
+
+def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> Name:
+    """The time, what was wished for the blocks that were met, and the wishes of requests."""
+    name = [known.now]
+    for block in blocks.order():
+        name += known.kept.get(block, NOTHING)
+    for request in order:
+        name.append(len(request.wishes))
+        name += [each for first, wish in request.wishes for each in (first, *wish)]
     return name
 
 

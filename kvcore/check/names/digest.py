@@ -19,6 +19,7 @@ import attrs
 
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
+from kvcore.pool.retention import RetentionState
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS
@@ -115,6 +116,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(index.preceding.items()) if len(index.preceding) else None,
         sorted(pool.pins.items()) if len(pool.pins) else None,
         sorted(pool.older) if pool.older else None,
+        None if pool.retention is None else _levels(pool.retention),
         None
         if quarantine is None
         else (
@@ -125,6 +127,10 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
             ),
         ),
     )
+
+
+def _levels(known: RetentionState) -> tuple[Any, ...]:
+    return known.now, sorted(known.kept.items())
 
 
 def _queue(queue: FreeQueue) -> tuple[Any, ...]:
@@ -149,6 +155,7 @@ def _request(request: RequestState) -> tuple[Any, ...]:
         request.num_loading,
         request.load_end,
         request.epoch,
+        request.wishes,
     )
 
 

@@ -18,6 +18,7 @@ from pyrsistent import pvector
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
+from kvcore.pool.retention import RetentionState
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
 from kvcore.types.config import Config
@@ -61,8 +62,10 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     assert pool.quarantine is None
     index = pool.index
     links = (index.firsts, index.following, index.preceding)
-    queue = astuple(pool.queue)
-    return (pool.first_block, pool.ref_counts, pool.keys, queue, links, pool.pins, pool.older)
+    queue, known = astuple(pool.queue), pool.retention
+    levels = None if known is None else astuple(known)
+    columns = (pool.ref_counts, pool.keys)
+    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels)
 
 
 def _pool_of(
@@ -74,8 +77,9 @@ def _pool_of(
     links: Any,
     pins: Any,
     older: frozenset[int],
+    levels: Any,
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
-    return BlockPool(
-        first_block, config.eviction, ref_counts, keys, queue, index, pins, older=older
-    )
+    retention = None if levels is None else RetentionState(*levels)
+    columns = (ref_counts, keys, queue, index, pins)
+    return BlockPool(first_block, config.eviction, *columns, older=older, retention=retention)

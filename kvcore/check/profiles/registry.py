@@ -25,6 +25,7 @@ from kvcore.check.profiles.profile import (
     Profile,
     world,
 )
+from kvcore.check.profiles.retention import RETENTION
 from kvcore.types.groups import Group
 
 __all__ = ["PROFILES", "Profile"]
@@ -222,4 +223,5 @@ PROFILES: dict[str, Profile] = {
     **LOADS_FAIL,
     **FEATURES,
     **EPOCHS,
+    **RETENTION,
 }

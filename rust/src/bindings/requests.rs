@@ -7,7 +7,7 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{HashesArg, RequestArg, TokensArg, hashes};
+use crate::bindings::arguments::{HashesArg, RequestArg, RetentionArg, TokensArg, hashes, pieces};
 use crate::bindings::errors::Given;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
@@ -29,11 +29,20 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let extra_keys = parts.keys(&mut given);
     let skip_reading_prefix_cache =
         request.0.getattr(intern!(py, "skip_reading_prefix_cache"))?.is_truthy()?;
+    let retention = request.0.getattr(intern!(py, "retention"))?;
+    let retention = (!retention.is_none()).then(|| pieces(RetentionArg(retention.as_borrowed())));
+    let retention = retention.transpose()?;
     let row = Manager::change_by(manager, &given, tokens.len(), |state| {
         check_new_id(state, request_id)?;
         let tokens = tokens.taken(|| block_hashes.is_some())?.into_vec();
-        let request =
-            Request { request_id, tokens, extra_keys, block_hashes, skip_reading_prefix_cache };
+        let request = Request {
+            request_id,
+            tokens,
+            extra_keys,
+            block_hashes,
+            skip_reading_prefix_cache,
+            retention,
+        };
         Ok(add_request(state, request)?)
     })?;
     Ok(row.0)

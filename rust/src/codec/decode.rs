@@ -39,9 +39,12 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     }
     let config = read_config(&mut source)?;
     config.check().map_err(|error| source.damaged(error.to_string()))?;
-    let device = read_pool(&mut source, &config, config.num_blocks, config.null_block)?;
     let hosts = config.num_host_blocks;
-    let host = if hosts > 0 { Some(read_pool(&mut source, &config, hosts, false)?) } else { None };
+    let device = read_pool(&mut source, &config, config.num_blocks, true)?;
+    let host = match hosts {
+        0 => None,
+        _ => Some(read_pool(&mut source, &config, hosts, false)?),
+    };
     let requests = source.list(|source| match source.flag()? {
         true => Ok(Some(read_request(source, &config)?)),
         false => Ok(None),
@@ -85,7 +88,7 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         max_num_batched_tokens: Some(source.u32()?).filter(|&most| most > 0),
         enable_caching: source.flag()?,
         null_block: source.flag()?,
-        eviction: EVICTIONS[usize::from(source.flag()?)],
+        eviction: EVICTIONS[usize::from(source.choice(EVICTIONS.len() as u8)?)],
         duplicates: DUPLICATES[usize::from(source.flag()?)],
         hashing: HASHINGS[usize::from(source.choice(HASHINGS.len() as u8)?)],
         num_preallocate_tokens: source.u32()?,
@@ -118,14 +121,16 @@ fn read_pool(
     source: &mut Reader<'_>,
     config: &Config,
     num_blocks: u32,
-    null_block: bool,
+    of_device: bool,
 ) -> Result<BlockPool, Error> {
     // At least five bytes per block: a damaged count must not become an allocation.
     if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
         return Err(source.damaged(format!("{num_blocks} blocks are missing")));
     }
     check_memory(num_blocks.into())?;
-    let mut pool = make_pool(num_blocks, null_block, config.eviction, config.max_in_flight > 0);
+    let eviction = if of_device { config.eviction } else { config.host_eviction() };
+    let null_block = of_device && config.null_block;
+    let mut pool = make_pool(num_blocks, null_block, eviction, config.max_in_flight > 0);
     let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
     for block in (0..num_blocks).map(BlockId) {
         pool.restore(block, source.below(OWNERS_END)?);

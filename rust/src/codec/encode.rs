@@ -23,7 +23,7 @@ use crate::types::wire::Writer;
 /// The first bytes of a state.
 pub const MAGIC: &[u8] = b"kvcore state 4\n";
 /// Eviction policies, by their number in the bytes.
-pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
+pub const EVICTIONS: [Eviction; 3] = [Eviction::Lru, Eviction::UncachedFirst, Eviction::Retention];
 /// Treatments of duplicates, by their number in the bytes.
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
 /// Times of publication, by their number in the bytes.
@@ -83,7 +83,8 @@ fn write_config(out: &mut Writer, config: &Config) {
     out.u32(config.max_num_batched_tokens.unwrap_or(0));
     out.flag(config.enable_caching);
     out.flag(config.null_block);
-    out.flag(config.eviction == EVICTIONS[1]);
+    let eviction = EVICTIONS.iter().position(|&eviction| eviction == config.eviction);
+    out.u8(eviction.expect("every policy has a number") as u8);
     out.flag(config.duplicates == DUPLICATES[1]);
     let hashing = HASHINGS.iter().position(|&hashing| hashing == config.hashing);
     out.u8(hashing.expect("every hashing has a number") as u8);

@@ -4,4 +4,5 @@
 pub mod decode;
 pub(crate) mod decode_batch;
 pub mod encode;
+pub(crate) mod retention_section;
 pub(crate) mod sections;

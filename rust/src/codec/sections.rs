@@ -8,10 +8,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::codec::retention_section::{
+    has_retention, place_levels, read_retention, write_retention,
+};
 use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
-use crate::types::config::MAX_EPOCH;
+use crate::types::config::{Eviction, MAX_EPOCH};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::ExtraKeys;
 use crate::types::ids::{BlockId, Row};
@@ -29,6 +32,8 @@ const OUTPUT: u8 = 4;
 const HELD_ROWS: u8 = 5;
 /// The tag of epochs.
 const EPOCHS: u8 = 6;
+/// The tag of levels.
+const RETENTION: u8 = 9;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -38,13 +43,14 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 6] = [
+    let sections: [Section; 7] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, with_output(state).next().is_some(), write_output),
         (HELD_ROWS, !state.held_rows.is_empty(), write_held_rows),
         (EPOCHS, state.epoch > 0, write_epochs),
+        (RETENTION, has_retention(state), write_retention),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -128,9 +134,12 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             OPTIONS => read_options,
             OUTPUT => read_output,
             HELD_ROWS => read_held_rows,
-            _ => read_epochs,
+            EPOCHS => read_epochs,
+            _ => read_retention,
         };
-        if !(LOADS..=EPOCHS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=EPOCHS).contains(&tag) && tag != RETENTION
+            || last.is_some_and(|last| tag <= last)
+        {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -148,7 +157,7 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     if !state.requests().all(keys) {
         return Err(source.damaged("embeddings without a number of rows"));
     }
-    Ok(())
+    if state.config.eviction == Eviction::Retention { place_levels(source, state) } else { Ok(()) }
 }
 
 /// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.

@@ -18,6 +18,7 @@ use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
+use crate::pool::retention::RetentionState;
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
@@ -45,6 +46,8 @@ pub struct BlockPool {
     pub(crate) quarantine: Option<Quarantine>,
     /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
+    /// What levels go by; None without them.
+    pub(crate) retention: Option<Box<RetentionState>>,
 }
 
 clone_in_place!(BlockPool {
@@ -55,7 +58,8 @@ clone_in_place!(BlockPool {
     index,
     pins,
     quarantine,
-    priorities
+    priorities,
+    retention
 });
 
 /// One word per block with everything that a write or a release reads of it.
@@ -74,7 +78,7 @@ pub fn make_pool(
     quarantine: bool,
 ) -> BlockPool {
     let first_block = u32::from(null_block);
-    BlockPool {
+    let mut pool = BlockPool {
         first_block,
         eviction,
         owners: touched_zeros(num_blocks as usize),
@@ -83,7 +87,13 @@ pub fn make_pool(
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
         priorities: None,
+        retention: None,
+    };
+    if eviction == Eviction::Retention {
+        pool.set_kept(0, &[]);
+        pool.place_by_level();
     }
+    pool
 }
 
 impl BlockPool {
@@ -197,6 +207,9 @@ impl BlockPool {
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
         }
+        if self.retention.is_some() {
+            self.forget_wishes(&blocks);
+        }
         blocks
     }
 
@@ -241,13 +254,16 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        if self.is_older(block) {
-            self.forget_older(block);
-            self.queue.append(block, OLDER);
-        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
-            self.queue.prepend(block);
-        } else {
-            self.queue.append(block, CURRENT);
+        match self.eviction {
+            Eviction::Retention => self.enqueue_by_level(block),
+            _ if self.is_older(block) => {
+                self.forget_older(block);
+                self.queue.append(block, OLDER);
+            }
+            Eviction::UncachedFirst if self.owners[block.index()] != KEYED => {
+                self.queue.prepend(block);
+            }
+            _ => self.queue.append(block, CURRENT),
         }
     }
 
@@ -298,11 +314,14 @@ impl BlockPool {
         if self.index.remove(block) {
             effects.announce_removed(self.index.key(block));
         }
+        if self.retention.is_some() {
+            self.lower(block);
+        }
     }
 
     /// Forget that a block had a key of an older epoch.
     #[cold]
-    fn forget_older(&mut self, block: BlockId) {
+    pub(crate) fn forget_older(&mut self, block: BlockId) {
         self.owners[block.index()] &= !KEYED;
         self.index.remove(block);
     }
@@ -317,6 +336,7 @@ impl BlockPool {
     pub fn clear_index(&mut self, effects: &mut Effects) {
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
+        self.lower_all();
         effects.emit(Command::EvictAll);
     }
 
@@ -326,6 +346,7 @@ impl BlockPool {
         if !seeded(Mutant::EpochsAge) {
             self.queue.splice(CURRENT, OLDER);
         }
+        self.lower_all();
         effects.emit(Command::EvictAll);
     }
 

@@ -7,4 +7,5 @@ pub mod hash_index;
 pub(crate) mod prefetch;
 pub mod priority_eviction;
 pub mod quarantine;
+pub mod retention;
 pub mod transitions;

@@ -127,6 +127,7 @@ pub fn set_priority(
         let value = match pool.eviction() {
             Eviction::Lru => "lru".into(),
             Eviction::UncachedFirst => "uncached_first".into(),
+            Eviction::Retention => "retention".into(),
         };
         let reason = "blocks have priorities only if it is 'priority'".to_owned();
         return Err(Error::InvalidConfig { field: "eviction", value, reason });

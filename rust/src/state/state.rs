@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use rustc_hash::FxBuildHasher;
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_pool};
@@ -26,6 +27,7 @@ use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
+use crate::types::retention::{DEFAULT_STEPS, Step};
 use crate::types::values::{PrefixCacheStats, Status};
 
 /// Entry of a device table for a block that no query sees any more.
@@ -138,6 +140,9 @@ impl RequestState {
     }
 }
 
+/// The steps of requests, by row.
+pub type Wishes = HashMap<Row, Vec<Step>, FxBuildHasher>;
+
 /// An unfinished store or load; it holds its block as a pin does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -177,6 +182,9 @@ clone_in_place! {
         pub(crate) epoch: u32,
         /// The epoch in which the request in each row began to count, if it counts tokens.
         pub(crate) epochs: Vec<u32>,
+        /// How long the content of requests should stay cached; those that are not there have the
+        /// defaults.
+        pub(crate) wishes: Wishes,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
         /// Rows to use again once a batch is finished, each with the number of that batch, in the
@@ -215,11 +223,12 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         has_windows: config.groups.iter().any(Group::is_windowed),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
-        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction, waits)),
+        host: (hosts > 0).then(|| make_pool(hosts, false, config.host_eviction(), waits)),
         requests: Vec::new(),
         output_from: Vec::new(),
         epoch: config.epoch,
         epochs: Vec::new(),
+        wishes: Wishes::default(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
         held_rows: Vec::new(),
@@ -393,4 +402,9 @@ impl State {
 /// The request in a row, while other parts of the state are borrowed.
 pub(crate) fn request_mut(requests: &mut [Option<RequestState>], row: Row) -> &mut RequestState {
     requests[row.index()].as_mut().expect("ROWS: a row in use has a request")
+}
+
+/// How long the content of a request should stay cached.
+pub(crate) fn wishes_of(wishes: &Wishes, row: Row) -> &[Step] {
+    wishes.get(&row).map_or(&DEFAULT_STEPS, Vec::as_slice)
 }

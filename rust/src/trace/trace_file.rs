@@ -141,6 +141,7 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("null_block", _) => config.null_block = flag()?,
             ("eviction", "lru") => config.eviction = Eviction::Lru,
             ("eviction", "uncached_first") => config.eviction = Eviction::UncachedFirst,
+            ("eviction", "retention") => config.eviction = Eviction::Retention,
             ("duplicates", "keep") => config.duplicates = Duplicates::Keep,
             ("duplicates", "merge") => config.duplicates = Duplicates::Merge,
             ("num_preallocate_tokens", _) => config.num_preallocate_tokens = count()?,

@@ -28,6 +28,8 @@ pub enum Eviction {
     Lru,
     /// Blocks without content, last freed first; then the one that was freed first.
     UncachedFirst,
+    /// Blocks without content, then by level, then the one that was freed first.
+    Retention,
 }
 
 /// Whether a second block of one content stays.
@@ -128,6 +130,15 @@ impl Config {
     #[must_use]
     pub fn num_usable_blocks(&self) -> u32 {
         self.num_blocks - u32::from(self.null_block)
+    }
+
+    /// Which freed host block leaves first: none has a key, so levels say nothing there.
+    #[must_use]
+    pub fn host_eviction(&self) -> Eviction {
+        match self.eviction {
+            Eviction::Retention => Eviction::UncachedFirst,
+            other => other,
+        }
     }
 
     /// Longest request in tokens, as a number.

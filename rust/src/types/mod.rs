@@ -14,6 +14,7 @@ pub mod groups;
 pub mod ids;
 pub mod keys;
 pub mod memory;
+pub mod retention;
 pub mod values;
 pub mod violation;
 pub mod wire;

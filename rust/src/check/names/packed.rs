@@ -98,6 +98,7 @@ fn is_rare(state: &State) -> bool {
         || state.next_operation > 0
         || state.config.max_in_flight > 0
         || state.epoch > 0
+        || state.device.retention.is_some()
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named worlds in which requests wish for levels, and time passes: two ms at most.
+
+Blocks hold one token. A level that ends while blocks are free moves them, so the chains of two
+requests with unequal wishes are where an order can go wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.check.profiles.profile import (
+    FLYING_SLOTS,
+    SHARING,
+    SLOT,
+    STAYING,
+    SWAPS,
+    Profile,
+    world,
+)
+from kvcore.types.groups import Group
+from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+
+TICK = "tick"
+
+
+def wish(first: int, priority: int, duration_ms: int | None) -> dict[str, Any]:
+    """A kind of request that wishes for its tokens from one on, and decodes at level 0."""
+    ranges = [TokenRangeRetentionConfig(first, None, priority, duration_ms)]
+    return {"retention": KvCacheRetentionConfig(ranges, 0)}
+
+
+LONG = wish(1, 80, 2)
+SHORT = wish(0, 60, 1)
+LOW = wish(0, 20, None)
+WISHES: dict[str, Any] = {"eviction": "retention", "kinds_of_requests": (LONG, SHORT)}
+
+RETENTION: dict[str, Profile] = {
+    "retention": Profile(
+        "requests wish for levels, two of which end",
+        world(3, 2, 2, 2, TICK, groups=(SLOT,), without=SHARING, **WISHES),
+        0,
+        0,
+    ),
+    "retention-equal": Profile(
+        "levels that end and hold for ever, which is the same",
+        world(
+            *(2, 2, 2, 2, TICK),
+            groups=(SLOT,),
+            num_letters=1,
+            without=SHARING,
+            eviction="retention",
+            kinds_of_requests=(wish(0, 60, None), wish(0, 60, 2)),
+        ),
+        0,
+        0,
+    ),
+    "retention-evict": Profile(
+        "levels of free blocks whose keys are withdrawn",
+        world(2, 2, 2, 2, "evict_blocks", groups=(SLOT,), without=SHARING, **WISHES),
+        0,
+        0,
+    ),
+    "retention-fork": Profile(
+        "levels of requests that fork",
+        world(2, 2, 3, 2, TICK, num_letters=1, **WISHES),
+        0,
+        0,
+    ),
+    "retention-window": Profile(
+        "levels in two groups, of which one gives blocks back",
+        world(
+            *(4, 1, 3, 3, TICK),
+            groups=(SLOT, Group(1, kind="sliding_window", window=2)),
+            without=("fork", "reset_prefix_cache"),
+            **WISHES,
+        ),
+        0,
+        0,
+    ),
+    "retention-host": Profile(
+        "levels of requests that are swapped",
+        world(
+            *(2, 2, 2, 2, TICK, *SWAPS),
+            groups=(SLOT,),
+            num_host_blocks=2,
+            num_letters=1,
+            without=SHARING,
+            **WISHES,
+        ),
+        0,
+        0,
+    ),
+    "retention-ahead": Profile(
+        "levels and an epoch while a batch runs ahead of its output",
+        world(
+            *(2, 1, 2, 1, TICK, "advance_epoch"),
+            without=STAYING,
+            num_output_placeholders=1,
+            **FLYING_SLOTS,
+            **WISHES,
+        ),
+        0,
+        0,
+    ),
+}
