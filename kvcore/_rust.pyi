@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
+from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
@@ -46,6 +47,14 @@ class Manager:
     def advance_epoch(self, /, epoch: int | None = None) -> int:
         """
         Begin an epoch, the next one or a later one that is given; returns its number.
+        """
+    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig, /) -> None:
+        """
+        Join more wishes to those of a request, for the blocks that it releases from now on.
+        """
+    def tick(self, /, now_ms: int) -> None:
+        """
+        Say the time in ms: levels whose duration is over end.
         """
     def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int, num_output_placeholders: int) -> KVCacheBlocks | Refused:
         """

@@ -14,13 +14,13 @@ from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backe
 from kvcore.codec import decode
 from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
+from kvcore.levels import Levels, check_retention
 from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
-from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import (
     Appended,
     Hit,
@@ -36,7 +36,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager(Questions):
+class KVCacheManager(Questions, Levels):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
@@ -74,8 +74,7 @@ class KVCacheManager(Questions):
         Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and own hashes.
         """
         check_request(request)
-        if request.retention is not None:
-            check_kind("retention", request.retention, KvCacheRetentionConfig)
+        check_retention(request)
         return self._core.add_request(request)
 
     def add_tokens(
@@ -242,17 +241,6 @@ class KVCacheManager(Questions):
     def stale_requests(self) -> list[str]:
         """The requests that count tokens of older epochs, in row order. Changes nothing."""
         return self._core.stale_requests()
-
-    def tick(self, now_ms: int) -> None:
-        """Say the time in ms: levels whose duration is over end. Raises TimeWentBack."""
-        self._core.tick(now_ms)
-
-    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig) -> None:
-        """Join more wishes to those of a request, for the blocks that it releases from now on. A
-        range without an end ends with the tokens that it has.
-        """
-        check_kind("retention", retention, KvCacheRetentionConfig)
-        self._core.extend_retention(request_id, retention)
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
         """Store blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""

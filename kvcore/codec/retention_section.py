@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of canonical bytes for levels: the time, what was wished for blocks, and the wishes of
-requests. The place of a free block follows from them.
+"""The section of canonical bytes for levels: the time, what was wished for blocks, and the wishes
+of requests. The place of a free block follows from them.
 
 Twin: rust/src/codec/retention_section.rs.
 """
@@ -8,12 +8,14 @@ Twin: rust/src/codec/retention_section.rs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from immutables import Map
 from msgspec.structs import replace
 
 from kvcore.pool.free_queue import num_older
-from kvcore.pool.retention import NOTHING, RetentionState, with_levels
+from kvcore.pool.retention import with_levels
+from kvcore.pool.retention_state import NOTHING, RetentionState
 from kvcore.state.state import RequestState, State
 from kvcore.types.retention import DEFAULT_STEPS, DURATION_MAX, LEVEL_MAX, TIME_MAX, Wish
 from kvcore.types.wire import Reader, Writer
@@ -57,13 +59,11 @@ def read_retention(source: Reader, state: State) -> State:
     last = -1
     for _ in range(source.u32()):
         row = source.u32()
-        steps = tuple(
-            (source.u32(), _read_wish(source, DURATION_MAX)) for _ in range(source.u32())
-        )
+        steps = tuple((source.u32(), _read_wish(source, DURATION_MAX)) for _ in range(source.u32()))
         name = state.rows[row] if last < row < len(state.rows) else None
         falls = all(
             one[0] < two[0] and one[1] != two[1] and all(map(int.__ge__, one[1], two[1]))
-            for one, two in zip(steps, steps[1:], strict=False)
+            for one, two in pairwise(steps)
         )
         if name is None or not steps or steps[0][0] or not falls or steps == DEFAULT_STEPS:
             raise source.damaged("no request has such wishes")

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The property of a state whose free blocks leave by level. Twin: rust/src/invariants/retention.rs."""
+"""The property of a state whose free blocks leave by level.
+
+Twin: rust/src/invariants/retention.rs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kvcore.pool.free_queue import CURRENT, OLDER
-from kvcore.pool.retention import NOTHING, level_of
+from kvcore.pool.retention_state import NOTHING, level_of
 from kvcore.state.state import State
 
 

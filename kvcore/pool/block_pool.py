@@ -35,7 +35,7 @@ from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
 
 if TYPE_CHECKING:
-    from kvcore.pool.retention import RetentionState
+    from kvcore.pool.retention_state import RetentionState
 
 PoolEviction = Literal["lru", "uncached_first", "priority"]
 """The policies of the pool layer; "priority" is for managers that set when a block was used."""

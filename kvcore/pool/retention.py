@@ -12,28 +12,13 @@ Twin: rust/src/pool/retention.rs.
 
 from __future__ import annotations
 
-from immutables import Map
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.pool.free_queue import CURRENT, OLDER, FreeQueueTransaction, make_free_queue
+from kvcore.pool.retention_state import NOTHING, NUM_RINGS, RetentionState, level_of
 from kvcore.types.effects import Effects
-from kvcore.types.retention import LEVEL_MAX, Wish
-
-Kept = tuple[int, int, int]
-"""Base, level, and the time until which the level holds."""
-NOTHING: Kept = (0, 0, 0)
-NUM_RINGS = CURRENT + LEVEL_MAX + 1
-"""The rings of a free queue by level: the first has blocks of older epochs behind those without
-content, the others have a level each."""
-
-
-class RetentionState(Struct, frozen=True, gc=False):
-    """What a pool keeps for levels. now: in ms. kept: block id -> what was wished for it."""
-
-    now: int = 0
-    kept: Map[int, Kept] = Map()
+from kvcore.types.retention import Wish
 
 
 class RetentionTransaction(PoolTransaction):
@@ -125,7 +110,14 @@ class RetentionTransaction(PoolTransaction):
             self.kept = self.kept.delete(block)
 
 
-def with_levels(pool: BlockPool, state: RetentionState = RetentionState()) -> BlockPool:
+def make_transaction(pool: BlockPool, effects: Effects) -> PoolTransaction:
+    """A transaction on the device pool of a state."""
+    if pool.retention is None:
+        return PoolTransaction(pool, effects)
+    return RetentionTransaction(pool, effects)
+
+
+def with_levels(pool: BlockPool, state: RetentionState) -> BlockPool:
     """The pool with its free blocks in the rings of their levels; those of a ring stay in their
     order.
     """
@@ -134,16 +126,3 @@ def with_levels(pool: BlockPool, state: RetentionState = RetentionState()) -> Bl
         level = level_of(state.kept.get(block, NOTHING), state.now)
         queue.append(block, OLDER if pool.keys[block] is None else CURRENT + level)
     return replace(pool, queue=queue.freeze(), retention=state)
-
-
-def make_transaction(pool: BlockPool, effects: Effects) -> PoolTransaction:
-    """A transaction on the device pool of a state."""
-    if pool.retention is None:
-        return PoolTransaction(pool, effects)
-    return RetentionTransaction(pool, effects)
-
-
-def level_of(kept: Kept, now: int) -> int:
-    """The level that a block has now."""
-    base, level, until = kept
-    return max(base, level) if now < until else base

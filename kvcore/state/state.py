@@ -15,6 +15,7 @@ from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
 from kvcore.pool.retention import with_levels
+from kvcore.pool.retention_state import RetentionState
 from kvcore.state.batch_records import BatchInFlight, UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.types.arguments import check_kind
@@ -148,7 +149,7 @@ def make_state(config: Config) -> State:
         quarantine=waits,
     )
     if config.eviction == "retention":
-        device = with_levels(device)
+        device = with_levels(device, RetentionState())
     return State(
         config=config,
         device=device,

@@ -100,12 +100,14 @@ class TableEdit:
 
     def _note_wishes(self, group_id: int, positions: range) -> None:
         """Note how long the blocks in these places should stay cached, which leave."""
-        tx, table = self.tx, self.tables[group_id]
-        size = tx.config.groups[group_id].block_size
-        for position in positions if isinstance(tx.device, RetentionTransaction) else ():
-            if not tx.is_null(table[position]):
+        table, device = self.tables[group_id], self.tx.device
+        if not isinstance(device, RetentionTransaction):
+            return
+        size = self.tx.config.groups[group_id].block_size
+        for position in positions:
+            if not self.tx.is_null(table[position]):
                 wish = wish_at(self.wishes, (position + 1) * size - 1)
-                tx.device.note_wish(table[position], wish)
+                device.note_wish(table[position], wish)
 
     def _shorten(self, group_id: int, length: int) -> None:
         """Note that a table is cut: batches in flight do not use blocks that come behind later."""

@@ -44,7 +44,7 @@ from typing import Any, Literal, TypeVar
 
 from kvcore.manager import KVCacheManager
 from kvcore.pool.block_pool import BlockPool
-from kvcore.pool.retention import NOTHING, RetentionState, level_of
+from kvcore.pool.retention_state import NOTHING, RetentionState, level_of
 from kvcore.state.state import State
 from kvcore.trace.text import (
     BadWord,

@@ -90,13 +90,6 @@ class KvCacheRetentionConfig:
         object.__setattr__(self, "pieces", (*pieces, (POSITION_MAX, None, decoded)))
 
 
-def read_pieces(retention: object) -> tuple[Piece, ...]:
-    """The pieces of a retention config. Raises InvalidRetention."""
-    if not isinstance(retention, KvCacheRetentionConfig):
-        raise InvalidRetention(value=retention, reason="must be a KvCacheRetentionConfig")
-    return retention.pieces
-
-
 def steps_of(pieces: Sequence[Piece], num_tokens: int) -> tuple[Step, ...]:
     """The wishes of a request at its positions, of which `num_tokens` have tokens."""
     *ranges, (_, _, decoded) = pieces

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.pool.free_queue import CURRENT
-from kvcore.pool.retention import NOTHING, Kept, RetentionTransaction
-from kvcore.state.transaction import Transaction
+from kvcore.pool.retention import RetentionTransaction
+from kvcore.pool.retention_state import NOTHING, Kept
 from kvcore.transitions import requests
 from kvcore.types.retention import DEFAULT_STEPS, Piece, Step, Wish
 
@@ -28,7 +26,7 @@ def overriding(patcher: Patcher, part: int) -> None:
         self.kept = self.kept.set(block, (kept[0], kept[1], kept[2]))
 
 
-@mutant("retention", "WISHES", "LEVEL-CHAIN", "EVICT-ORDER", costs=ONLY_HITS)
+@mutant("retention-equal", "WISHES", "LEVEL-CHAIN", "EVICT-ORDER", costs=ONLY_HITS)
 def m_base_overrides(patcher: Patcher) -> None:
     """The last wish for ever overrides those before."""
     overriding(patcher, 0)
@@ -88,7 +86,7 @@ def m_levels_never_end(patcher: Patcher) -> None:
         self.now = now
 
 
-@mutant("retention-equal", "LRU", "EVICT-ORDER", costs=ONLY_HITS)
+@mutant("retention-equal", "LRU", costs=ONLY_HITS)
 def m_a_level_that_ends_at_its_base_moves(patcher: Patcher) -> None:
     """A block joins the back of its level again, which its base had all along."""
 
@@ -111,21 +109,10 @@ def m_withdrawn_block_stays_at_its_level(patcher: Patcher) -> None:
         super(RetentionTransaction, self).unpublish(block)
 
 
-@mutant("retention", "WISHES", "RANK-ORDER", "LRU", costs=ONLY_HITS)
+@mutant("retention", "WISHES", costs=ONLY_HITS)
 def m_taken_block_keeps_its_wishes(patcher: Patcher) -> None:
     """The next content of a block has what was wished for the last one."""
 
     @patcher.around(RetentionTransaction, "take")
     def take(_: Any, self: RetentionTransaction, count: int) -> list[int]:
         return super(RetentionTransaction, self).take(count)
-
-
-@mutant("retention-fork", "WISHES", costs=ONLY_HITS)
-def m_child_wishes_nothing(patcher: Patcher) -> None:
-    """A forked child has the wishes of a request that says nothing."""
-
-    @patcher.around(Transaction, "put")
-    def put(old: Any, self: Transaction, request: Any) -> None:
-        if request.request_id not in self.state.requests and request.num_computed:
-            request = replace(request, wishes=DEFAULT_STEPS)
-        old(self, request)

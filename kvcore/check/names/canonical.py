@@ -25,7 +25,7 @@ from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
-from kvcore.pool.retention import NOTHING, RetentionState
+from kvcore.pool.retention_state import NOTHING, RetentionState
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 
 Name = list[int]

@@ -19,7 +19,7 @@ import attrs
 
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
-from kvcore.pool.retention import RetentionState
+from kvcore.pool.retention_state import RetentionState
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS

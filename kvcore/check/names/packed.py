@@ -18,7 +18,7 @@ from pyrsistent import pvector
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
-from kvcore.pool.retention import RetentionState
+from kvcore.pool.retention_state import RetentionState
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
 from kvcore.types.config import Config

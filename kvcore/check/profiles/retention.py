@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcore.check.profiles.features import NEVER_REFUSED
 from kvcore.check.profiles.profile import (
     FLYING_SLOTS,
     SHARING,
@@ -32,15 +33,15 @@ def wish(first: int, priority: int, duration_ms: int | None) -> dict[str, Any]:
 
 LONG = wish(1, 80, 2)
 SHORT = wish(0, 60, 1)
-LOW = wish(0, 20, None)
 WISHES: dict[str, Any] = {"eviction": "retention", "kinds_of_requests": (LONG, SHORT)}
 
 RETENTION: dict[str, Profile] = {
     "retention": Profile(
         "requests wish for levels, two of which end",
         world(3, 2, 2, 2, TICK, groups=(SLOT,), without=SHARING, **WISHES),
-        0,
-        0,
+        31403,
+        222322,
+        backend="rust",
     ),
     "retention-equal": Profile(
         "levels that end and hold for ever, which is the same",
@@ -52,20 +53,29 @@ RETENTION: dict[str, Profile] = {
             eviction="retention",
             kinds_of_requests=(wish(0, 60, None), wish(0, 60, 2)),
         ),
-        0,
-        0,
+        1513,
+        7917,
+        backend="rust",
     ),
     "retention-evict": Profile(
         "levels of free blocks whose keys are withdrawn",
         world(2, 2, 2, 2, "evict_blocks", groups=(SLOT,), without=SHARING, **WISHES),
-        0,
-        0,
+        1664,
+        11653,
+        backend="rust",
     ),
-    "retention-fork": Profile(
-        "levels of requests that fork",
-        world(2, 2, 3, 2, TICK, num_letters=1, **WISHES),
-        0,
-        0,
+    "retention-epoch": Profile(
+        "levels, and weights that change",
+        world(
+            *(2, 2, 2, 2, TICK, "advance_epoch"),
+            groups=(SLOT,),
+            num_letters=1,
+            without=SHARING,
+            **WISHES,
+        ),
+        6325,
+        35891,
+        backend="rust",
     ),
     "retention-window": Profile(
         "levels in two groups, of which one gives blocks back",
@@ -75,8 +85,10 @@ RETENTION: dict[str, Profile] = {
             without=("fork", "reset_prefix_cache"),
             **WISHES,
         ),
-        0,
-        0,
+        2662,
+        17912,
+        backend="rust",
+        not_shown=NEVER_REFUSED,
     ),
     "retention-host": Profile(
         "levels of requests that are swapped",
@@ -88,19 +100,24 @@ RETENTION: dict[str, Profile] = {
             without=SHARING,
             **WISHES,
         ),
-        0,
-        0,
+        3632,
+        22696,
+        backend="rust",
     ),
     "retention-ahead": Profile(
-        "levels and an epoch while a batch runs ahead of its output",
+        "levels while a batch runs ahead of its output",
         world(
-            *(2, 1, 2, 1, TICK, "advance_epoch"),
+            2,
+            1,
+            2,
+            1,
+            TICK,
             without=STAYING,
             num_output_placeholders=1,
-            **FLYING_SLOTS,
-            **WISHES,
+            **{**FLYING_SLOTS, **WISHES},
         ),
-        0,
-        0,
+        3662,
+        10848,
+        backend="rust",
     ),
 }

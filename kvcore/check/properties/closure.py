@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
-from kvcore.pool.retention import NOTHING
+from kvcore.pool.retention_state import NOTHING
 from kvcore.state.state import State
 
 ClosureCheck = Callable[[State, Prefixes], Iterator[str]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvcore.pool.retention import NOTHING, Kept, level_of
+from kvcore.pool.retention_state import NOTHING, Kept, level_of
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, Touch
@@ -46,7 +46,7 @@ def joined(before: State, after: State) -> dict[int, Kept]:
         left = after.requests.get(name)
         for group_id, table in enumerate(request.tables):
             size = before.config.groups[group_id].block_size
-            held = () if left is None else left.tables[group_id]
+            held = [] if left is None else list(left.tables[group_id])
             for position, block in enumerate(table):
                 if block < before.device.first_block or held[position : position + 1] == [block]:
                     continue

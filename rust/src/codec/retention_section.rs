@@ -5,7 +5,7 @@
 //! Twin: kvcore/codec/retention_section.py.
 
 use crate::pool::free_queue::num_older;
-use crate::pool::retention::Kept;
+use crate::pool::retention_state::Kept;
 use crate::state::state::State;
 use crate::types::config::Eviction;
 use crate::types::errors::Error;

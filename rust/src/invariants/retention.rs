@@ -3,7 +3,7 @@
 
 use crate::invariants::requests::Scratch;
 use crate::pool::free_queue::{CURRENT, OLDER};
-use crate::pool::retention::{Kept, level_of};
+use crate::pool::retention_state::{Kept, level_of};
 use crate::state::state::State;
 use crate::types::ids::BlockId;
 use crate::types::violation::Finding;

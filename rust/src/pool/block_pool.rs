@@ -8,6 +8,8 @@
 //! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
+pub(crate) mod checks;
+
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -18,12 +20,11 @@ use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
-use crate::pool::retention::RetentionState;
+use crate::pool::retention_state::RetentionState;
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
-use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 
@@ -366,56 +367,4 @@ impl BlockPool {
         }
         self.release([block], effects);
     }
-
-    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the
-    /// null block.
-    pub fn check_block(&self, block: i64) -> Result<BlockId, Error> {
-        let last = i64::from(self.num_blocks()) - 1;
-        if (i64::from(self.first_block)..=last).contains(&block) {
-            return Ok(BlockId(block as u32));
-        }
-        Err(Error::UnknownBlock { block, first: i64::from(self.first_block), last })
-    }
-
-    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be
-    /// pinned.
-    pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
-        let check = |&number: &i64| {
-            let block = self.check_block(number)?;
-            if self.ref_count(block) == 0 && self.key(block).is_none() {
-                return Err(Error::UnusedBlock { block: number });
-            }
-            Ok(block)
-        };
-        blocks.iter().map(check).collect()
-    }
-
-    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins
-    /// that the call removes. held: pins of a block that are not the caller's to remove.
-    pub fn check_unpins(
-        &self,
-        blocks: &[i64],
-        held: impl Fn(BlockId) -> u32,
-    ) -> Result<Vec<BlockId>, Error> {
-        let times = count_blocks(blocks);
-        let check = |&number: &i64| {
-            let block = self.check_block(number)?;
-            let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
-            let requested = times[&number];
-            if num_pins < requested {
-                return Err(Error::NotPinned { block: number, num_pins, requested });
-            }
-            Ok(block)
-        };
-        blocks.iter().map(check).collect()
-    }
-}
-
-/// How often each number is named.
-pub(crate) fn count_blocks(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
-    let mut times = HashMap::default();
-    for &block in blocks {
-        *times.entry(block).or_insert(0) += 1;
-    }
-    times
 }

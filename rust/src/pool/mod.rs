@@ -7,5 +7,6 @@ pub mod hash_index;
 pub(crate) mod prefetch;
 pub mod priority_eviction;
 pub mod quarantine;
-pub mod retention;
+pub(crate) mod retention;
+pub mod retention_state;
 pub mod transitions;

@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use rustc_hash::FxBuildHasher;
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_pool};
@@ -27,7 +26,7 @@ use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
-use crate::types::retention::{DEFAULT_STEPS, Step};
+use crate::types::retention::Wishes;
 use crate::types::values::{PrefixCacheStats, Status};
 
 /// Entry of a device table for a block that no query sees any more.
@@ -140,9 +139,6 @@ impl RequestState {
     }
 }
 
-/// The steps of requests, by row.
-pub type Wishes = HashMap<Row, Vec<Step>, FxBuildHasher>;
-
 /// An unfinished store or load; it holds its block as a pin does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -182,8 +178,7 @@ clone_in_place! {
         pub(crate) epoch: u32,
         /// The epoch in which the request in each row began to count, if it counts tokens.
         pub(crate) epochs: Vec<u32>,
-        /// How long the content of requests should stay cached; those that are not there have the
-        /// defaults.
+        /// How long the content of requests should stay cached.
         pub(crate) wishes: Wishes,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
@@ -402,9 +397,4 @@ impl State {
 /// The request in a row, while other parts of the state are borrowed.
 pub(crate) fn request_mut(requests: &mut [Option<RequestState>], row: Row) -> &mut RequestState {
     requests[row.index()].as_mut().expect("ROWS: a row in use has a request")
-}
-
-/// How long the content of a request should stay cached.
-pub(crate) fn wishes_of(wishes: &Wishes, row: Row) -> &[Step] {
-    wishes.get(&row).map_or(&DEFAULT_STEPS, Vec::as_slice)
 }

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::Place;
 use crate::state::new_blocks::NewBlocks;
-use crate::state::state::{NULL_BLOCK, State, request_mut, wishes_of};
+use crate::state::state::{NULL_BLOCK, State, request_mut};
 use crate::types::commands::Command;
 use crate::types::effects::Effects;
 use crate::types::groups::{Group, Kind};
 use crate::types::ids::{BlockId, Row, Table};
-use crate::types::retention::wish_at;
+use crate::types::retention::{wish_at, wishes_of};
 
 /// One table of a request while a transition changes it.
 pub(crate) struct TableEdit<'a> {

@@ -4,10 +4,12 @@
 //! Invariants: the core has no clock: the engine says the time, which never falls. A level is an
 //! order of eviction and refuses nothing. Twin: kvcore/transitions/retention.py.
 
-use crate::state::state::{State, wishes_of};
+use crate::state::state::State;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
-use crate::types::retention::{DEFAULT_STEPS, Piece, Step, TIME_MAX, join_steps, steps_of};
+use crate::types::retention::{
+    DEFAULT_STEPS, Piece, Step, TIME_MAX, join_steps, steps_of, wishes_of,
+};
 
 /// Say the time, in ms since any moment: free blocks whose level is over go to their base.
 ///

@@ -9,6 +9,11 @@
 //! Source: names are those of TensorRT-LLM; there a level is a priority.
 //! Twin: kvcore/types/retention.py.
 
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use crate::types::ids::Row;
+
 /// What is wished if nothing is said.
 pub const DEFAULT_LEVEL: u8 = 35;
 /// The highest level.
@@ -18,6 +23,8 @@ pub const DURATION_MAX: u64 = 1 << 40;
 /// The last time, in ms.
 pub const TIME_MAX: u64 = 1 << 53;
 
+/// The steps of requests, by row; one that is not there has the defaults.
+pub type Wishes = HashMap<Row, Vec<Step>, FxBuildHasher>;
 /// Past the last position.
 pub const POSITION_MAX: u32 = (1 << 31) - 1;
 
@@ -94,6 +101,11 @@ pub fn join_steps(mine: &[Step], theirs: &[Step]) -> Vec<Step> {
 #[must_use]
 pub fn wish_at(steps: &[Step], position: u32) -> Wish {
     steps[steps.partition_point(|step| step.0 <= position) - 1].1
+}
+
+/// The wishes of a request.
+pub(crate) fn wishes_of(wishes: &Wishes, row: Row) -> &[Step] {
+    wishes.get(&row).map_or(&DEFAULT_STEPS, Vec::as_slice)
 }
 
 /// The larger of each part.

@@ -25,9 +25,10 @@ use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::num_older;
 use crate::pool::quarantine::Quarantine;
-use crate::state::state::{NO_HOST_BLOCK, RequestState, State, wishes_of};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
+use crate::types::retention::wishes_of;
 use crate::types::violation::Violation;
 
 /// What stands for a key of an older epoch.

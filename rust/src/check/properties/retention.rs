@@ -9,11 +9,11 @@ use crate::check::properties::published::Made;
 use crate::oracle::calls::Call;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
-use crate::pool::retention::{Kept, level_of};
-use crate::state::state::{State, wishes_of};
+use crate::pool::retention_state::{Kept, level_of};
+use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::{BlockId, Row};
-use crate::types::retention::wish_at;
+use crate::types::retention::{wish_at, wishes_of};
 use crate::types::violation::Finding;
 
 type KeptBlocks = BTreeMap<BlockId, Kept>;

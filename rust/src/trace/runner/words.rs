@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
-use crate::pool::retention::level_of;
+use crate::pool::retention_state::level_of;
 use crate::trace::text::{Value, read_tokens, write_ids};
 use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::types::errors::Error;

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of a manager that say how long content stays cached, for `eviction="retention"`."""
+
+from __future__ import annotations
+
+from kvcore import _twin
+from kvcore.types.arguments import check_kind
+from kvcore.types.retention import KvCacheRetentionConfig
+from kvcore.types.values import Request
+
+
+class Levels:
+    """The part of a manager that is told of time and wishes."""
+
+    _core: _twin.Backend
+
+    def tick(self, now_ms: int) -> None:
+        """Say the time in ms: levels whose duration is over end. Raises TimeWentBack."""
+        self._core.tick(now_ms)
+
+    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig) -> None:
+        """Join more wishes to those of a request, for the blocks that it releases from now on. A
+        range without an end ends with the tokens that it has.
+        """
+        check_kind("retention", retention, KvCacheRetentionConfig)
+        self._core.extend_retention(request_id, retention)
+
+
+def check_retention(request: Request) -> None:
+    """Raise WrongArgument unless a request's retention is one, or None."""
+    if request.retention is not None:
+        check_kind("retention", request.retention, KvCacheRetentionConfig)
