@@ -13,11 +13,11 @@ from kvcore import _twin
 from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
 from kvcore.codec import decode
 from kvcore.explain import Questions
+from kvcore.explain.levels import Levels, check_retention
 from kvcore.invariants import pool_and_state
-from kvcore.levels import Levels, check_retention
 from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
-from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
+from kvcore.types.arguments import check_kind, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
@@ -73,7 +73,6 @@ class KVCacheManager(Questions, Levels):
 
         Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and own hashes.
         """
-        check_request(request)
         check_retention(request)
         return self._core.add_request(request)
 

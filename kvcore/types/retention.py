@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import index
 
 import attrs
 
-from kvcore.types.arguments import read_scalars
 from kvcore.types.base_error import InvalidRetention
 
 DEFAULT_LEVEL = 35
@@ -49,7 +49,6 @@ class TokenRangeRetentionConfig:
     duration_ms: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        read_scalars(self)
         _check_wish(self, "priority", "duration_ms")
         _check_number(self, "token_start", 0, POSITION_MAX - 1)
         if self.token_end is not None:
@@ -71,7 +70,6 @@ class KvCacheRetentionConfig:
     """The wish of each range, then that of what is decoded."""
 
     def __attrs_post_init__(self) -> None:
-        read_scalars(self)
         _check_wish(self, "decode_retention_priority", "decode_duration_ms")
         ranges, last = self.token_range_retention_configs, 0
         if not isinstance(ranges, list | tuple):
@@ -151,5 +149,8 @@ def _check_wish(value: object, priority: str, duration: str) -> None:
 
 def _check_number(value: object, name: str, least: int, most: int) -> None:
     number = getattr(value, name)
+    if not isinstance(number, int) and hasattr(number, "__index__"):
+        number = index(number)
+        object.__setattr__(value, name, number)
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
         raise InvalidRetention(value=number, reason=f"{name} must be from {least} to {most}")

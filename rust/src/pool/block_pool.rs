@@ -8,7 +8,7 @@
 //! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
-pub(crate) mod checks;
+pub(crate) mod older;
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -25,6 +25,7 @@ use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
+use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 
@@ -172,17 +173,6 @@ impl BlockPool {
         has_key.then(|| self.index.key(block))
     }
 
-    /// Whether a block is outside the free queue and had a key of an older epoch.
-    pub(crate) fn is_older(&self, block: BlockId) -> bool {
-        let is_held = self.owners[block.index()] >= KEYED && !self.queue.contains(block);
-        is_held && self.index.is_older(block)
-    }
-
-    /// These blocks, rising.
-    pub(crate) fn older(&self) -> Vec<BlockId> {
-        (0..self.num_blocks()).map(BlockId).filter(|&block| self.is_older(block)).collect()
-    }
-
     /// The blocks without owner, in the order in which they leave.
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
@@ -320,19 +310,6 @@ impl BlockPool {
         }
     }
 
-    /// Forget that a block had a key of an older epoch.
-    #[cold]
-    pub(crate) fn forget_older(&mut self, block: BlockId) {
-        self.owners[block.index()] &= !KEYED;
-        self.index.remove(block);
-    }
-
-    /// Let blocks that have none be those that had a key of an older epoch.
-    pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
-        self.index.restore_older(blocks);
-        blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
-    }
-
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
@@ -367,4 +344,56 @@ impl BlockPool {
         }
         self.release([block], effects);
     }
+
+    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the
+    /// null block.
+    pub fn check_block(&self, block: i64) -> Result<BlockId, Error> {
+        let last = i64::from(self.num_blocks()) - 1;
+        if (i64::from(self.first_block)..=last).contains(&block) {
+            return Ok(BlockId(block as u32));
+        }
+        Err(Error::UnknownBlock { block, first: i64::from(self.first_block), last })
+    }
+
+    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be
+    /// pinned.
+    pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
+        let check = |&number: &i64| {
+            let block = self.check_block(number)?;
+            if self.ref_count(block) == 0 && self.key(block).is_none() {
+                return Err(Error::UnusedBlock { block: number });
+            }
+            Ok(block)
+        };
+        blocks.iter().map(check).collect()
+    }
+
+    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins
+    /// that the call removes. held: pins of a block that are not the caller's to remove.
+    pub fn check_unpins(
+        &self,
+        blocks: &[i64],
+        held: impl Fn(BlockId) -> u32,
+    ) -> Result<Vec<BlockId>, Error> {
+        let times = count_blocks(blocks);
+        let check = |&number: &i64| {
+            let block = self.check_block(number)?;
+            let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
+            let requested = times[&number];
+            if num_pins < requested {
+                return Err(Error::NotPinned { block: number, num_pins, requested });
+            }
+            Ok(block)
+        };
+        blocks.iter().map(check).collect()
+    }
+}
+
+/// How often each number is named.
+pub(crate) fn count_blocks(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
+    let mut times = HashMap::default();
+    for &block in blocks {
+        *times.entry(block).or_insert(0) += 1;
+    }
+    times
 }

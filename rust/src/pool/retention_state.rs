@@ -32,7 +32,7 @@ pub struct RetentionState {
     pub(crate) kept: Vec<Kept>,
     /// The number of the joining by which each block stands where it is.
     pub(crate) joined: Vec<u64>,
-    num_joined: u64,
+    pub(crate) num_joined: u64,
     pub(crate) ends: BinaryHeap<End>,
 }
 

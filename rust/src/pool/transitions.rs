@@ -5,8 +5,7 @@
 //! it was. Keys are opaque bytes.
 //! Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin: kvcore/pool/transitions.py.
 
-use crate::pool::block_pool::BlockPool;
-use crate::pool::block_pool::checks::count_blocks;
+use crate::pool::block_pool::{BlockPool, count_blocks};
 use crate::pool::priority_eviction;
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;

@@ -9,7 +9,7 @@ use hashbrown::hash_map::Entry;
 use rustc_hash::FxBuildHasher;
 
 use crate::legacy::blocks::tiers::{Misuse, Tiers, copy, take, touch};
-use crate::pool::block_pool::checks::count_blocks;
+use crate::pool::block_pool::count_blocks;
 use crate::pool::priority_eviction;
 use crate::types::commands::{Command, Tier};
 use crate::types::errors::Error;

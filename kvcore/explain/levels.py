@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from kvcore import _twin
-from kvcore.types.arguments import check_kind
+from typing import Any
+
+from kvcore.types.arguments import check_kind, check_request
 from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import Request
 
@@ -12,7 +13,7 @@ from kvcore.types.values import Request
 class Levels:
     """The part of a manager that is told of time and wishes."""
 
-    _core: _twin.Backend
+    _core: Any
 
     def tick(self, now_ms: int) -> None:
         """Say the time in ms: levels whose duration is over end. Raises TimeWentBack."""
@@ -27,6 +28,7 @@ class Levels:
 
 
 def check_retention(request: Request) -> None:
-    """Raise WrongArgument unless a request's retention is one, or None."""
+    """Raise WrongArgument unless a value is a request, and its retention one, or None."""
+    check_request(request)
     if request.retention is not None:
         check_kind("retention", request.retention, KvCacheRetentionConfig)
