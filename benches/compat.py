@@ -43,7 +43,7 @@ CALLS = {
 }
 
 
-class Asked:
+class EngineRequest:
     """A request as an engine has it."""
 
     def __init__(self, name: str, prompt: list[int], *, own_hashes: bool) -> None:
@@ -76,7 +76,7 @@ class Asked:
             self.block_hashes.append(sha256(f"{self.request_id}/{place}".encode()).digest())
 
 
-Call = Callable[[Asked], object]
+Call = Callable[[EngineRequest], object]
 Calls = dict[str, Call]
 
 
@@ -88,7 +88,7 @@ class Round:
     counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(CALLS, 0))
 
     def clock(
-        self, kind: str, call: Call, requests: list[Asked], num_shares: int | None = None
+        self, kind: str, call: Call, requests: list[EngineRequest], num_shares: int | None = None
     ) -> None:
         """Make a call for each of these; num_shares: how many requests a call is for, in all."""
         start = time.thread_time()
@@ -109,7 +109,7 @@ def measure(calls: Calls, name: str, num_running: int, *, own_hashes: bool) -> R
     """
     tokens = [hash(name) % 2**30 + place for place in range(PROMPT)]
     requests = [
-        Asked(f"{name}-{number}", [number, *tokens[1:]], own_hashes=own_hashes)
+        EngineRequest(f"{name}-{number}", [number, *tokens[1:]], own_hashes=own_hashes)
         for number in range(num_running)
     ]
     measured = Round()
@@ -144,14 +144,14 @@ def over_compat(config: Config) -> Calls:
     """The calls as an engine that was written for vLLM makes them."""
     manager = Compat(config, log_stats=False)
 
-    def admit(request: Asked) -> None:
+    def admit(request: EngineRequest) -> None:
         blocks, num_hit = manager.get_computed_blocks(request)
         manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, blocks)
 
-    def append(request: Asked) -> None:
+    def append(request: EngineRequest) -> None:
         manager.append(request)
 
-    def decode(request: Asked) -> None:
+    def decode(request: EngineRequest) -> None:
         manager.allocate_slots(request, 1)
 
     return {
@@ -175,28 +175,28 @@ def over_core(config: Config) -> Calls:
     """The calls of the core that do the same, one request at a time."""
     manager = KVCacheManager(config)
 
-    def admit(request: Asked) -> None:
+    def admit(request: EngineRequest) -> None:
         hashes = getattr(request, "block_hashes", None)
         own = None if hashes is None else list(hashes)
         manager.add_request(Request(request.request_id, request.all_token_ids, block_hashes=own))
         admit_again(request)
 
-    def admit_again(request: Asked) -> None:
+    def admit_again(request: EngineRequest) -> None:
         hit = manager.get_computed_blocks(request.request_id)
         num_rest = request.num_tokens - hit.num_tokens
         manager.allocate_slots(request.request_id, num_rest, hit)
 
-    def append(request: Asked) -> None:
+    def append(request: EngineRequest) -> None:
         manager.append((request.request_id,), request.all_token_ids[-1:])
 
-    def fill(request: Asked) -> None:
+    def fill(request: EngineRequest) -> None:
         name = request.request_id
         manager.append((name,), request.all_token_ids[-1:])
         if hasattr(request, "block_hashes"):
             manager.add_block_hashes(name, request.block_hashes[-1:])
             manager.cache_blocks(name, request.num_tokens)
 
-    def end(request: Asked) -> None:
+    def end(request: EngineRequest) -> None:
         manager.free(request.request_id)
         manager.remove_request(request.request_id)
 

@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -114,7 +115,7 @@ def measure_tables(timer: Timer, rounds: int) -> None:
     taken = []
     for place in range(min(rounds + 1, TABLE_BLOCKS)):
         batch = close(place, [SetTable(row, 0, place, row + 1) for row in range(RUNNING)])
-        taken.append(timer.measure(lambda batch=batch: runtime.apply(batch)))  # type: ignore[misc]
+        taken.append(timer.measure(partial(runtime.apply, batch)))
     median = medians(taken[1:])  # the first one compiles
     print(
         f"tables: one entry for each of {RUNNING} requests: {median.device * 1e6:.0f} us of the "

@@ -8,11 +8,14 @@ is hit. Each step holds the same requests in all of them. "At best" is what one 
 could reach if nothing but batches and forward passes took time. Random weights, greedy. Goals for
 one batch in flight: 0.95 at hidden 512, 1.2 with the tiny model from 8 requests on. With overlap
 the passes have a core of their own, so torch has `--threads` there, and `--threads-without` where
-nothing overlaps. On a CUDA device (`--device cuda`) the last model has 8 layers of the shape of
-Llama 3 8B's; bfloat16.
+nothing overlaps. The two processes keep to a core each, the last two that are allowed, and the
+engine without overlap runs on either; `--floating` leaves all to the system, as `--threads 2`
+needs. On a CUDA device (`--device cuda`) the last model has 8 layers of the shape of Llama 3 8B's;
+bfloat16.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +23,7 @@ from typing import Any
 
 import attrs
 import torch
+from kvcore_runtime.engine.batch_executor import runs_in_fork
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
@@ -77,9 +81,9 @@ def time_passes(engine: Engine, computed: list[float]) -> None:
         return timed_call
 
     forward = engine._forward
-    engine.runtime.apply = timed(engine.runtime.apply)  # type: ignore[method-assign]
-    forward.begin = timed(forward.begin)  # type: ignore[method-assign]
-    forward.compute = timed(forward.compute)  # type: ignore[method-assign]
+    engine.runtime.apply = timed(engine.runtime.apply)  # type: ignore[method-assign] # measured
+    forward.begin = timed(forward.begin)  # type: ignore[method-assign] # measured
+    forward.compute = timed(forward.compute)  # type: ignore[method-assign] # measured
 
 
 def measure(
@@ -88,8 +92,12 @@ def measure(
     rounds: int,
     options: EngineOptions,
     threads: tuple[int, int],
+    pair: list[int],
 ) -> dict[int, Side]:
-    """Let the engines answer in turn, this many times. threads: of torch, without and with."""
+    """Let the engines answer in turn, this many times. threads: of torch, without and with.
+
+    pair: the cores of the caller and of the process, if they keep to them.
+    """
     sides = {number: Side() for number in IN_FLIGHT}
     engines, computed = {}, [0.0]
     for number in IN_FLIGHT:
@@ -102,8 +110,10 @@ def measure(
         for number in IN_FLIGHT if turn % 2 else IN_FLIGHT[::-1]:
             engine, side = engines[number], sides[number]
             torch.set_num_threads(threads[number > 0])
+            if pair:
+                os.sched_setaffinity(0, pair[:1] if number else pair)
             computed[0] = 0.0
-            engine.metrics.__init__()  # type: ignore[misc]
+            engine.metrics.__init__()  # type: ignore[misc] # counts from 0 again
             started = time.perf_counter()
             for request in asked:
                 engine.add_request(request)
@@ -134,11 +144,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch, with overlap")
     parser.add_argument("--threads-without", type=int, default=1, help="of torch, without")
     parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
+    parser.add_argument("--floating", action="store_true", help="leave the cores to the system")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--only", help="the one model to measure, as lines begin with it")
     parser.add_argument("--requests", type=int, nargs="*", default=[2, 8, 32], help="at a time")
     given = parser.parse_args()
     threads = (given.threads_without, given.threads)
+    is_kept = runs_in_fork(torch.device(given.device)) and not given.floating
+    pair = sorted(os.sched_getaffinity(0))[-2:] if is_kept else []
     shapes = SHAPES if given.device == "cpu" else {**SHAPES, "8 layers of Llama 3 8B": LLAMA_8B}
     for name, shape in shapes.items():
         if given.only not in (None, name):
@@ -149,8 +162,10 @@ def main() -> None:
                 attrs.evolve(each, prompt=tuple(token % 256 for token in each.prompt))
                 for each in make_requests(num_requests, 32, given.max_tokens)
             ]
-            options = EngineOptions(backend=given.backend, token_budget=1024)
-            sides = measure(model, requests, given.rounds, options, threads)
+            options = EngineOptions(
+                backend=given.backend, token_budget=1024, executor_core=pair[-1] if pair else None
+            )
+            sides = measure(model, requests, given.rounds, options, threads, pair)
             for number, side in sides.items():
                 print(_line(name, num_requests, given.max_tokens, number, side, sides[0]))
 

@@ -33,6 +33,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.groups import Group
+from kvcore.types.policy import EvictionPolicy
 from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.values import (
     Appended,
@@ -66,6 +67,7 @@ __all__ = [
     "Events",
     "Evict",
     "EvictAll",
+    "EvictionPolicy",
     "Free",
     "Group",
     "Hit",

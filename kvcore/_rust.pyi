@@ -11,7 +11,7 @@ from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Manager", "SlotChecker", "Tiers", "check_state", "check_states", "check_world", "hash_block", "hash_blocks", "root_hash"]
+__all__ = ["Manager", "SlotChecker", "Tiers", "check_state", "check_states", "check_world", "crc32c", "hash_block", "hash_blocks", "root_hash"]
 
 @final
 class Manager:
@@ -138,6 +138,11 @@ class Manager:
         """
         The numbers of the batches in flight, oldest first.
         """
+    @property
+    def is_recording(self, /) -> bool:
+        """
+        Whether calls are recorded.
+        """
     def load(self, request_id: str, num_tokens: int, hit: Hit | None, /, *, full_sequence_must_fit: bool, reserved_blocks: int) -> tuple[int, ...] | Refused:
         """
         Fill slots for the next tokens of a request from the external store.
@@ -149,6 +154,11 @@ class Manager:
     def num_draft_tokens(self, /, request_id: str) -> int:
         """
         Draft tokens of a request. Changes nothing.
+        """
+    @property
+    def num_due_blocks(self, /) -> int:
+        """
+        Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
         """
     @property
     def num_free_blocks(self, /) -> int:
@@ -196,13 +206,25 @@ class Manager:
         """
         Let requests count no more than num_computed_tokens; returns the ids of those that fell.
         """
+    def rotate_recording(self, /) -> None:
+        """
+        Begin a new segment with the state as it is, if there is a record. O(pool).
+        """
     def stale_requests(self, /) -> list[str]:
         """
         The requests that count tokens of older epochs, in row order. Changes nothing.
         """
+    def start_recording(self, files: Any, /) -> None:
+        """
+        Record every call from now on into these files, a `kvcore.record.recorder.Recorder`.
+        """
     def status(self, /, request_id: str) -> Status:
         """
         Where a request's blocks are. Changes nothing.
+        """
+    def stop_recording(self, /) -> None:
+        """
+        End the record, if there is one.
         """
     def store(self, block_ids: Iterable[int], /) -> tuple[int, ...]:
         """
@@ -478,6 +500,11 @@ def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., full_
     symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
     kept, not fingerprints. checks: the properties that count, all unless given. progress: is told
     states, edges, depth, waiting states, seconds and bytes, now and then.
+    """
+
+def crc32c(data: bytes | bytearray, /) -> int:
+    """
+    The CRC-32C of bytes, as records have it.
     """
 
 def hash_block(parent: bytes, tokens: Any, hashing: str = "sha256", /) -> bytes:

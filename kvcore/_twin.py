@@ -77,6 +77,12 @@ def hash_blocks(
     return hashes
 
 
+def crc32c(data: bytes | bytearray) -> int:
+    """The checksum of records, by the twin. Raises BackendMissing."""
+    _check_there()
+    return _rust.crc32c(data)
+
+
 def check_world(world: Any, **options: Any) -> dict[str, Any]:
     """The compiled search of the checker: kvcore/check/search/twin_search.py.
 

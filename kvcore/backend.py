@@ -10,7 +10,9 @@ from __future__ import annotations
 import warnings
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from weakref import ref
 
 from kvcore import _twin
 from kvcore.codec import decode as decoding
@@ -18,9 +20,21 @@ from kvcore.codec import encode as encoding
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
+from kvcore.types.arguments import check_kind
 from kvcore.types.config import Config
-from kvcore.types.errors import BackendMissing, ConcurrentCall, DamagedState, InvariantViolation
+from kvcore.types.errors import (
+    BackendMissing,
+    ConcurrentCall,
+    DamagedState,
+    InvalidConfig,
+    InvariantViolation,
+)
+from kvcore.types.policy import EvictionPolicy
 from kvcore.types.values import Outcome
+
+if TYPE_CHECKING:
+    from kvcore.record.recorder import Recorder
+    from kvcore.record.tape import Files, Tape
 
 T = TypeVar("T")
 READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key", "retention"}
@@ -39,6 +53,7 @@ class PythonBackend:
         self._state = make_state(config)
         self._running = allocate_lock()
         self._thread = 0
+        self._tape: Tape | None = None
 
     def state(self) -> State:
         """The state as it is. Raises ConcurrentCall."""
@@ -55,6 +70,11 @@ class PythonBackend:
         return self.state().device.num_free
 
     @property
+    def num_due_blocks(self) -> int:
+        policy = self.state().device.policy
+        return 0 if policy is None else policy.num_due
+
+    @property
     def num_free_host_blocks(self) -> int:
         host = self.state().host
         return 0 if host is None else host.num_free
@@ -65,6 +85,32 @@ class PythonBackend:
     def restore(self, data: bytes) -> None:
         state = decoding.decode(data)
         self._change(lambda _: Outcome(state, (), None))
+        if self._tape is not None:
+            self._tape.rotate(state, continues=False)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._tape is not None and self._tape.buffer is not None
+
+    def start_recording(self, files: Files) -> None:
+        from kvcore.record.tape import LOOK_UP, Tape, recorded  # few managers are recorded
+
+        self._tape = tape = Tape(files, self.state())
+        for name in TRANSITIONS:
+            self.__dict__[name] = partial(self._change, recorded(tape, name))
+        look_up = recorded(tape, LOOK_UP)
+        self.__dict__[LOOK_UP] = lambda request_id: look_up(self.state(), request_id).value
+
+    def stop_recording(self) -> None:
+        if self._tape is not None:
+            self._tape.close()
+            for name in (*TRANSITIONS, "get_computed_blocks"):
+                del self.__dict__[name]
+            self._tape = None
+
+    def rotate_recording(self) -> None:
+        if self._tape is not None:
+            self._tape.rotate(self.state())
 
     def _change(
         self, transition: Callable[..., Outcome[State, T]], *args: Any, **options: Any
@@ -79,6 +125,45 @@ class PythonBackend:
         finally:
             self._running.release()
         return outcome.value
+
+
+class Recordable:
+    """A manager with a state, whose calls can be recorded.
+
+    One that does not record has the methods it always had.
+    """
+
+    _core: _twin.Backend
+
+    def state(self) -> State:
+        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
+        core: Any = self._core
+        return core.state() if isinstance(core, PythonBackend) else decoding.decode(core.encode())
+
+    def start_recording(self, recorder: Recorder) -> None:
+        """Record the state, and every call from now on: docs/recorder.md. Raises AlreadyRecording.
+
+        What goes wrong with the files later ends the record, with a warning: `recorder.error`.
+        """
+        from kvcore.record.errors import AlreadyRecording
+        from kvcore.record.recorder import Recorder  # few managers are recorded
+
+        check_kind("recorder", recorder, Recorder)
+        if self._core.is_recording:
+            raise AlreadyRecording(what="the manager", reason="stop_recording ends that")
+        this = ref(self)
+
+        def rotate() -> None:
+            manager = this()
+            if manager is not None:
+                manager._core.rotate_recording()
+
+        recorder.start(rotate)
+        self._core.start_recording(recorder)
+
+    def stop_recording(self) -> None:
+        """End the record, if there is one."""
+        self._core.stop_recording()
 
 
 def default_backend() -> Literal["rust", "python"]:
@@ -104,9 +189,12 @@ def decode_valid(data: bytes) -> State:
 
 
 def make_backend(config: Config, name: str) -> _twin.Backend:
-    """The backend of this name. Raises BackendMissing, PoolTooLarge."""
+    """The backend of this name. Raises BackendMissing, InvalidConfig, PoolTooLarge."""
     if name == "python":
         return cast("_twin.Backend", PythonBackend(config))
+    if name == "rust" and isinstance(config.eviction, EvictionPolicy):
+        reason = "a policy of your own runs on the backend 'python' alone"
+        raise InvalidConfig(field="eviction", value=config.eviction, reason=reason)
     if name == "rust":
         return _twin.make_backend(config)
     raise BackendMissing(backend=name, reason='the backends are "rust" and "python"')

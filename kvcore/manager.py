@@ -10,12 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import HANDED_ON, PythonBackend, decode_valid, default_backend, make_backend
-from kvcore.codec import decode
+from kvcore.backend import HANDED_ON, Recordable, decode_valid, default_backend, make_backend
 from kvcore.explain import Questions
 from kvcore.explain.levels import Levels, check_retention
 from kvcore.invariants import pool_and_state
-from kvcore.state.state import State
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
@@ -36,11 +34,11 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager(Questions, Levels):
+class KVCacheManager(Recordable, Questions, Levels):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
-    PoolTooLarge.
+    InvalidConfig, PoolTooLarge.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
@@ -381,11 +379,6 @@ class KVCacheManager(Questions, Levels):
         config = decode_valid(data).config
         self._core.restore(data)
         self.config = config
-
-    def state(self) -> State:
-        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
-        core: Any = self._core
-        return core.state() if isinstance(core, PythonBackend) else decode.decode(core.encode())
 
     def check(self) -> None:
         """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""

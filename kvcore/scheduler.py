@@ -116,7 +116,7 @@ class Preemptions:
 
     @property
     def total(self) -> int:
-        """By both ways."""
+        """Preemptions by either way."""
         return self.by_swap + self.by_recompute
 
 
@@ -286,12 +286,20 @@ class Scheduler(Generic[S]):
             length = min(sequence.num_tokens - start, self._budget)
             if length == 0:
                 return
-            got = self._manager.allocate_slots(name, length, hit, full_sequence_must_fit=True)
+            reserved = self._num_reserved(hit)
+            got = self._manager.allocate_slots(
+                name, length, hit, full_sequence_must_fit=True, reserved_blocks=reserved
+            )
             if isinstance(got, Refused):
                 return
             self._admitted(sequence, hit)
             self._place(self.running, self.waiting.pop(0))
             self._computes(sequence, start, start + length)
+
+    def _num_reserved(self, hit: Hit) -> int:
+        """Blocks that the admission of a sequence leaves free."""
+        del hit
+        return 0
 
     def _begin_load(self, sequence: S, hit: Hit) -> int | Refused:
         """Begin to load tokens of a waiting sequence behind its hit; how many come."""

@@ -23,7 +23,8 @@ PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
 
 ROOMS = (
     *("mutants", "types", "errors", "hashing", "pool", "state", "codec", "oracle", "invariants"),
-    *("transitions", "_rust", "_twin", "backend", "explain", "manager", "metrics", "kvcore"),
+    *("transitions", "_rust", "_twin", "record", "backend", "explain", "manager", "metrics"),
+    "kvcore",
     *(
         "scheduler",
         "trace",

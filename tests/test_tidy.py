@@ -176,6 +176,21 @@ def test_the_core_imports_no_torch_and_no_runtime() -> None:
         assert not foreign, f"{name_of(path)} imports {foreign}"
 
 
+def test_what_runs_without_torch_imports_none() -> None:
+    """`make test-core` has none; the tests of engines' adapters skip themselves before they do."""
+    files = {name_of(path): {*imports(path)} for path in tracked("tests/*.py")}
+    found = {name for name in files if {"torch", "kvcore_runtime"} & files[name]}
+    while more := {
+        name
+        for name in files.keys() - found
+        if files[name] & {each.removesuffix(".py").replace("/", ".") for each in found}
+    }:
+        found |= more
+    assert "tests/bytes/run.py" in found
+    allowed = ("tests/runtime/", "tests/engines/")
+    assert [name for name in found if "/test_" in name and not name.startswith(allowed)] == []
+
+
 def test_an_import_by_name_is_one(tmp_path: Path) -> None:
     file = tmp_path / "late.py"
     file.write_text("x = importlib.import_module('torch.nn')\n__import__(f'a.{x}')\n")

@@ -29,11 +29,11 @@ EXPECTED = {
     "look_up": (REQUESTS, 1128),
     "allocate": (BLOCKS, 385),
     "append": (APPENDED, 324),  # each step takes its batch
-    "append_ahead": (APPENDED, 315),  # the same, with a position to come
+    "append_ahead": (APPENDED, 311),  # the same, with a position to come
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),
-    "advance": (REQUESTS, 93),  # of the epoch
+    "advance": (REQUESTS, 105),  # of the epoch
 }
 COLLECTED = re.compile(r"Collected : (\d+)")
 

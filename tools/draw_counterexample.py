@@ -18,7 +18,7 @@ from kvcore import Config
 from kvcore.check.mutants import MUTANTS, Patcher
 from kvcore.check.search.search import check
 from kvcore.check.stories.scenes import Row, Scene
-from kvcore.check.stories.story import Story, render, tell
+from kvcore.check.stories.story import Story, make_story, render
 from kvcore.check.world.model import Violation
 from kvcore.check.world.world import World
 from tools.svg import picture, rect, style, text
@@ -75,7 +75,7 @@ def play() -> tuple[Violation, Story]:
         bug.patch(patcher)
         violation = check(WORLD, properties=["KV-READ"]).violation
         assert violation is not None
-        return violation, tell(violation, WORLD)
+        return violation, make_story(violation, WORLD)
 
 
 def moments(story: Story) -> list[Moment]:

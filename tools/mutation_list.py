@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import cosmic_ray.plugins  # type: ignore[import-not-found]
-from cosmic_ray.ast import ast_nodes, get_ast  # type: ignore[import-not-found]
-from cosmic_ray.ast.ast_query import ASTQuery  # type: ignore[import-not-found]
-from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]
+import cosmic_ray.plugins  # type: ignore[import-not-found] # outside .venv
+from cosmic_ray.ast import ast_nodes, get_ast  # type: ignore[import-not-found] # the same
+from cosmic_ray.ast.ast_query import ASTQuery  # type: ignore[import-not-found] # the same
+from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found] # the same
 
 COMPARISONS = (
     r"ReplaceComparisonOperator_(?!Is|.*Is)\w+|ReplaceComparisonOperator_Is(Not)?_Is(Not)?"

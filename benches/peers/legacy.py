@@ -81,7 +81,7 @@ def play(story: Story) -> dict[str, float]:
 
 
 def compare(pair: Beside, num_rounds: int) -> list[Row]:
-    """Play the rounds. Raises ValueError where the two have different phases."""
+    """Play the rounds. Raises ValueError if the two have different phases."""
     least: dict[str, dict[str, float]] = {}
     for _ in range(num_rounds):
         sides: dict[str, Callable[[], Story]] = {"original": pair.original}

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 
 
 def ends_cleanly(command: Callable[P, int]) -> Callable[P, int]:
-    """The command, which ends as said above."""
+    """Decorate a command, so that it ends as described above."""
 
     @wraps(command)
     def ended(*args: P.args, **options: P.kwargs) -> int:
@@ -54,7 +54,7 @@ def ends_cleanly(command: Callable[P, int]) -> Callable[P, int]:
 
 @contextmanager
 def holding_interrupts() -> Iterator[None]:
-    """An interrupt comes at the end of the block: torch aborts if one comes in its import."""
+    """Delay an interrupt to the end of the block: torch aborts if one comes during its import."""
     if threading.current_thread() is not threading.main_thread():
         yield  # no other thread gets interrupts, or may change who does
         return
@@ -74,7 +74,7 @@ def _say(sentence: str) -> None:
 
 
 def _let_go(stream: TextIO) -> None:
-    """What cannot be flushed goes nowhere: the interpreter would try again at its end."""
+    """Drop what a stream cannot flush: the interpreter would try again when it exits."""
     try:
         stream.flush()
     except OSError:

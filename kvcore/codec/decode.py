@@ -10,18 +10,18 @@ Twin: rust/src/codec/decode.rs.
 from __future__ import annotations
 
 from immutables import Map
-from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
 from kvcore.codec.decode_batch import read_batch, read_batches_in_flight
-from kvcore.codec.encode import DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH
+from kvcore.codec.encode import DUPLICATES, MAGIC, OWNERS_END, PUBLISH
 from kvcore.codec.sections import read_sections
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import make_free_queue
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
+from kvcore.pool.policy_state import make_policy_state
 from kvcore.pool.quarantine import Quarantine
 from kvcore.state.state import MAX_OPERATION, NO_HOST_BLOCK, Operation, RequestState, State
-from kvcore.types.config import Config
+from kvcore.types.config import EVICTIONS, Config, Eviction
 from kvcore.types.errors import DamagedState, GroupsDoNotFit, InvalidConfig, InvalidExtraKey
 from kvcore.types.event_log import read_event
 from kvcore.types.extra_inputs import ExtraKeys, LoRA, MediaItem
@@ -29,6 +29,7 @@ from kvcore.types.groups import KINDS as GROUP_KINDS
 from kvcore.types.groups import Group
 from kvcore.types.keys import HASHINGS
 from kvcore.types.memory import check_memory
+from kvcore.types.policies import policy_of
 from kvcore.types.values import PrefixCacheStats
 from kvcore.types.wire import Reader
 
@@ -51,11 +52,9 @@ def decode(data: bytes) -> State:
         config = _read_config(source)
     except (InvalidConfig, GroupsDoNotFit) as error:
         raise source.damaged(str(error)) from None
-    device = _read_pool(source, config, config.num_blocks, int(config.null_block))
+    device = _read_pool(source, config, config.eviction, config.num_blocks, int(config.null_block))
     hosts = config.num_host_blocks
-    host = _read_pool(source, config, hosts, 0) if hosts else None
-    if host is not None:
-        host = replace(host, eviction=config.host_eviction)
+    host = _read_pool(source, config, config.host_eviction, hosts, 0) if hosts else None
     rows: list[str | None] = []
     requests: dict[str, RequestState] = {}
     for row in range(source.u32()):
@@ -130,7 +129,9 @@ def _read_group(source: Reader) -> Group:
     )
 
 
-def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int) -> BlockPool:
+def _read_pool(
+    source: Reader, config: Config, eviction: Eviction, num_blocks: int, first_block: int
+) -> BlockPool:
     # At least five bytes per block: a damaged count must not become an allocation.
     if 5 * num_blocks > len(source.data) - source.offset:
         raise source.damaged(f"{num_blocks} blocks are missing")
@@ -159,15 +160,17 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
         raise source.damaged("pins without counts")
     if pinned != sorted(set(pinned)):
         raise source.damaged("the pinned blocks do not rise")
+    policy = policy_of(eviction)
     return BlockPool(
         first_block=first_block,
-        eviction=config.eviction,
+        eviction=eviction,
         ref_counts=pvector(ref_counts),
         keys=pvector(keys),
         queue=make_free_queue(num_blocks, order),
         index=index.freeze(),
         pins=Map(zip(pinned, counts, strict=True)),
         quarantine=_read_quarantine(source, config, num_blocks, order),
+        policy=None if policy is None else make_policy_state(policy, num_blocks, ()),
     )
 
 

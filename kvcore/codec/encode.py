@@ -19,7 +19,7 @@ from kvcore.state.batch_records import BatchInFlight, PublishedKey, RequestEntry
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
 from kvcore.types.commands import close
-from kvcore.types.config import Config, Duplicates, Eviction, Publish
+from kvcore.types.config import EVICTIONS, Config, Duplicates, Publish
 from kvcore.types.event_log import write_event
 from kvcore.types.extra_inputs import ExtraKeys
 from kvcore.types.groups import KINDS
@@ -27,7 +27,8 @@ from kvcore.types.keys import HASHINGS
 from kvcore.types.wire import Writer
 
 MAGIC = b"kvcore state 4\n"
-EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first", "retention")
+OWN_POLICY = 255
+"""Stands for an eviction policy of one's own, which no bytes hold."""
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 """Stands for the null block in host tables."""
@@ -99,7 +100,8 @@ def _write_config(out: Writer, config: Config) -> None:
     out.u32(config.max_num_batched_tokens or 0)
     out.u8(config.enable_caching)
     out.u8(config.null_block)
-    out.u8(EVICTIONS.index(config.eviction))
+    named = isinstance(config.eviction, str)
+    out.u8(EVICTIONS.index(config.eviction) if named else OWN_POLICY)
     out.u8(DUPLICATES.index(config.duplicates))
     out.u8(HASHINGS.index(config.hashing))
     out.u32(config.num_preallocate_tokens)

@@ -14,6 +14,13 @@ from itertools import chain
 import attrs
 from msgspec.structs import replace
 
+from kvcore.codec.policy_sections import (
+    place_blocks,
+    read_uses,
+    read_waiting,
+    write_uses,
+    write_waiting,
+)
 from kvcore.codec.retention_section import (
     has_retention,
     place_levels,
@@ -26,16 +33,17 @@ from kvcore.state.state import RequestState, State
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, RETENTION = 1, 2, 3, 4, 5, 6, 9
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES, RETENTION = range(1, 10)
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
 the first batches whose output belongs to requests, of the rows that are held back, of epochs, of
-levels."""
+the order in which requests arrived, of what an eviction policy remembers, of levels."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
 
 def write_sections(out: Writer, state: State) -> None:
     """Write the sections that hold more than defaults."""
+    policy = state.device.policy
     sections = (
         (LOADS, state.loads, write_loads),
         (EXTRA_KEYS, any(_with_ends(state)), write_ends),
@@ -43,6 +51,8 @@ def write_sections(out: Writer, state: State) -> None:
         (OUTPUT, any(_with_output(state)), write_output),
         (HELD_ROWS, state.held_rows, write_held_rows),
         (EPOCHS, state.epoch, write_epochs),
+        (WAITING, state.next_due, write_waiting),
+        (USES, policy is not None and policy.is_remembered, write_uses),
         (RETENTION, has_retention(state), write_retention),
     )
     for tag, is_there, write in sections:
@@ -126,6 +136,8 @@ def read_sections(source: Reader, state: State) -> State:
         OUTPUT: read_output,
         HELD_ROWS: read_held_rows,
         EPOCHS: read_epochs,
+        WAITING: read_waiting,
+        USES: read_uses,
         RETENTION: read_retention,
     }
     last = -1
@@ -140,7 +152,8 @@ def read_sections(source: Reader, state: State) -> State:
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
-    return place_levels(source, state) if state.config.eviction == "retention" else state
+    place = place_levels if state.config.eviction == "retention" else place_blocks
+    return place(source, state)
 
 
 def read_loads(source: Reader, state: State) -> State:

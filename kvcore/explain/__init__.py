@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from kvcore.state.state import State
 from kvcore.transitions.slot_request import SlotOptions, check_hit_kind
 from kvcore.types.values import Hit
 
 if TYPE_CHECKING:
+    from kvcore import _twin
     from kvcore.explain.refusal import ExplainedRefusal
+    from kvcore.state.state import State
 
 
 class Questions:
-    """What a manager says about its refusals."""
+    """What a manager says about its refusals, and about what others wait for."""
 
-    def state(self) -> State:
-        """The state as an immutable value."""
-        raise NotImplementedError
+    _core: _twin.Backend
+
+    @property
+    def num_due_blocks(self) -> int:
+        """Free blocks that waiting requests will look up (`queue_aware`). Changes nothing."""
+        return self._core.num_due_blocks
+
+    if TYPE_CHECKING:
+
+        def state(self) -> State: ...
 
     def explain_refusal(
         self,

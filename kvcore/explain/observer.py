@@ -133,7 +133,7 @@ class Observer:
         labels = None if tokens is None else to_bytes(tokens)
         if outcome.columns:
             for place, _, _, block in zip(*outcome.grown, strict=True):
-                if block:
+                if block or not self.config.null_block:
                     self._take(callers[place], [block], "decode")
                     callers[place].held.append(block)
         for place, request in enumerate(callers):
@@ -170,7 +170,7 @@ class Observer:
     def _load(self, _: Any, request_id: str, num_tokens: int, hit: Any = None, **__: Any) -> None:
         request = self._requests[request_id]
         self._admit(request, hit, num_tokens)
-        self._take(request, self._fresh(request), "load")
+        self._rewrite(request, "load")
         self._refresh(request)
         self._publish(request)
 
@@ -364,7 +364,7 @@ class Observer:
 
 _WITHDRAWING = (
     *("evict_blocks", "reset_prefix_cache", "cancel", "rewind", "unschedule"),
-    "complete_operation",
+    *("complete_operation", "advance_epoch"),
 )
 
 

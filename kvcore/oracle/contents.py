@@ -129,7 +129,7 @@ def copy(contents: Contents, command: Command, block_size: int) -> None:
 
 
 def read(contents: Contents, source: Place | None, block_size: int) -> Slots:
-    """What a copying command writes that reads this place; zeros if it reads none."""
+    """The contents that a command copies from this place; zeros if it reads none."""
     if source is None:
         return (ZEROS,) * block_size
     return contents.get(source, (None,) * block_size)

@@ -28,11 +28,13 @@ from kvcore.pool.free_queue import (
     make_free_queue,
 )
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
+from kvcore.pool.policy_state import PolicyState, make_policy_state
 from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.types.config import Eviction
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
+from kvcore.types.policies import policy_of
 
 if TYPE_CHECKING:
     from kvcore.pool.retention_state import RetentionState
@@ -48,7 +50,8 @@ class BlockPool(Struct, frozen=True, gc=False):
     included. keys: the key of each block. pins: block id -> its number of pins. quarantine:
     None if batches are never in flight. priorities: block id -> its eviction priority.
     last_placed: the block that was put into its place by priority last. older: blocks outside the
-    free queue whose key was of an older epoch. retention: what levels go by, None without them.
+    free queue whose key was of an older epoch. policy: what a policy that orders the queue has to
+    go by, None if there is none. retention: what levels go by, None without them.
     """
 
     first_block: int
@@ -62,6 +65,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     priorities: Map[int, tuple[float, int]] = Map()
     last_placed: int | None = None
     older: frozenset[int] = frozenset()
+    policy: PolicyState | None = None
     retention: RetentionState | None = None
 
     @property
@@ -100,6 +104,7 @@ def make_pool(
     """
     first = int(null_block)
     ids = list(range(first, num_blocks)) if order is None else list(order)
+    policy = policy_of(eviction)
     return BlockPool(
         first,
         eviction,
@@ -109,6 +114,7 @@ def make_pool(
         HashIndex(),
         Map(),
         make_quarantine(num_blocks) if quarantine else None,
+        policy=None if policy is None else make_policy_state(policy, num_blocks, ids),
     )
 
 
@@ -190,8 +196,8 @@ class PoolTransaction:
         """Give `count` blocks from the front one owner each; evicts those that have a key."""
         blocks = []
         for _ in range(count):
-            block = self.queue.front()
-            self.queue.remove(block)
+            block = self._next()
+            self._dequeue(block)
             if self.keys[block] is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
@@ -207,7 +213,7 @@ class PoolTransaction:
             if self.quarantine is not None and block in self.quarantine.queue:
                 self.quarantine.queue.remove(block)
             else:
-                self.queue.remove(block)
+                self._dequeue(block)
             self.effects.commands.append(Touch(block))
         self.ref_counts[block] += 1
 
@@ -226,6 +232,14 @@ class PoolTransaction:
             else:
                 self._enqueue(block)
             self.effects.commands.append(Free(block, self.keys[block] is not None))
+
+    def _next(self) -> int:
+        """The free block that leaves next."""
+        return self.queue.front()
+
+    def _dequeue(self, block: int) -> None:
+        """Take a block out of the free queue."""
+        self.queue.remove(block)
 
     def _enqueue(self, block: int) -> None:
         """Put a block without owner at the side of the free queue that the policy names."""
@@ -253,8 +267,9 @@ class PoolTransaction:
             for block in self.quarantine.end():
                 self._enqueue(block)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make a block findable under a key."""
+    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
+        """Make a block findable under a key. depth: its place in its request's table."""
+        del depth
         self.keys[block] = key
         self.index.insert(key, block)
 

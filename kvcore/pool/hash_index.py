@@ -80,6 +80,16 @@ class HashIndexTransaction:
         """The block that answers for a key."""
         return self.firsts.get(key)
 
+    def blocks(self, key: bytes) -> list[int]:
+        """The blocks under a key, first published first."""
+        block = first = self.firsts.get(key)
+        blocks = []
+        while block is not None:
+            blocks.append(block)
+            after = self.following.get(block, first)
+            block = None if after == first else after
+        return blocks
+
     def insert(self, key: bytes, block: int) -> None:
         """Add a block behind those that hold the same content."""
         self.is_touched = True

@@ -110,13 +110,6 @@ class RetentionTransaction(PoolTransaction):
             self.kept = self.kept.delete(block)
 
 
-def make_transaction(pool: BlockPool, effects: Effects) -> PoolTransaction:
-    """A transaction on the device pool of a state."""
-    if pool.retention is None:
-        return PoolTransaction(pool, effects)
-    return RetentionTransaction(pool, effects)
-
-
 def with_levels(pool: BlockPool, state: RetentionState) -> BlockPool:
     """The pool with its free blocks in the rings of their levels; those of a ring stay in their
     order.

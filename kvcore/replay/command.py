@@ -14,18 +14,23 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvcore.cli.arguments import parse
 from kvcore.cli.pipes import ends_cleanly
+from kvcore.record.reader import is_record
 from kvcore.replay.command_options import Arguments, make_parser, read_arguments
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
+from kvcore.replay.records.command import main as make_again
 from kvcore.replay.report_json import to_json
-from kvcore.replay.report_text import to_text
+from kvcore.replay.report_text import percent, to_text
 from kvcore.replay.request_trace import TraceReader
-from kvcore.replay.results import Options
-from kvcore.replay.summary import Report
+from kvcore.replay.results import Options, Result
+from kvcore.replay.summary import Report, rates_of
 from kvcore.replay.sweep import opened, run_sizes
+from kvcore.replay.variants import run_variants
 from kvcore.replay.whole_file import CannotWrite, write_whole
 from kvcore.types.errors import InvariantViolation, KvcoreError
 
@@ -39,8 +44,11 @@ FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay one trace; returns the exit code.
 
-    arguments: those behind `kvcore replay`, the process's by default.
+    arguments: those behind `kvcore replay`, the process's by default. A record is made again.
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    if any(is_record(word) for word in words):
+        return make_again(words)
     given = parse(make_parser(), arguments)
     try:
         call = read_arguments(given)
@@ -94,6 +102,9 @@ def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
         devices.append(OnDevice(call.device, plan))
         return devices[-1]
 
+    if call.policies:
+        reader = TraceReader(call.trace, skip_bad=call.skip_bad)
+        return _run_variants(call, reader), reader, []
     with opened(call.trace, skip_bad=call.skip_bad, several=num_runs > 1) as trace:
         report, reader = run_sizes(
             trace,
@@ -105,6 +116,25 @@ def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
             explained=Explained() if call.explain else None,
         )
     return report, reader, devices
+
+
+def _run_variants(call: Arguments, reader: TraceReader) -> Report:
+    """Replay under each policy on each pool."""
+    first = call.options.policy
+    names = (first, *(name for name in call.policies if name != first))
+    sizes = sorted(
+        {call.options.num_blocks, *call.sizes}, key=lambda size: size != call.options.num_blocks
+    )
+    plans = [
+        attrs.evolve(call.options, num_blocks=size, policy=name) for size in sizes for name in names
+    ]
+
+    def done(result: Result) -> None:
+        options, rate = result.options, percent(rates_of(result).run)
+        line = f"{options.num_blocks:,} blocks, {options.policy}: {rate} hit"
+        print(line, file=sys.stderr, flush=True)
+
+    return run_variants(reader, plans, backend=call.backend, done=done)
 
 
 def _print_checked(devices: list[OnDevice]) -> None:

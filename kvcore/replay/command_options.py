@@ -21,6 +21,7 @@ from kvcore.replay.loop import make_config
 from kvcore.replay.request_trace import STDIN
 from kvcore.replay.results import BackendName, Options
 from kvcore.replay.whole_file import check_writable
+from kvcore.types.config import EVICTIONS, EvictionName
 from kvcore.types.errors import KvcoreError
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ class BadOptions(KvcoreError):
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """What one call of the command asks for. sizes: of the sweep, besides the pool's own."""
+    """What one call of the command asks for. sizes, policies: of the sweep, besides the first."""
 
     trace: str
     options: Options
     sizes: tuple[int, ...]
+    policies: tuple[EvictionName, ...]
     backend: BackendName
     device: MakeDevice | None
     skip_bad: bool
@@ -76,11 +78,18 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
     _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens per block")
     add(
         "--policy",
-        choices=("lru", "uncached_first"),
+        choices=EVICTIONS,
         default=DEFAULTS.policy,
         help=f"which free block leaves first ({DEFAULTS.policy})",
     )
-    add("--backend", choices=("rust", "python"), help="the core (rust, where it is compiled)")
+    add(
+        "--policies",
+        type=policies,
+        metavar="NAME,NAME,...",
+        default=(),
+        help="replay under each of these, too, on all cores: all for every policy",
+    )
+    add("--backend", choices=("rust", "python"), help="the core (rust, if it is compiled)")
     add(
         "--sweep",
         type=counts,
@@ -101,6 +110,7 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.preempt,
         help=f"what happens to a preempted request ({DEFAULTS.preempt})",
     )
+    _number(group, "--waiting", "N", DEFAULTS.num_known, "waiting requests that the manager knows")
     add("--host-blocks", type=count, metavar="N", help="to swap to (as many as --blocks)")
     add("--requests", type=count, metavar="N", help="read at most this many")
     costs = (DEFAULTS.base_seconds, DEFAULTS.seconds_per_prefill_token, DEFAULTS.seconds_per_decode)
@@ -132,6 +142,8 @@ def _add_result(group: argparse._ArgumentGroup) -> None:
 
 def read_arguments(given: argparse.Namespace) -> Arguments:
     """What the options ask for. Raises BadOptions, CannotWrite, and what `make_config` raises."""
+    if given.policies and given.apply is not None:
+        raise BadOptions(reason="--apply checks one policy: leave --policies out")
     if given.host_blocks is not None and given.preempt != "swap":
         raise BadOptions(reason="--host-blocks are to swap to: say --preempt swap, too")
     options = Options(
@@ -143,6 +155,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         preempt=given.preempt,
         num_host_blocks=given.host_blocks,
         num_requests=given.requests,
+        num_known=given.waiting,
         bounds=not given.no_bounds,
         base_seconds=given.step_us[0],
         seconds_per_prefill_token=given.step_us[1],
@@ -156,6 +169,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         trace=given.trace,
         options=options,
         sizes=given.sweep,
+        policies=given.policies,
         backend=_backend(given.backend),
         device=_device(given.apply),
         skip_bad=given.skip_bad,
@@ -207,6 +221,17 @@ def _number(group: argparse._ArgumentGroup, name: str, unit: str, default: int, 
 def counts(text: str) -> tuple[int, ...]:
     """Numbers with commas between."""
     return _listed(text, count)
+
+
+def policies(text: str) -> tuple[EvictionName, ...]:
+    """Names of policies with commas between, or all of them."""
+    names = EVICTIONS if text == "all" else tuple(each.strip() for each in text.split(","))
+    known = tuple(each for each in EVICTIONS if each in names)
+    for name in names:
+        if name not in known:
+            listed = ", ".join(EVICTIONS)
+            raise argparse.ArgumentTypeError(f"must be all or of {listed}, not {name!r}")
+    return known
 
 
 def step_us(text: str) -> tuple[float, ...]:

@@ -117,7 +117,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Those that the manager has, and the new one."""
+        """The tokens that the manager has, and the new one."""
         return len(self.known) + self.has_new_token
 
     @property
@@ -159,7 +159,7 @@ class Batcher(Scheduler[Sequence]):
 
     Nobody is admitted in a step in which a sequence sat out, nor before all prompts that run are
     computed: so the order of look-ups is the order in which contents come. Behind the preempted
-    requests that wait may be one that is new.
+    requests that wait stand those that the manager knows already, as many as `Options.num_known`.
     """
 
     def __init__(
@@ -168,6 +168,8 @@ class Batcher(Scheduler[Sequence]):
         swaps = manager.config.num_host_blocks > 0
         super().__init__(manager, token_budget=options.token_budget, swaps=swaps)
         self._max_running = options.max_running
+        self._num_known = options.num_known
+        self._spared = options.spared
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
@@ -181,6 +183,8 @@ class Batcher(Scheduler[Sequence]):
     def schedule(self, in_flight: bool = False) -> list[Chunk[Sequence]]:
         """Fill the open batch."""
         self._was_refused = False
+        if self._num_known:
+            self._make_known()
         return super().schedule(in_flight)
 
     def _num_copied(self, sequence: Sequence) -> int:
@@ -203,14 +207,24 @@ class Batcher(Scheduler[Sequence]):
         return has_room and self._budget > 0 and not self._was_refused
 
     def _next_waiting(self) -> Sequence | None:
-        """An arrived request becomes known to the manager when it is its turn."""
-        if not self.waiting and self._arrivals.waiting:
+        """The first one that the manager knows."""
+        self._make_known()
+        return super()._next_waiting()
+
+    def _make_known(self) -> None:
+        """Add those that arrived to the manager, as many as it is to know, but one at least."""
+        while len(self.waiting) < max(1, self._num_known) and self._arrivals.waiting:
             arrived = self._arrivals.waiting.popleft()
             request, name = arrived.request, str(arrived.number)
             tokens = prompt_tokens(request.hash_ids, request.prompt_len, request.unit)
             row = self._manager.add_request(Request(name, tokens))
             self.waiting.append(Sequence(request, arrived.number, name, tokens, row))
-        return super()._next_waiting()
+
+    def _num_reserved(self, hit: Hit) -> int:
+        """Blocks that are due to others, up to a share of the pool; none if nothing runs."""
+        due = self._manager.num_due_blocks if self.running else 0
+        own = sum(map(len, hit.blocks.blocks))
+        return max(0, min(due - own, int(self._spared * self._manager.config.num_usable_blocks)))
 
     def _admitted(self, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request

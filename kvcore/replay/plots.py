@@ -116,16 +116,23 @@ def draw_causes(explained: Explained) -> str:
 
 
 def draw_sweep(report: Report) -> str:
-    """Hit rate against pool size, with the ideal and the optimum."""
+    """Hit rate of each policy against pool size, with the ideal and the optimum."""
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
         axes = figure.subplots()
-        sizes = [each.options.num_blocks for each in report.sweep]
-        rates = [rates_of(each) for each in report.sweep]
+        policies = list(dict.fromkeys(each.options.policy for each in report.sweep))
+        rows = [each for each in report.sweep if each.options.policy == policies[0]]
+        sizes = [each.options.num_blocks for each in rows]
+        rates = [rates_of(each) for each in rows]
         axes.axvline(report.result.options.num_blocks, color=BLUE, alpha=0.25)
         _draw_rate(axes, sizes, [each.ideal for each in rates], FAINT, ":", "ideal")
         _draw_rate(axes, sizes, [each.optimum for each in rates], GREEN, "--", "optimum")
-        _draw_rate(axes, sizes, [each.run for each in rates], BLUE, "-", "this policy")
+        for place, policy in enumerate(policies):
+            rows = [each for each in report.sweep if each.options.policy == policy]
+            runs = [rates_of(each).run for each in rows]
+            label = "this policy" if len(policies) == 1 else policy
+            colour, line = (BLUE, ORANGE, RED, INK)[place % 4], ("-", "-.")[place // 4 % 2]
+            _draw_rate(axes, [each.options.num_blocks for each in rows], runs, colour, line, label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes)
         axes.minorticks_off()

@@ -45,7 +45,7 @@ class Samples:
                 self._kept = self._kept[::2]
 
     def all(self) -> tuple[Sample, ...]:
-        """Those kept, in order."""
+        """The samples that were kept, in order."""
         last = self._newest
         if last is None or last is self._kept[-1]:
             return tuple(self._kept)

@@ -38,6 +38,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "sweep": [
             {
                 "num_blocks": each.options.num_blocks,
+                "policy": each.options.policy,
                 "refused": each.num_refused,
                 **_outcome(each),
             }

@@ -107,9 +107,19 @@ def advice(report: Report) -> str | None:
 
 
 def sweep_rows(report: Report) -> list[tuple[str, ...]]:
-    """A head and a row per pool size."""
+    """A head and a row per pool size, and per policy if there are several."""
+    several = len({each.options.policy for each in report.sweep}) > 1
     head = (
-        *("blocks", "hit rate", "ideal", "optimum", "evictions", "preemptions", "queueing p99"),
+        *(
+            "blocks",
+            *(["policy"] if several else []),
+            "hit rate",
+            "ideal",
+            "optimum",
+            "evictions",
+            "preemptions",
+            "queueing p99",
+        ),
         "refused",
     )
     rows: list[tuple[str, ...]] = [head]
@@ -118,6 +128,7 @@ def sweep_rows(report: Report) -> list[tuple[str, ...]]:
         rows.append(
             (
                 f"{each.options.num_blocks:,}",
+                *([each.options.policy] if several else []),
                 *(percent(rate) for rate in (rates.run, rates.ideal, rates.optimum)),
                 f"{each.evictions:,}",
                 f"{each.preemptions:,}",
@@ -142,7 +153,7 @@ def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
 
 
 def refused_line(refused: RefusedRequest) -> str:
-    """Who was refused, and why."""
+    """The requests that were refused, and why."""
     return (
         f"request {refused.request} (line {refused.line:,}) has "
         f"{counted(refused.num_tokens, 'token')} and needs "

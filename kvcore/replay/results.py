@@ -13,7 +13,7 @@ from typing import Literal
 
 import attrs
 
-from kvcore.types.config import Eviction
+from kvcore.types.config import EvictionName
 from kvcore.types.keys import Hashing
 
 BackendName = Literal["python", "rust"]
@@ -24,6 +24,7 @@ REFUSED_MAX = 100
 SAMPLES_MAX = 2048
 """Samples that a result holds: those of a longer run are thinned evenly."""
 
+SPARED = 0.5
 BASE_SECONDS = 0.008
 SECONDS_PER_PREFILL_TOKEN = 0.00005
 SECONDS_PER_DECODE = 0.00004
@@ -36,21 +37,24 @@ class Options:
 
     num_blocks: of the pool, the null block included. policy: `Config.eviction`. max_running:
     requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
-    most. preempt: a request that gives way loses its blocks, or they go to num_host_blocks host
-    blocks (None: as many as num_blocks) while these have room. num_requests: stop reading behind
-    this many. bounds: count the ideal and the optimum too, whose memory grows with the distinct ids
-    of the trace.
+    most. num_known: waiting requests that the manager knows before their turn. spared: the share of
+    the pool that an admission leaves to free blocks that known requests will look up. preempt: a
+    request that gives way loses its blocks, or they go to num_host_blocks host blocks (None: as
+    many as num_blocks) while these have room. num_requests: stop reading behind this many. bounds:
+    count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
     """
 
     num_blocks: int
     block_size: int = 16
-    policy: Eviction = "lru"
+    policy: EvictionName = "lru"
     hashing: Hashing = "sha256"
     max_running: int = 256
     token_budget: int = 8192
     preempt: Preemption = "recompute"
     num_host_blocks: int | None = None
     num_requests: int | None = None
+    num_known: int = 0
+    spared: float = SPARED
     bounds: bool = True
     base_seconds: float = BASE_SECONDS
     seconds_per_prefill_token: float = SECONDS_PER_PREFILL_TOKEN

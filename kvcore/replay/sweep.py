@@ -117,7 +117,7 @@ def run_sizes(
 
 
 def _both(watching: Watching | None, explained: Explained | None) -> Watch | None:
-    """One watch that tells both, as far as they are there."""
+    """One watch that reports to both, or to the one that there is."""
     if explained is None:
         return watching
 

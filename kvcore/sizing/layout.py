@@ -150,7 +150,7 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
 
     Groups with a window or chunk get the null block, which they cannot work without; limits with
     `null_block=True` have counted it when memory was checked, and one more block is needed for it.
-    options: further fields of `kvcore.Config`. Raises InvalidConfig as it does, also where limits
+    options: further fields of `kvcore.Config`. Raises InvalidConfig as it does, also if limits
     without the null block left no room for it.
     """
     groups = tuple(

@@ -28,6 +28,8 @@ from kvcore.types.retention import DEFAULT_STEPS, Step
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
+Ahead = tuple[int, tuple[bytes, ...]]
+"""The due number of a request, and the keys that it will look up while it waits, else none."""
 
 NULL_BLOCK = 0
 NO_HOST_BLOCK = 2**32 - 1
@@ -117,6 +119,8 @@ class State(Struct, frozen=True, gc=False):
     each with the number of that batch, in the same order. events, new_blocks (per group): not yet
     drained. in_flight: taken batches that are neither completed nor cancelled, oldest first. loads:
     external ones that may still fail, in the order of their calls. epoch: number of the weights.
+    waiting: of each request what the eviction policy goes by, if it goes by any (waiting.py).
+    next_due: of the next arrival.
     """
 
     config: Config
@@ -135,6 +139,8 @@ class State(Struct, frozen=True, gc=False):
     loads: tuple[UnconfirmedLoad, ...] = ()
     held_rows: tuple[tuple[int, int], ...] = ()
     epoch: int = 0
+    waiting: Map[str, Ahead] = Map()
+    next_due: int = 0
 
 
 def make_state(config: Config) -> State:

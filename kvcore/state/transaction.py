@@ -16,7 +16,7 @@ from pyrsistent import PVector
 
 from kvcore.hashing.block_hash import root_hash
 from kvcore.pool.block_pool import PoolTransaction
-from kvcore.pool.retention import make_transaction
+from kvcore.pool.policy_pool import make_transaction
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State, Table
@@ -41,14 +41,14 @@ class Transaction:
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
         *("entries", "new_blocks", "next_operation", "operations", "requests", "rows", "scheduled"),
-        *("state", "stats", "in_flight", "held_rows", "epoch"),
+        *("state", "stats", "in_flight", "held_rows", "epoch", "waiting", "next_due"),
     )
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.config = state.config
         self.effects = Effects(events_enabled=state.config.enable_events)
-        self.device = make_transaction(state.device, self.effects)
+        self.device = make_transaction(state.device, self.effects, state.batch.number)
         self.host = None if state.host is None else PoolTransaction(state.host, Effects())
         self.requests = state.requests.mutate()
         self.rows = state.rows
@@ -65,6 +65,8 @@ class Transaction:
         self.operations = state.operations
         self.next_operation = state.next_operation
         self.epoch = state.epoch
+        self.waiting = state.waiting
+        self.next_due = state.next_due
 
     def freeze(self) -> State:
         """The state after the transition."""
@@ -94,6 +96,8 @@ class Transaction:
             _keyed_only(self) if self.loads else (),
             self.held_rows,
             self.epoch,
+            self.waiting,
+            self.next_due,
         )
 
     def request(self, request_id: str) -> RequestState:

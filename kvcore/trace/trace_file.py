@@ -34,7 +34,7 @@ import attrs
 
 from kvcore.trace.runner import BadCall, Runner
 from kvcore.trace.text import BadWord, read_u32
-from kvcore.types.config import Config, Duplicates, Eviction, Publish
+from kvcore.types.config import EVICTIONS, Config, Duplicates, Publish
 from kvcore.types.errors import KvcoreError, TraceError
 from kvcore.types.groups import KINDS, Group
 from kvcore.types.keys import HASHINGS
@@ -53,7 +53,7 @@ FLAGS = (
     "hide_salts",
 )
 NAMES = {
-    "eviction": get_args(Eviction),
+    "eviction": EVICTIONS,
     "duplicates": get_args(Duplicates),
     "publish": get_args(Publish),
     "hashing": HASHINGS,

@@ -21,6 +21,7 @@ from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
@@ -84,10 +85,10 @@ def can_allocate(
 def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Carry out a plan; returns the blocks that the tables grew by."""
     slot_request, request = plan.slot_request, plan.request
+    note_scheduled(tx, plan)
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    note_scheduled(tx, plan)
     publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or slot_request.loads)
@@ -137,6 +138,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":
         publish_blocks(tx, request, request.num_accepted)
+    settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))
 
 

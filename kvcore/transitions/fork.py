@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.in_flight import inherit_entries
 from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.transitions.unconfirmed_loads import inherit_loads
@@ -53,6 +54,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
         )
         inherit_entries(tx, parent_id, child_id)
         inherit_loads(tx, parent_id, child_id, computed)
+        settle_waiting(tx, child_id)
         return child.row
 
     return transition(state, change)

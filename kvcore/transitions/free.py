@@ -19,6 +19,7 @@ from kvcore.state.open_batch import Merge, ScheduledRequest, UnwrittenBlock
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.errors import HitInOpenBatch
@@ -150,6 +151,7 @@ def cut_tables(
             num_cached=tuple(num_cached),
         )
     )
+    settle_waiting(tx, request.request_id)
 
 
 def release_host(tx: Transaction, request: RequestState) -> None:
@@ -166,3 +168,4 @@ def drop_host(tx: Transaction, request: RequestState) -> None:
     if tx.loads:
         lower_counted(tx, request.request_id, 0)
     tx.put(replace(tx.request(request.request_id), preempted=True))
+    settle_waiting(tx, request.request_id)

@@ -45,6 +45,33 @@ def check_output(tx: Transaction, request: RequestState, batch: int | None) -> N
             raise OutputOutOfOrder(request=request.request_id, batch=batch, num_tokens=num_tokens)
 
 
+def check_surplus(
+    tx: Transaction, request: RequestState, batch: int | None, num_tokens: int, dropped: int
+) -> None:
+    """Raise if a later batch computes what the last of these tokens would be sampled from.
+
+    dropped: positions to come that were rejected. Raises InOpenBatch, OutputOutOfOrder.
+    """
+    num_known = len(request.tokens)
+
+    def num_sampled(before: int) -> int:
+        """The request's tokens when a batch begins, whose first position is known here."""
+        return 1 + (before if before <= num_known else max(num_known, before - dropped))
+
+    record = tx.scheduled.get(request.request_id)
+    if record is not None and num_sampled(record.num_computed_before) < num_known + num_tokens:
+        raise InOpenBatch(kind="request", value=request.request_id)
+    if batch is None:
+        return
+    for each in tx.in_flight:
+        entry = each.entries.get(request.request_id)
+        if entry is None or each.number <= batch:
+            continue
+        most = num_sampled(entry.before)
+        if most < num_known + num_tokens:
+            raise OutputOutOfOrder(request=request.request_id, batch=batch, num_tokens=most)
+
+
 def take_output(request: RequestState, batch: int | None) -> RequestState:
     """The request after it got the output of a batch, which it takes once."""
     return request if batch is None else replace(request, output_from=batch + 1)

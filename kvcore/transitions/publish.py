@@ -90,16 +90,18 @@ def publish_blocks(
     num_cached = list(request.num_cached)
     num_hashed = len(request.block_hashes) * tx.config.hash_block_size
     for index, group in enumerate(tx.config.groups):
-        cached = num_cached[index]
+        cached, table = num_cached[index], request.tables[index]
         num_full = min(num_tokens, num_hashed) // group.block_size
         if num_full <= cached:
             continue
         run: list[int] = []
         keyed: list[tuple[int, int]] = []
         for position in range(cached, num_full):
-            if _publish_block(tx, request, index, position, final):
+            block = table[position]
+            has_no_key = not tx.is_null(block) and tx.device.keys[block] is None
+            if has_no_key and _publish_block(tx, request, index, position, final):
                 run.append(position)
-                keyed.append((request.tables[index][position], (position + 1) * group.block_size))
+                keyed.append((block, (position + 1) * group.block_size))
             elif run:
                 _note_run(tx, request, index, run)
                 run = []
@@ -117,8 +119,6 @@ def _publish_block(
 ) -> bool:
     """Publish one block, or note its merge. True: it became findable."""
     block = request.tables[group_id][position]
-    if tx.is_null(block) or tx.device.keys[block] is not None:
-        return False
     key = request.key(tx.config, group_id, position)
     if tx.config.duplicates == "merge" and tx.device.index.first(key) is not None:
         merge = Merge(request.request_id, group_id, position, block, key)
@@ -126,7 +126,7 @@ def _publish_block(
         if tx.config.publish == "scheduled":
             note_request(tx, request.request_id, request.num_computed, request.num_computed)
         return False
-    tx.device.publish(block, key)
+    tx.device.publish(block, key, position)
     if tx.config.max_in_flight and not final:
         note_published_key(tx, block, key)
     return True

@@ -23,8 +23,15 @@ from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.pool.retention import RetentionTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import forget_waiting, settle_waiting
 from kvcore.transitions.in_flight import forget_entries, shift_starts
-from kvcore.transitions.output import check_output, check_sampled, publish_filled, take_output
+from kvcore.transitions.output import (
+    check_output,
+    check_sampled,
+    check_surplus,
+    publish_filled,
+    take_output,
+)
 from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_batch_number, read_count
 from kvcore.types.errors import (
@@ -67,6 +74,7 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
         if request.block_hashes is not None:
             known = extend_hashes(tx, known, request.block_hashes)
         tx.put(known)
+        settle_waiting(tx, request.request_id)
         return known.row
 
     return transition(state, change)
@@ -93,12 +101,15 @@ def add_tokens(
         check_output(tx, request, number)
         num_known, to_come = len(request.tokens), request.num_output_placeholders
         dropped = min(rejected, to_come)
+        if to_come and len(values) > 1:
+            check_surplus(tx, request, number, len(values), dropped)
         if dropped:
             shift_starts(tx, request_id, num_known, dropped)
             request = replace(request, num_computed=request.num_computed - dropped)
         tx.put(extend(tx, take_output(request, number), values))
         if to_come:
             publish_filled(tx, tx.request(request_id))
+        settle_waiting(tx, request_id)
 
     return transition(state, change)
 
@@ -113,6 +124,7 @@ def add_block_hashes(
 
     def change(tx: Transaction) -> None:
         tx.put(extend_hashes(tx, tx.request(request_id), hashes))
+        settle_waiting(tx, request_id)
 
     return transition(state, change)
 
@@ -176,6 +188,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
         if held:
             raise StillHoldsBlocks(request=request_id, num_blocks=held)
         del tx.requests[request_id]
+        forget_waiting(tx, request_id)
         forget_entries(tx, request_id, request.row)
         forget_reporter(tx, request_id)
         tx.rows = tx.rows.set(request.row, None)

@@ -20,6 +20,7 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
@@ -153,6 +154,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
         else:
             moved = replace(moved, preempted=True)
         tx.put(moved)
+        settle_waiting(tx, request_id)
 
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:

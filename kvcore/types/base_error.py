@@ -105,3 +105,9 @@ class StaleRequest(KvcoreError):
     """A request that began with older weights loads nothing: stored content is of the new ones."""
 
     message = "request {request!r} is of epoch {epoch}, the weights are of epoch {current}"
+
+
+class PolicyFailed(KvcoreError):
+    """An eviction policy raised, or answered what is no block or place."""
+
+    message = "policy {policy}: {hook} {reason}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Literal
+from typing import Literal, get_args
 
 import attrs
 
@@ -18,8 +18,12 @@ from kvcore.types.arguments import read_scalars
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.types.groups import Group, admission_cap
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
+from kvcore.types.policy import EvictionPolicy
 
-Eviction = Literal["lru", "uncached_first", "retention"]
+EvictionName = Literal[
+    "lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned", "retention"
+]
+Eviction = EvictionName | EvictionPolicy
 Duplicates = Literal["keep", "merge"]
 Publish = Literal["scheduled", "completed"]
 
@@ -35,7 +39,7 @@ class _Default(int):
 
 DEFAULT_BLOCK_SIZE: int = _Default(16)
 
-_EVICTIONS = ("lru", "uncached_first", "retention")
+EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 _DUPLICATES = ("keep", "merge")
 _PUBLISH = ("scheduled", "completed")
 _PROCESS_SEED = os.urandom(32).hex().encode()
@@ -50,7 +54,8 @@ class Config:
     none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
     request. max_num_batched_tokens: most tokens that one step computes of a request, None for
     max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
-    leaves first. duplicates: whether a second block of one content stays. num_preallocate_tokens:
+    leaves first, by the name of a policy, or an `EvictionPolicy` of your own, for the Python
+    backend alone. duplicates: whether a second block of one content stays. num_preallocate_tokens:
     room added behind a request when it grows. watermark_blocks: blocks that an admission leaves
     free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
     `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
@@ -124,14 +129,16 @@ class Config:
         _check_sizes(self)
 
     @property
+    def host_eviction(self) -> Eviction:
+        """The policy of the host tier, whose blocks have no keys."""
+        if self.eviction == "retention":
+            return "uncached_first"
+        return self.eviction if self.eviction in ("lru", "uncached_first") else "lru"
+
+    @property
     def num_usable_blocks(self) -> int:
         """Device blocks that can hold tokens."""
         return self.num_blocks - int(self.null_block)
-
-    @property
-    def host_eviction(self) -> Literal["lru", "uncached_first"]:
-        """Which freed host block leaves first: none has a key, so levels say nothing there."""
-        return "uncached_first" if self.eviction == "retention" else self.eviction
 
     def max_rows(self, num_requests: int) -> int:
         """Rows that block tables need for this many requests at a time.
@@ -171,13 +178,15 @@ def _check_options(config: Config) -> None:
         if not isinstance(getattr(config, name), bool):
             _refuse(config, name, "must be True or False")
     choices = {
-        "eviction": _EVICTIONS,
+        "eviction": EVICTIONS,
         "duplicates": _DUPLICATES,
         "hashing": HASHINGS,
         "publish": _PUBLISH,
     }
     for name, values in choices.items():
         value = getattr(config, name)
+        if name == "eviction" and isinstance(value, EvictionPolicy):
+            continue
         if not isinstance(value, str) or value not in values:
             _refuse(config, name, f"must be one of {', '.join(values)}")
     if not isinstance(config.hash_seed, bytes):

@@ -13,6 +13,7 @@ from kvcore.types.base_error import EpochWentBack as EpochWentBack
 from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
+from kvcore.types.base_error import PolicyFailed as PolicyFailed
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
 from kvcore.types.base_error import StaleRequest as StaleRequest
 from kvcore.types.base_error import TimeWentBack as TimeWentBack
@@ -151,7 +152,7 @@ class StaleOutput(KvcoreError):
 class OutputOutOfOrder(KvcoreError):
     """Output fills positions to come in order; the batch in flight does not sample the next one."""
 
-    message = "request {request!r} has {num_tokens} tokens, batch {batch} does not sample the next"
+    message = "batch {batch} does not sample token {num_tokens} of request {request!r}"
 
 
 class BatchNotTaken(KvcoreError):

@@ -19,6 +19,8 @@ mod mutants;
 pub mod oracle;
 pub mod pool;
 #[cfg(feature = "python")]
+mod record;
+#[cfg(feature = "python")]
 mod sanitizer;
 pub mod state;
 #[cfg(test)]

@@ -100,7 +100,7 @@ def refuses(read: Callable[[], object], size: int) -> bool:
 
 
 def read_state(data: bytes) -> bool:
-    """Decode in both languages, and judge what comes."""
+    """Decode in both languages, and check what comes."""
     taken: list[State] = []
     refused = refuses(lambda: taken.append(decode.decode(data)), len(data))
     if _twin.available():
@@ -109,15 +109,15 @@ def read_state(data: bytes) -> bool:
     if refused:
         return True
     assert encode.encode(taken[0]) == data
-    judged = [
+    broken = [
         name
         for name, holds in pool_and_state.PROPERTIES.items()
         if any(True for _ in holds(taken[0]))
     ]
     if _twin.available():
         assert twin.encode() == data
-        assert _twin.check_state(data) == judged
-    return bool(judged) or go_on(data)
+        assert _twin.check_state(data) == broken
+    return bool(broken) or go_on(data)
 
 
 def go_on(data: bytes) -> bool:

@@ -285,7 +285,7 @@ def test_a_count_of_owners_has_31_bits(backend: Backend) -> None:
 
 
 def test_a_count_of_pins_has_31_bits(backend: Backend) -> None:
-    # Pins are owners: a sum of both overflowed where the twin's properties are judged.
+    # Pins are owners: a sum of both overflowed where the twin's properties are checked.
     manager = make(backend)
     serve(manager, "a", [0, 1, 2])
     manager.pin([1])

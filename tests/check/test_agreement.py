@@ -2,7 +2,7 @@
 """Both languages check alike: of each state, and of each damaged one, they name the same breaks.
 
 The twin's properties are a second hand of the same sentences (`rust/src/check/`). States of small
-worlds hold all of them, in both. Then one bit of a state's bytes is changed: where that is a state
+worlds hold all of them, in both. Then one bit of a state's bytes is changed: if that is a state
 at all, it breaks something or not, and both must say the same.
 """
 

@@ -86,6 +86,10 @@ def test_uncached_first_is_right_on_every_edge(explore: Explore) -> None:
     explore(where, 525, 4086, *BASIC_GOALS)
 
 
+def test_what_waiting_requests_look_up_is_spared_on_every_edge(explore: Explore) -> None:
+    explore(world(2, 2, 3, eviction="queue_aware"), 814, 5997, *BASIC_GOALS)
+
+
 def test_two_groups_with_a_null_block_are_right_on_every_edge(explore: Explore) -> None:
     where = world(4, 2, 3, groups=(GROUP, GROUP), null_block=True, num_preallocate_tokens=2)
     explore(where, 671, 5265, "Evict", "Touch", "sharing", "CopyOnWrite", "duplicates")

@@ -29,7 +29,7 @@ def world(
 ) -> World:
     """A world of this many usable blocks, of 2 tokens unless groups say otherwise.
 
-    There is a null block where a group needs one, or where it is asked for. more, without: calls
+    There is a null block if a group needs one, or if it is asked for. more, without: calls
     that are tried besides the basic ones, or left out of them. options: of the world or its config.
     """
     of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}

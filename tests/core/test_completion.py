@@ -15,7 +15,7 @@ import pytest
     [
         ("kvcore si", {"simulate", "size"}),
         ("kvcore r", {"replay"}),  # none of the files here
-        ("kvcore replay --policy ", {"lru", "uncached_first"}),
+        ("kvcore replay --policy l", {"lru", "lru2", "learned"}),
     ],
 )
 def test_a_shell_completes(line: str, expected: set[str]) -> None:

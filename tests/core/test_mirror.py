@@ -30,11 +30,32 @@ OF_RUST = ("bindings", "fuzz")
 
 TRANSACTION = "a mutable value needs no transaction"
 BEFORE = "checked before a call reaches either language"
+BY_POOL = "in block_pool.rs, which looks whether there is a policy"
+VARIANT_OF = "a policy is a variant of `Eviction`"
 KEYWORD = "a keyword of Rust: `note_use`"
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
     ("pool/block_pool", "use"): KEYWORD,
+    ("pool/block_pool", "start_epoch"): "in block_pool/older.rs",
+    ("pool/policy_pool", "PolicyTransaction"): TRANSACTION,
+    ("pool/policy_pool", "freeze"): TRANSACTION,
+    ("pool/policy_pool", "make_transaction"): TRANSACTION,
+    ("pool/policy_pool", "seen"): "in policy_state.rs",
+    ("pool/policy_pool", "place_of"): "in `enqueue_by_policy`",
+    ("pool/policy_pool", "publish"): BY_POOL,
+    ("pool/policy_pool", "unpublish"): BY_POOL,
+    ("pool/policy_pool", "touch"): BY_POOL,
+    ("pool/policy_pool", "clear_index"): BY_POOL,
+    ("pool/policy_pool", "start_epoch"): BY_POOL,
+    ("pool/policy_state", "with_places"): "`place_blocks` in policy_pool.rs",
+    ("state/waiting", "with_waiting"): "the twin settles each request that it decodes",
+    ("types/policies", "QueueAware"): VARIANT_OF,
+    ("types/policies", "LRU2"): VARIANT_OF,
+    ("types/policies", "S3FIFO"): VARIANT_OF,
+    ("types/policies", "Learned"): VARIANT_OF,
+    ("types/policies", "policy_of"): VARIANT_OF,
+    ("types/config", "host_eviction"): "`of_host` of `Eviction`",
     ("types/config", "max_rows"): "asked by runtimes, which are in Python",
     ("types/event_log", "Events"): "`EventLog`, which makes no objects before it is read",
     ("types/event_log", "to_bytes"): "`as_bytes` of `EventLog`, which has them",
@@ -64,7 +85,6 @@ PYTHON_ONLY = {
     ("types/retention", "KvCacheRetentionConfig"): BEFORE,
     ("pool/retention", "RetentionTransaction"): TRANSACTION,
     ("pool/retention", "freeze"): TRANSACTION,
-    ("pool/retention", "make_transaction"): TRANSACTION,
     ("pool/retention", "take"): TRANSACTION,
     ("pool/retention", "unpublish"): TRANSACTION,
     ("pool/retention", "clear_index"): TRANSACTION,
@@ -77,6 +97,7 @@ RUST_ONLY = {
     "types/error_fields": "in Python any value is a field, and has a literal",
     "check/world/calls": "makes a call of oracle/calls.rs: kvcore/trace/calls.py",
     "check/names/same": "Python compares states by their bytes",
+    "record/pen": "Python joins bytes, and writes them at once",
     "check/tests/checked_calls": "tests of the properties, which Python has under tests/",
     "check/tests/checked_progress": "tests of the properties, which Python has under tests/",
     "check/tests/checked_states": "tests of the properties, which Python has under tests/",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,9 @@ pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
 
+from kvcore.record.reader import read_calls
+from kvcore.record.segment import read_segment
+from kvcore.replay.records.rerun import rerun
 from tests.engines.transformers_models import (
     LAYERS,
     both,
@@ -100,3 +104,22 @@ def test_a_request_whose_tokens_cannot_be_read_in_a_step_gets_no_slot_in_it() ->
         assert each.errors == {}
         assert list(each.tokens.values()) == [answer] * 4
     assert served[1].num_leaked() == 0
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_run_of_transformers_is_recorded_and_made_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCORE_RECORD", str(tmp_path))
+    prompts = draw_prompts(1)
+    with kvcore_transformers.installed():
+        served = serve(tiny(kind), prompts, num_blocks=16)
+    assert served.tokens == reference(kind, 1)
+    names: list[str] = []
+    for folder in tmp_path.iterdir():  # transformers makes the cache anew when it starts
+        made = [call.name for call in read_calls(read_segment(folder / "00000000.kvcrec"))]
+        done = rerun(folder, ["rust", "python"])
+        assert (done.num_calls, done.difference) == (len(made), None)
+        names += made
+    assert names.count("add_request") >= len(prompts)
+    assert {"get_computed_blocks", "allocate_slots", "take_batch", "free"} <= {*names}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,17 @@ from tests.engines.vllm_environment import ABSENT
 
 pytest.importorskip("vllm", reason=ABSENT)
 
+import kvcore_vllm
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 
-from tests.engines.vllm_engine import make_config
+from kvcore.record.reader import read_calls
+from kvcore.record.segment import read_segment
+from kvcore.replay.records.rerun import rerun
+from tests.engines.vllm_engine import make_cache, make_config, make_engine
+from tests.engines.vllm_engine import run as run_scheduler
 from tests.engines.vllm_letters import Letters, answer
 
 pytestmark = pytest.mark.vllm
@@ -145,3 +151,21 @@ def test_after_new_weights_and_a_reset_nothing_old_is_hit() -> None:
     assert core.reset_prefix_cache()
     add(core, "new", PROMPTS["r0"])
     assert run(core) == ({"new": answer(PROMPTS["r0"], COUNT)}, 0)
+
+
+@pytest.mark.parametrize("num_blocks", [33, 9])
+def test_a_run_of_vllms_scheduler_is_recorded_and_made_again(
+    num_blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCORE_RECORD", str(tmp_path))
+    cache_config = make_cache(num_blocks=num_blocks)
+    scheduler = make_engine(kvcore_vllm.Scheduler, cache_config=cache_config)
+    prompts = {name: [*range(16), place] for place, name in enumerate("abcd")}
+    answered = run_scheduler(scheduler, prompts)
+    assert answered == dict.fromkeys(prompts, 3)
+    segment = read_segment(tmp_path / "0000" / "00000000.kvcrec")
+    names = [call.name for call in read_calls(segment)]
+    assert names.count("add_request") == len(prompts)
+    assert {"get_computed_blocks", "allocate_slots", "take_batch", "free"} <= {*names}
+    done = rerun(tmp_path / "0000", ["rust", "python"])
+    assert (done.num_calls, done.difference) == (len(names), None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,34 @@ def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
     assert " and None with kvcore " in told
     assert manager.tally.num_timed == 1, "the clock is read in few steps"
     assert "(of 1 steps that were timed, times " in manager.tally.report()
+
+
+def test_an_answer_that_cannot_be_compared_reaches_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    compat = manager.kvcore.compat
+    monkeypatch.setattr(compat, "append", lambda _: SimpleNamespace(blocks=None))
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert "TypeError" in told
+    assert " with kvcore (" in told
+
+
+def test_what_vllm_is_to_keep_of_a_window_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    look_up, boundary = manager.own.get_computed_blocks, len(PREFIX)
+
+    def with_boundary(*args: Any) -> Any:
+        return *look_up(*args)[:2], boundary
+
+    monkeypatch.setattr(manager.own, "get_computed_blocks", with_boundary)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    assert manager.tally.difference is None
+    assert manager.tally.hit_tokens["kvcore"] > 0
 
 
 def test_a_block_that_kvcore_alone_takes_for_a_token_is_told(

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from kvcore import Config, Request
 from tests.explain.watched import WatchedLockstep
 from tests.helpers.amount import examples
 from tests.helpers.machine import DATA, Machine
@@ -40,3 +41,21 @@ TestWatched = Watched.TestCase
 TestWatched.settings = settings(max_examples=examples(25), stateful_step_count=40)
 TestMiddle = Middle.TestCase
 TestMiddle.settings = settings(max_examples=examples(10), stateful_step_count=50)
+
+
+def test_a_decode_takes_block_0_of_a_pool_without_a_null_block() -> None:
+    run = WatchedLockstep(Config(3, 1, null_block=False), twin=False)
+    run.call("add_request", Request("a", [1, 5]))
+    run.call("allocate_slots", "a", 2)
+    run.call("take_batch")
+    run.call("free", "a")
+    run.call("add_request", Request("b", [2]))
+    run.call("allocate_slots", "b", 1)
+    for token in (3, 4):  # the second takes block 0, which a had
+        run.call("take_batch")
+        run.call("append", ["b"], [token])
+    assert list(run.state.requests["b"].tables[0]) == [2, 1, 0]
+    run.call("take_batch")
+    run.call("free", "b")
+    run.call("allocate_slots", "a", 1)
+    assert run.explained[-1].lengths[-2] == 0

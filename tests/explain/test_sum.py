@@ -22,7 +22,7 @@ from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options, Result
 from kvcore.replay.synthetic import KINDS, generate
 from kvcore.replay.workload import TraceRequest
-from kvcore.types.config import Eviction
+from kvcore.types.config import EVICTIONS, EvictionName
 from tests.conftest import need_twin
 from tests.explain.test_lengths_on_paper import A, B, C, Engine
 from tests.explain.watched import check
@@ -71,9 +71,9 @@ def known_tokens(requests: list[TraceRequest], explained: Explained) -> int:
     return total
 
 
-@pytest.mark.parametrize("policy", ["lru", "uncached_first"])
+@pytest.mark.parametrize("policy", EVICTIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_causes_of_a_workload_are_ideal_less_hits(kind: str, policy: Eviction) -> None:
+def test_the_causes_of_a_workload_are_ideal_less_hits(kind: str, policy: EvictionName) -> None:
     need_twin()
     requests = list(generate(kind, 60, 11))
     for num_blocks in (1024, 4096, 65_536):

@@ -32,19 +32,20 @@ from kvcore.types.values import Hit
 @attrs.frozen
 class Taken:
     """A batch that the device has not run: the state it was taken from, its writes, and what the
-    encoders' tokens of its requests were then.
+    encoders' tokens of its requests were then, and the epochs in which they began.
     """
 
     batch: Batch
     before: State
     writes: list[Write]
     encoders: dict[str, Encoder]
+    epochs: dict[str, int]
 
 
 class Lockstep:
-    """A state that takes calls; each is judged by everything there is.
+    """A state that takes calls; each is checked by everything there is.
 
-    twin: compare every call with the compiled twin, where it is built.
+    twin: compare every call with the compiled twin, if it is built.
     """
 
     def __init__(self, config: Config, *, twin: bool = True) -> None:
@@ -142,7 +143,8 @@ class Lockstep:
         commands = list(batch)
         assert commands == list(before.batch.commands)
         writes = [failed(write, self.failing) for write in self.schedule.take()]
-        self.waiting.append(Taken(batch, before, writes, dict(self.schedule.encoders)))
+        encoders, epochs = dict(self.schedule.encoders), dict(self.schedule.epochs)
+        self.waiting.append(Taken(batch, before, writes, encoders, epochs))
         if not before.config.max_in_flight:
             self.catch_up()
 
@@ -165,8 +167,9 @@ class Lockstep:
         self.executed = commands
         if late:
             commands = [each for each in commands if not isinstance(each, OF_OWNERS)]
+        self.ghost.epoch = taken.batch.epoch
         self.ghost.apply(commands)
-        self.ghost.compute(taken.before.requests, taken.writes, taken.encoders)
+        self.ghost.compute(taken.before.requests, taken.writes, taken.encoders, taken.epochs)
         if self.failing is None and not late:
             self.ghost.check(taken.before, taken.encoders)
 

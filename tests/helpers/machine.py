@@ -63,7 +63,7 @@ def any_running(machine: Machine) -> bool:
 
 
 class Machine(RuleBasedStateMachine):
-    """Calls on a `Lockstep`, which judges each of them."""
+    """Calls on a `Lockstep`, which checks each of them."""
 
     least: ClassVar[int] = 3
     most: ClassVar[int] = 8

@@ -13,6 +13,7 @@ from kvcore import Config, Group, Hit, KvcoreError, Request
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.state.state import State
 from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.config import EVICTIONS as POLICIES
 from kvcore.types.config import Duplicates, Eviction, Publish
 from kvcore.types.extra_inputs import LoRA, MediaItem
 from kvcore.types.groups import Kind
@@ -20,7 +21,7 @@ from kvcore.types.keys import Hashing
 from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 
-EVICTIONS: list[Eviction] = ["lru", "uncached_first"]
+EVICTIONS: list[Eviction] = [*POLICIES]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
 PUBLISHES: list[Publish] = ["scheduled", "scheduled", "completed"]
 HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]

@@ -30,7 +30,7 @@ class Twins:
         self.must: str | None = None
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """What both answer. Raises Refusal where both raise the same."""
+        """What both answer. Raises Refusal if both raise the same."""
         return self.each(lambda facade: getattr(facade, name)(*args, **options))
 
     def each(self, call: Callable[[Any], Any]) -> Any:

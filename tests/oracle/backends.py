@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager that is judged: in one language, or in both at once, with a list of its calls.
+"""The manager that is checked: in one language, or in both at once, with a list of its calls.
 
 Why: both languages must give the same values, errors, batches, events and encoded states, and a
 state of the one must go on in the other. The list of calls is a program that makes them again.

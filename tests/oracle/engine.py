@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that makes every call by chance, knows what it scheduled, and judges what it gets.
+"""An engine that makes every call by chance, knows what it scheduled, and checks what it gets.
 
 Why: it counts computed tokens by the sentences of docs/engines.md; the device follows contents, the
 router follows events. The moves are in the modules `moves_*`; each draws from a generator of its
@@ -305,7 +305,7 @@ class Engine:
         able = (name for name, most in load.reporters.items() if most > load.kept)
         return [name for name in able if name in self.known and name != but]
 
-    def judge_counts(self) -> None:
+    def check_counts(self) -> None:
         """Compare what the engine knows of each request with what the manager says."""
         for each in self.known.values():
             counts = ("num_computed_tokens", "num_tokens", "num_draft_tokens")

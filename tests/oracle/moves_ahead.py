@@ -139,10 +139,10 @@ def hand_in(
             "add_tokens", request.name, tokens, **named, allowed=(StaleOutput, InOpenBatch)
         )
         demand(again is not None, f"{request.name} takes output twice")
-    judge_filled(e, request, len(tokens))
+    check_filled(e, request, len(tokens))
 
 
-def judge_filled(e: Engine, request: OracleRequest, new: int) -> None:
+def check_filled(e: Engine, request: OracleRequest, new: int) -> None:
     """Demand that the blocks which these new tokens fill can be hit."""
     if e.config.publish != "scheduled" or not e.config.enable_events or request.own is not None:
         return

@@ -24,7 +24,7 @@ def take(e: Engine) -> None:
     batch = e.call("take_batch")
     step = Step(batch=batch, spans=e.spans, tables=tables, reported=e.reported, zeroed=e.zeroed)
     e.unexecuted.append(step)
-    judge_reuse(e, step)
+    check_reuse(e, step)
     e.bases[batch.number] = {
         each.name: each.base for each in e.known.values() if each.base is not None
     }
@@ -52,7 +52,7 @@ def take(e: Engine) -> None:
     demand(e.manager.ask("in_flight") == tuple(e.unfinished), "in_flight names other batches")
 
 
-def judge_reuse(e: Engine, step: Step) -> None:
+def check_reuse(e: Engine, step: Step) -> None:
     """Demand that a batch is handed no block that an unfinished one reads or writes.
 
     A `Zero` of a block that nothing else uses can be late without harm, since batches run in order.

@@ -126,7 +126,7 @@ def schedule(e: Engine, request: OracleRequest, new: int, hit: Hit | None, exter
         return
     note_scheduled(e, request, new, hit, external, late, lookahead, fresh)
     if e.config.publish == "scheduled" and not delayed and e.config.enable_events:
-        judge_published(e, request, new)
+        check_published(e, request, new)
 
 
 def note_scheduled(
@@ -168,7 +168,7 @@ def note_scheduled(
         e.spans.append(span)
 
 
-def judge_published(e: Engine, request: OracleRequest, new: int) -> None:
+def check_published(e: Engine, request: OracleRequest, new: int) -> None:
     """Demand that the blocks which these new tokens fill can be hit."""
     if e.rng.random() < 0.3 and e.config.enable_caching:
         keys = e.learn_keys(request)

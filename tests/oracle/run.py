@@ -107,7 +107,7 @@ def run(
             engine.probing = engine.rng.random() < 0.2
             made.append(number)
             kinds[number](engine)
-            engine.judge_counts()
+            engine.check_counts()
             engine.note_reporters()
         engine.rng = Random(seed)
         leave_all(engine)
@@ -173,15 +173,15 @@ def main() -> int:
         made = run(seed)
         num_calls += made.num_calls
         if made.wrong is not None:
-            print(tell(shorten(made)))
+            print(run_text(shorten(made)))
             return 1
         seed += 1
     print(f"{num_calls:,} calls in {seed - (asked.seed or 0):,} runs, no finding")
     return 0
 
 
-def tell(found: Run) -> str:
-    """A finding with its seed and its calls."""
+def run_text(found: Run) -> str:
+    """A run that found something: its program, its seed and its moves."""
     return f"{found.program}\n# seed {found.seed}, moves {found.moves}: {found.wrong}"
 
 

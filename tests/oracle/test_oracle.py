@@ -16,7 +16,7 @@ import kvcore
 from kvcore import KVCacheManager
 from kvcore.check.mutants import MUTANTS
 from tests.conftest import need_twin
-from tests.oracle.run import Run, run, shorten, tell
+from tests.oracle.run import Run, run, run_text, shorten
 from tests.oracle.seeded import hunt, main
 from tests.test_tidy import imports
 
@@ -49,16 +49,16 @@ FIRST_SEEDS = {"m_cancel_forgets_copies": 290}
 """Where a hunt begins that takes tens of thousands of calls from the first seed on."""
 
 
-def judged(seed: int) -> Run:
+def checked_run(seed: int) -> Run:
     """A run; fails with its seed and its calls, made small, if it has a finding."""
     made = run(seed)
-    assert made.wrong is None, tell(shorten(made))
+    assert made.wrong is None, run_text(shorten(made))
     return made
 
 
-def judge_many(seeds: range) -> tuple[int, Counter[str]]:
+def check_many(seeds: range) -> tuple[int, Counter[str]]:
     """The calls of these runs, and what they reached."""
-    made = [judged(seed) for seed in seeds]
+    made = [checked_run(seed) for seed in seeds]
     reached: Counter[str] = sum((each.reached for each in made), Counter())
     return sum(each.num_calls for each in made), reached
 
@@ -67,7 +67,7 @@ def test_engines_find_nothing_wrong() -> None:
     need_twin()
     num_calls, reached = 0, Counter[str]()
     for seed in count():
-        made = judged(seed)
+        made = checked_run(seed)
         num_calls, reached = num_calls + made.num_calls, reached + made.reached
         if num_calls >= NUM_CALLS:
             break
@@ -83,7 +83,7 @@ def test_engines_find_nothing_wrong_in_millions_of_calls() -> None:
         seeds = count(FIRST_EXPLORED, size)
         while num_calls < NUM_CALLS_EXPLORED:
             chunks = [range(first, first + size) for first, _ in zip(seeds, range(8), strict=False)]
-            num_calls += sum(made for made, _ in pool.map(judge_many, chunks))
+            num_calls += sum(made for made, _ in pool.map(check_many, chunks))
     assert num_calls >= NUM_CALLS_EXPLORED
 
 
@@ -117,7 +117,7 @@ def test_a_finding_has_its_seed_and_a_program_that_makes_its_calls(
     monkeypatch.setattr(KVCacheManager, "num_computed_tokens", lambda _, __: 1)
     found = shorten(run(7, languages=("python",)), languages=("python",))
     assert len(found.moves) == 1
-    told = tell(found)
+    told = run_text(found)
     assert "# seed 7, moves (" in told
     monkeypatch.undo()
     exec(told, {})

@@ -49,7 +49,7 @@ def make(run: Lockstep, step: Step) -> None:
 
 
 def take(run: Lockstep) -> None:
-    """Take the batch; the oldest one is completed where that is needed."""
+    """Take the batch; the oldest one is completed if that is needed."""
     state = run.state
     if state.config.max_in_flight and len(state.in_flight) == state.config.max_in_flight:
         run.call("complete", state.in_flight[0].number)

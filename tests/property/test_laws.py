@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from kvcore import Refused, Request
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
-from kvcore.pool.free_queue import make_free_queue
+from kvcore.pool.free_queue import make_free_queue, num_older
+from kvcore.pool.policy_state import KEYLESS, with_places
 from kvcore.state.state import State
 from kvcore.trace.calls import Misuse
 from kvcore.transitions import queries
@@ -20,6 +21,7 @@ from kvcore.transitions.allocate import allocate_slots, can_allocate
 from kvcore.transitions.free import free
 from kvcore.transitions.requests import add_tokens
 from kvcore.transitions.truncate import truncate
+from kvcore.transitions.window import remove_skipped_blocks
 from kvcore.types.values import Appended, Status, Verdict
 from tests.helpers.lockstep import Lockstep
 from tests.helpers.machine import Machine
@@ -78,7 +80,8 @@ def test_append_equals_its_calls_one_by_one(run: Lockstep, data: st.DataObject) 
         longer = add_tokens(state, name, [token]).state
         outcome = allocate_slots(longer, name, 1)
         if isinstance(outcome.value, Refused):
-            refused = outcome.value
+            refused = outcome.value  # which keeps the trim of windows, and not the token
+            state = remove_skipped_blocks(state, name, state.requests[name].num_accepted).state
             break
         state, done = outcome.state, done + 1
     assert whole == Appended(done, refused)
@@ -216,9 +219,12 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
         run.call(name)
     state = run.state
     assert sorted(state.device.queue) == sorted(initial.device.queue)
+    policy = state.device.policy  # besides its counters, nothing is left
+    assert policy is None or not any((policy.dues, policy.uses, policy.ghosts, policy.left))
     same = replace(
         state,
-        device=replace(state.device, queue=initial.device.queue),
+        device=replace(state.device, queue=initial.device.queue, policy=initial.device.policy),
+        next_due=initial.next_due,
         batch=initial.batch,
         rows=initial.rows,
         free_rows=initial.free_rows,
@@ -249,16 +255,22 @@ def test_a_refusal_says_how_many_blocks_are_missing(run: Lockstep, data: st.Data
 
 
 def roomier(state: State, count: int) -> State:
-    """The same with this many fresh blocks at the end of the free queue."""
+    """The same with this many fresh blocks before all others of this epoch in the free queue."""
     if not count:
         return state
     old = state.device
     first, last = old.num_blocks, old.num_blocks + count
+    order, num_first, policy = [*old.queue], num_older(old.queue), old.policy
+    order[num_first:num_first] = range(first, last)
+    if policy is not None:
+        longer = replace(policy, places=policy.places.extend([KEYLESS] * count))
+        policy = with_places(longer, {block: longer.places[block] for block in order[num_first:]})
     pool = replace(
         old,
+        policy=policy,
         ref_counts=old.ref_counts.extend([0] * count),
         keys=old.keys.extend([None] * count),
-        queue=make_free_queue(last, [*old.queue, *range(first, last)]),
+        queue=make_free_queue(last, order, num_first),
     )
     return replace(state, device=pool)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any calls in any order: contents, counts, tables, owners and events are right, the twin agrees.
 
-Each step is judged by `tests.helpers.lockstep`. Small pools find most; large ones show effects of
+Each step is checked by `tests.helpers.lockstep`. Small pools find most; large ones show effects of
 scale.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long random walks through worlds that are too large to explore, judged call by call.
+"""Long random walks through worlds that are too large to explore, checked call by call.
 
 The calls are those of the explorer, each kind as likely as the others, with batches taken now and
 then. A failure names its seed and the calls that lead to it.
@@ -32,9 +32,16 @@ CONFIGS = [
     Config(9, 2, num_host_blocks=8, eviction="uncached_first", num_preallocate_tokens=2),
     Config(13, num_host_blocks=12, groups=(Group(2, zero_new_blocks=True),) * 2),
     Config(16, num_host_blocks=12, groups=(Group(2), WINDOW), enable_events=True),
+    Config(9, 2, num_host_blocks=8, eviction="queue_aware", enable_events=True),
+    Config(9, 2, num_host_blocks=8, eviction="lru2", duplicates="merge"),
+    Config(9, 2, eviction="s3fifo"),
+    Config(16, groups=(Group(2), WINDOW), eviction="learned"),
     Config(16, groups=(Group(1), Group(2, kind="chunked_local", window=4)), watermark_blocks=1),
 ]
-IDS = ["plain", "merge", "uncached_first", "groups", "window", "chunks"]
+IDS = [
+    *("plain", "merge", "uncached_first", "groups", "window"),
+    *("queue_aware", "lru2", "s3fifo", "learned", "chunks"),
+]
 NUM_STEPS = 600
 GOALS = {each.__name__ for each in (CopyOnWrite, SwapIn, SwapOut, Touch)} | {
     *("sharing", "duplicates", "refused later", "truncate", "Evict"),

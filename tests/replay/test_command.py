@@ -171,6 +171,7 @@ def forbidden(*_: object, **__: object) -> NoReturn:
         (("--blocks", "9", "--step-us", "5,6"), "must be three times"),
         (("--blocks", "9", "--step-us", "5,6,-1"), "must be a number of microseconds, not '-1'"),
         (("--blocks", "9", "--policy", "random"), "uncached_first"),
+        (("--blocks", "9", "--policies", "lru,random"), "not 'random'"),
         (("--blocks", "9", "--preempt", "swap", "--host-blocks", "0"), "from 1"),
     ],
 )

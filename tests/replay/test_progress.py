@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line that says how far a replay is: when it is written, and what it is judged by."""
+"""The progress line of a replay: when it is written, and what it says."""
 
 from __future__ import annotations
 

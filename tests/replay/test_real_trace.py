@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Mooncake conversation trace, where it is: it is no part of this repository."""
+"""The Mooncake conversation trace, if it is here: it is no part of this repository."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options
 from kvcore.replay.trace_facts import Counting
-from kvcore.types.config import Eviction
+from kvcore.types.config import EvictionName
 from tests.conftest import need_twin
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
@@ -47,7 +47,7 @@ def test_the_bound_is_near_what_another_simulator_found() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "uncached_first"])
-def test_a_pool_finds_something_and_no_more_than_the_bounds(policy: Eviction) -> None:
+def test_a_pool_finds_something_and_no_more_than_the_bounds(policy: EvictionName) -> None:
     need_twin()
     options = Options(num_blocks=16_384, num_requests=300, policy=policy)
     result = replay(TraceReader(TRACE), options, backend="rust")

@@ -275,7 +275,7 @@ class TakesTokensBack(Adapter):
 class TellsRemoved(Adapter):
     """An adapter whose engine says that a block is removed which it still hits; and loses some."""
 
-    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc]
+    class Engine(adapter_of(LosesBlocks).Engine):  # type: ignore[misc] # made by a call
         def events(self) -> list[tuple[str, int, Any]]:
             return [("stored", 1, (0, (1,))), ("removed", 1, None)]
 

@@ -37,7 +37,7 @@ def first(scheduler: type[Scheduler], name: str) -> dict[str, object]:
 @pytest.mark.parametrize(("scheduler", "name"), BUGS.items())
 def test_each_bug_is_found_and_cut_down(scheduler: type[Scheduler], name: str) -> None:
     found = first(scheduler, name)
-    world = world_from_json(found["world"])  # type: ignore[arg-type]
+    world = world_from_json(found["world"])  # type: ignore[arg-type] # of a dict of anything
     assert len(world.moves) <= 6
     again = run(broken.adapter_of(scheduler), world).found
     assert again is not None

@@ -122,7 +122,7 @@ def test_a_number_of_blocks_below_one_request_is_refused() -> None:
             "the longest request that fits has 16 tokens"
         )
         assert caught.value.fields["longest_model_len"] == 16
-    for make in (make_uniform_config, make_unified_config):  # as vLLM 0.8.5: not judged
+    for make in (make_uniform_config, make_unified_config):  # as vLLM 0.8.5: not checked
         assert make(model, 8 * PAGE, one).num_blocks == 1
     nothing = attrs.evolve(one, null_block=True)
     with pytest.raises(NotEnoughBlocks, match=r"needs 5 blocks with the null block, .* is 1$"):

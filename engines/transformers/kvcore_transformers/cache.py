@@ -20,6 +20,7 @@ from transformers.generation.continuous_batching.requests import RequestState, R
 
 from kvcore import Config, CopyOnWrite, Evict, Group, KVCacheManager, Request
 from kvcore.errors import HitInOpenBatch, InOpenBatch
+from kvcore.record.recorder import record_if_asked
 from kvcore_transformers.allocators import Pool, group_of, within
 from kvcore_transformers.copies import KINDS, Copies
 from kvcore_transformers.statistics import Statistics
@@ -83,7 +84,9 @@ class KvcoreCache(PagedAttentionCache):
             enable_caching=self.use_prefix_sharing,
             num_host_blocks=num_host_blocks,
         )
-        return KVCacheManager(config)
+        manager = KVCacheManager(config)
+        record_if_asked(manager)
+        return manager
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Look a prompt up, and take the blocks that are found; returns their tokens."""

@@ -88,12 +88,14 @@ class Behind(KvcoreCache):
 
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
-        kinds = self.manager.take_batch().column("kind").tolist()
+        batch = self.manager.take_batch()
         self.renew()
-        self.num_evictions += kinds.count(Evict.kind)
-        self.total.evictions += kinds.count(Evict.kind)
-        self.total.copies += kinds.count(CopyOnWrite.kind)
         self.scheduled.clear()
+        if len(batch):
+            kinds = batch.column("kind").tolist()
+            self.num_evictions += kinds.count(Evict.kind)
+            self.total.evictions += kinds.count(Evict.kind)
+            self.total.copies += kinds.count(CopyOnWrite.kind)
 
     def _count(self, num_hits: int, num_queries: int) -> None:
         """Count tokens that were found, and looked up for the first time."""
@@ -183,9 +185,10 @@ class Shadow:
 
     def decodes(self, state: RequestState) -> bool:
         """Whether kvcore can be asked about a request later."""
-        kvcore = self.kvcore if self.difference is None else None
-        is_decoding = state.status == RequestStatus.DECODING
-        return is_decoding and kvcore is not None and state.request_id in kvcore.requests
+        kvcore = self.kvcore
+        if kvcore is None or self.difference is not None or state.status != RequestStatus.DECODING:
+            return False
+        return state.request_id in kvcore.requests
 
     def catch_up(self, own: ShadowCache) -> None:
         """Ask kvcore about the requests that decode, all at once, and compare."""
@@ -273,11 +276,17 @@ class ShadowCache(PagedAttentionCache):
         """transformers' answer; kvcore is asked for what was granted, and not in a dry run."""
         shadow = self.shadow
         if not dry_run and shadow.decodes(state):
-            started = shadow.clock()
-            is_granted = super().can_store_request_tokens(state, request_len)
-            shadow.nanoseconds["transformers"] += shadow.clock() - started
-            shadow.num_refused += not is_granted
-            shadow.later += [state] if is_granted else []
+            clock = shadow.clock
+            if clock is stopped:
+                is_granted = super().can_store_request_tokens(state, request_len)
+            else:
+                started = clock()
+                is_granted = super().can_store_request_tokens(state, request_len)
+                shadow.nanoseconds["transformers"] += clock() - started
+            if is_granted:
+                shadow.later.append(state)
+            else:
+                shadow.num_refused += 1
             return bool(is_granted)
         call = partial(super().can_store_request_tokens, state, request_len, dry_run)
         if dry_run:

@@ -43,7 +43,7 @@ class Block:
 
     @property
     def ref_cnt(self) -> int:
-        """Its owners; those of the null block are not counted."""
+        """Number of owners; those of the null block are not counted."""
         return 0 if self.is_null else self._compat.core.num_owners(self.block_id)
 
     @property

@@ -65,7 +65,7 @@ class Events:
                 self._events.append(self._stored(request, number, hashes, 0, None))
 
     def take(self) -> list[Any]:
-        """Those since the last call; requests of a step that is over are forgotten."""
+        """The events since the last call; requests of a step that is over are forgotten."""
         self.collect()
         self._scheduled.clear()
         taken, self._events = self._events, []

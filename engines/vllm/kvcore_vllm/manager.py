@@ -14,6 +14,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvcore.compat import KVCacheManager as Compat
+from kvcore.record.recorder import record_if_asked
 from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables, read_ids
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
@@ -75,6 +76,7 @@ class KVCacheManager:
                 f" {scheduler_block_size} tokens must be as large"
             )
         self.compat = compat = Compat(config, log_stats=False, keep_tokens=False)
+        record_if_asked(compat.core)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -85,9 +87,8 @@ class KVCacheManager:
         self.watermark_blocks = int(watermark * config.num_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
-        self.events: Events | None = None
-        if enable_kv_cache_events:
-            self.events = Events(compat, specs, num_hash_lookahead_tokens)
+        lookahead = num_hash_lookahead_tokens
+        self.events = Events(compat, specs, lookahead) if enable_kv_cache_events else None
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)

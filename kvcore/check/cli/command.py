@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore check`: every state of a small world, and what was found.
 
-The answer goes to standard output; how far it is, and what was wrong with the question, to standard
-error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1: a
+The report goes to standard output, progress and wrong options to standard error. An interrupted
+search reports what it has found. Exit code 0: no violation, complete or bounded; 1: a
 violation; 2: the call was wrong; 3: a named world did not show what it is for; 130: interrupted,
 nothing found; 141: nobody reads the answer.
 """
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explore_manager(options: argparse.Namespace) -> int:
-    """Explore a world of anyone's manager. Raises BadOptions."""
+    """Explore a world of a manager that the user names. Raises BadOptions."""
     from kvcore.check.cli.manager import run_manager
 
     if options.manager is None:
@@ -179,7 +179,7 @@ def list_profiles(*, as_json: bool) -> str:
 
 @attrs.define
 class Progress:
-    """Says how far a search is: on a terminal all the time, else now and then.
+    """Reports the progress of a search: continuously on a terminal, otherwise now and then.
 
     warns: of a world that grows too fast; a named world is known to end.
     """
@@ -220,7 +220,7 @@ class Progress:
 
 
 def growth_of(report: Report) -> float:
-    """By how much the last levels grew, each from the one before; 0 where too few are known."""
+    """The factor from each of the last levels to the next; 0 if too few levels are known."""
     depths = report.depths
     if not depths or not all(depths[-4:]):
         return 0.0
@@ -230,13 +230,13 @@ def growth_of(report: Report) -> float:
 
 
 def states_ahead(report: Report, growth: float) -> float:
-    """About how many states there will be some levels on, if they go on growing so."""
+    """An estimate of the states after `LEVELS_AHEAD` more levels, if the growth continues."""
     last = max(report.depths[-1], 1)
     return report.num_states + last * sum(growth**level for level in range(1, LEVELS_AHEAD + 1))
 
 
 def warning(report: Report, growth: float) -> str:
-    """That a world explodes, and what can be done."""
+    """The warning that a world grows too fast, and what to do about it."""
     return (
         f"kvcore check: each level has {growth:.1f} times the states of the one before, about "
         f"{states_ahead(report, growth):,.0f} in {LEVELS_AHEAD} more: bound the search by --depth, "

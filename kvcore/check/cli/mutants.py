@@ -45,7 +45,7 @@ class Score:
 
     @property
     def faults(self) -> list[str]:
-        """What is not as the bug's description has it."""
+        """Where the hunt differs from the bug's description."""
         mutant, found = self.mutant, []
         for name, kill in zip(mutant.broken, self.kills, strict=True):
             if kill.found != name:

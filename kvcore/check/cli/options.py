@@ -18,6 +18,7 @@ from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.scope import BACKENDS
 from kvcore.check.world.world import BASIC_CALLS, Symmetry, World
 from kvcore.cli.arguments import natural, positive
+from kvcore.types.config import EVICTIONS
 from kvcore.types.groups import Group
 
 KIND_WORDS = {"full": "full_attention", "window": "sliding_window", "chunk": "chunked_local"}
@@ -89,7 +90,7 @@ def _add_options(group: Any) -> None:
     add("--max-in-flight", type=natural, metavar="N", help="batches in flight (0)")
     add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
     add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
-    add("--eviction", choices=("lru", "uncached_first"), help="which free block leaves first")
+    add("--eviction", choices=EVICTIONS, help="which free block leaves first")
     add("--watermark", type=natural, metavar="N", help="blocks that an admission leaves free (0)")
     add("--events", action="store_true", default=None, help="make events, and check them")
 

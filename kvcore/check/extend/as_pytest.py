@@ -22,7 +22,7 @@ from kvcore.check.extend.manager_model import ManagerModel
 from kvcore.check.extend.source_of import NotWritable, Parts, importable, parts_of
 from kvcore.check.names.collisions import other_request
 from kvcore.check.stories.calls import config_words, name_of
-from kvcore.check.stories.story import tell, with_last_outcome
+from kvcore.check.stories.story import make_story, with_last_outcome
 from kvcore.check.world.model import CheckedCall, Violation
 from kvcore.check.world.world import World
 from kvcore.trace.calls import Call, Misuse
@@ -78,7 +78,7 @@ NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "err
 def pytest_text(violation: Violation, world: Any) -> str:
     """A test that makes the calls of a violation, and fails for its property.
 
-    world: the one that was explored, or the model of a manager. Raises NotWritable where what is a
+    world: the one that was explored, or the model of a manager. Raises NotWritable if what is a
     user's own cannot be imported.
     """
     if isinstance(world, ManagerModel):
@@ -134,7 +134,7 @@ def _manager_text(violation: Violation, model: ManagerModel) -> str:
 
 def _head(violation: Violation, world: Any) -> dict[str, str]:
     """What every test says of its violation, and the name of its function."""
-    story, function = tell(violation, world), re.sub(r"\W+", "_", violation.name.lower())
+    story, function = make_story(violation, world), re.sub(r"\W+", "_", violation.name.lower())
     return {
         "name": violation.name,
         "sentence": story.sentence,
@@ -157,13 +157,13 @@ def _imports(text: str, line: str, parts: Parts) -> str:
 def trace_text(violation: Violation, world: Any) -> str:
     """The calls of a violation with what they gave, as a text trace.
 
-    Raises NotWritable where both backends could not replay it.
+    Raises NotWritable if both backends could not replay it.
     """
     if isinstance(world, ManagerModel):
         raise NotWritable("a trace is replayed on kvcore's own managers: write a test instead")
     if violation.policy is not None:
         raise NotWritable("a trace is replayed without your policy: write a test instead")
-    story = tell(violation, world)
+    story = make_story(violation, world)
     lines = [f"# {violation.name}: {story.sentence}.", f"# Behind the last call: {story.detail}"]
     lines += [config_words(world.config), ""]
     for chapter in story.chapters:

@@ -124,7 +124,7 @@ class CheckedManager:
         return value
 
     def _crash(self, call: Call, error: Exception) -> Exception:
-        """What a call raises that raised no typed error."""
+        """What is raised for a call that raised an untyped error."""
         if "NOCRASH" not in self._properties:
             return error
         return InvariantViolation("NOCRASH", f"{call} raises {error!r}")

@@ -56,7 +56,7 @@ class ManagerModel:
     States are folded only where all bytes are equal. A manager folds more with a method
     `state_name(slots)`: bytes equal for states that answer alike, whatever the ids of blocks;
     `slots(block)` is what the memory holds there, for the blocks that are held or can be found.
-    Raises WrongArgument where a new manager cannot be copied or named.
+    Raises WrongArgument if a new manager cannot be copied or named.
     """
 
     def __init__(

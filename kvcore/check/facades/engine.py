@@ -67,9 +67,9 @@ class FacadeEngine(ABC):
         self.said: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
 
     shortages: tuple[type[Exception], ...] = ()
-    """What the facade raises where blocks are short."""
+    """What the facade raises if it runs out of blocks."""
     renames_blocks = True
-    """Whether the facade goes on alike when its blocks have other ids."""
+    """Whether the facade behaves the same if its blocks have other ids."""
 
     def times(self) -> list[float]:
         """The times that the facade compares, besides those of priorities."""
@@ -90,13 +90,14 @@ class FacadeEngine(ABC):
 
     @abstractmethod
     def take_commands(self) -> tuple[Command, ...]:
-        """The commands since the last time."""
+        """The commands since the last call of this method."""
 
     @abstractmethod
     def key(self, names: dict[Place, int], order: dict[float, int], /) -> object:
-        """What else decides how the facade goes on.
+        """What else decides how the facade behaves from here on.
 
-        names: of blocks, where these are renamed. order: of all times, since only that counts.
+        names: new names of blocks, if blocks are renamed. order: the rank of each time; the times
+        themselves decide nothing.
         """
 
     @abstractmethod

@@ -96,7 +96,7 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
 
 @facade_mutant("v0.3", "prefix", "ATOMIC-FAIL")
 def m_prompt_stops_half_way(patcher: Patcher) -> None:
-    """A prompt's blocks are taken one by one, and those taken stay where there is no next one."""
+    """A prompt's blocks are taken one by one, and those taken stay if there is no next one."""
 
     @patcher.around(BlockAllocator, "take")
     def one_by_one(take: Any, self: BlockAllocator, count: int, *of: object) -> tuple[int, ...]:
@@ -215,7 +215,7 @@ def swap_out_last(patcher: Patcher) -> None:
         return close(batch.number, sorted(batch, key=lambda each: isinstance(each, SwapOut)))
 
 
-def tell(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
+def report_text(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
     """A line on a hunt, and whether the bug is killed by its property in a short run."""
     found = report.violation
     rows = ", ".join(map(str, mutant.rows))
@@ -232,7 +232,7 @@ def run_mutants(names: Iterable[str] = tuple(FACADES)) -> Iterator[tuple[str, bo
     chosen = set(names)
     for mutant in MUTANTS:
         if mutant.facade in chosen:
-            yield tell(mutant, hunt(mutant))
+            yield report_text(mutant, hunt(mutant))
 
 
-__all__ = ["MUTANTS", "FacadeMutant", "hunt", "run_mutants", "tell"]
+__all__ = ["MUTANTS", "FacadeMutant", "hunt", "report_text", "run_mutants"]

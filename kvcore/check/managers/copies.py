@@ -18,9 +18,9 @@ def copied(value: T, shared: Sequence[object]) -> T:
     places = {id(each): place for place, each in enumerate(shared)}
     written = io.BytesIO()
     pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
-    pickler.persistent_id = lambda each: places.get(id(each))  # type: ignore[method-assign]
+    pickler.persistent_id = lambda each: places.get(id(each))  # type: ignore[method-assign] # hook
     pickler.dump(value)
     reader = pickle.Unpickler(io.BytesIO(written.getvalue()))
-    reader.persistent_load = shared.__getitem__  # type: ignore[method-assign]
+    reader.persistent_load = shared.__getitem__  # type: ignore[method-assign] # its hook
     found: T = reader.load()
     return found

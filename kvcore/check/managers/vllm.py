@@ -62,7 +62,7 @@ class Manager:
     def __init__(self, config: Config) -> None:
         self.manager, self.requests = made(config), dict[str, Any]()
         self.hasher = get_request_block_hasher(config.hash_block_size, sha256)
-        self.first = 1 - config.null_block  # the world counts no null block where none is needed
+        self.first = 1 - config.null_block  # the world counts no null block if none is needed
 
     def __deepcopy__(self, _: Any) -> Manager:
         other = copy.copy(self)

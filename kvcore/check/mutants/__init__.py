@@ -11,6 +11,7 @@ from kvcore.check.mutants import (
     inflight,
     loads,
     owners,
+    policies,
     progress,
     requests,
     retention,
@@ -21,7 +22,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, retention),
+    *(epochs, policies, retention),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

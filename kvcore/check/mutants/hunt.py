@@ -84,7 +84,7 @@ def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> Hunt:
 
 
 def walk(queue: FreeQueue) -> Iterator[int]:
-    """The blocks of a free queue, front first. Raises RuntimeError where its links never end."""
+    """The blocks of a free queue, front first. Raises RuntimeError if its links never end."""
     steps = iter(range(len(queue.following)))
     for sentinel in range(queue.num_blocks, len(queue.following)):
         block = queue.following[sentinel]

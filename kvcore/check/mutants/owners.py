@@ -229,8 +229,10 @@ def m_cache_keeps_an_owner(patcher: Patcher) -> None:
     """The index counts as an owner of what it holds, and eviction does not give that back."""
 
     @patcher.around(PoolTransaction, "publish")
-    def publish_owned(publish: Any, self: PoolTransaction, block: int, key: bytes) -> None:
-        publish(self, block, key)
+    def publish_owned(
+        publish: Any, self: PoolTransaction, block: int, key: bytes, depth: int = 0
+    ) -> None:
+        publish(self, block, key, depth)
         self.ref_counts[block] += 1
 
 

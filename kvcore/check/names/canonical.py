@@ -25,8 +25,10 @@ from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
+from kvcore.pool.policy_state import KEYLESS
 from kvcore.pool.retention_state import NOTHING, RetentionState
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.types.policy import Uses
 
 Name = list[int]
 ALL = Symmetry()
@@ -151,6 +153,10 @@ def _name(
         name += levels(state.device.retention, order, device)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
+    if state.next_due:
+        dues = [state.waiting[request.request_id][0] for request in order]
+        name += [sorted(dues).index(due) for due in dues]
+    name += _remembered(state.device, device, tree, prefixes)
     renaming = Renaming(order, device, host, tree, prefixes)
     if state.in_flight or len(state.operations) or len(state.batch.published_keys) or state.loads:
         name += in_flight(state, renaming)
@@ -207,6 +213,32 @@ def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> 
         name.append(len(request.wishes))
         name += [each for first, wish in request.wishes for each in (first, *wish)]
     return name
+
+
+def _remembered(pool: BlockPool, blocks: Blocks, tree: Tree, prefixes: Prefixes) -> Name:
+    """What the eviction policy remembers of each block, and of what left, oldest first."""
+    policy = pool.policy
+    if policy is None or not policy.is_remembered:
+        return []
+    name = [word for number in policy.memory for word in _words(number)] + [len(policy.left)]
+    for block in blocks.order():
+        known = policy.uses.get(block)
+        name += [0] if known is None else _uses(known)
+    for _, key in sorted(policy.left.items()):
+        letters = prefixes.chain(key)
+        name += [group_of(key), len(letters), *tree.names(letters)[-tree.width :]]
+        name += _uses(policy.ghosts[key])
+    return name
+
+
+def _uses(known: Uses) -> Name:
+    section, order = known.place or KEYLESS
+    return [known.uses, known.last, known.before, known.depth, section, *_words(order)]
+
+
+def _words(number: int) -> Name:
+    """A number of 64 bits."""
+    return [number >> 48, number >> 32 & 0xFFFF, number >> 16 & 0xFFFF, number & 0xFFFF]
 
 
 class Renaming:

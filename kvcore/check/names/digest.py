@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exact name of a state, cheaply: equal digests mean equal states, names and all.
 
-Everything counts but events, statistics, `preempted`, which only chooses a column of them, and of
-the open batch all but what it published; batches are told by their age. What was found out about a
-state is kept under its digest, so that it is found out once; only what was met lately is kept. A
-digest is made of those of the pools and of each request: a call leaves most of these as they are,
-and the same object needs no second look.
+Left out are events, statistics, `preempted`, which only selects a column of them, and of the open
+batch all but what it published; batches are identified by their age. Results about a state are kept
+under its digest, so that they are computed once; only recent ones are kept. A digest is made of
+those of the pools and of each request: a call changes few of these, and an object that is the same
+is not digested again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
 import attrs
+from msgspec.structs import astuple
 
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
+from kvcore.pool.policy_state import PolicyState
 from kvcore.pool.retention_state import RetentionState
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
@@ -92,6 +94,10 @@ def _told_apart(state: State) -> bytes:
     for load in state.loads:
         reporters = [(each.request_id, each.counted, each.most) for each in load.reporters]
         parts.append((number - load.batch, load.first, load.end, reporters, load.blocks))
+    if state.next_due:
+        parts.append(sorted((name, due) for name, (due, _) in state.waiting.items()))
+    if state.device.policy is not None and state.device.policy.is_remembered:
+        parts.append(number)
     if len(state.batch.published_keys):
         parts.append(tuple(state.batch.published_keys))
     return _bytes(parts)
@@ -116,6 +122,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(index.preceding.items()) if len(index.preceding) else None,
         sorted(pool.pins.items()) if len(pool.pins) else None,
         sorted(pool.older) if pool.older else None,
+        None if pool.policy is None else _remembered(pool.policy),
         None if pool.retention is None else _levels(pool.retention),
         None
         if quarantine is None
@@ -131,6 +138,12 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
 
 def _levels(known: RetentionState) -> tuple[Any, ...]:
     return known.now, sorted(known.kept.items())
+
+
+def _remembered(policy: PolicyState) -> tuple[Any, ...]:
+    uses = [(block, astuple(each)) for block, each in sorted(policy.uses.items())]
+    ghosts = [(key, astuple(policy.ghosts[key])) for _, key in sorted(policy.left.items())]
+    return (policy.memory, uses, ghosts)
 
 
 def _queue(queue: FreeQueue) -> tuple[Any, ...]:
@@ -169,7 +182,7 @@ def _unfinished(batch: BatchInFlight, number: int) -> tuple[Any, ...]:
 
 
 class Lately(Generic[T]):
-    """What was found out under names that were met lately: at most twice this many."""
+    """Results by the names that were used recently: at most twice this many."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -177,7 +190,7 @@ class Lately(Generic[T]):
         self._old: dict[Hashable, T] = {}
 
     def get(self, name: Hashable) -> T | None:
-        """What is known under a name."""
+        """The result that is kept under a name."""
         found = self._new.get(name)
         if found is None:
             found = self._old.get(name)
@@ -186,7 +199,7 @@ class Lately(Generic[T]):
         return found
 
     def put(self, name: Hashable, value: T) -> None:
-        """Keep what was found out; what was not used for a while is dropped."""
+        """Keep a result; results that were not used for a while are dropped."""
         if len(self._new) >= self._most:
             self._old, self._new = self._new, {}
         self._new[name] = value

@@ -3,7 +3,7 @@
 
 A node is plain data. What a batch uses is told from its commands and the tables when it was taken,
 not from what the core remembers of it. Its name says all that can still make a difference: commands
-and writes to come, contents of every block, and the worker's tables where these are not the
+and writes to come, contents of every block, and the worker's tables if these are not the
 state's.
 """
 

@@ -2,8 +2,8 @@
 """A state between two edges as bytes: how it waits in memory and travels between processes.
 
 The configuration is the world's and stays out, and so does what a closed state has not: an open
-batch, events, statistics, batches in flight. The twin packs states
-in its own way, in rust/src/check/names/packed.rs.
+batch, events, statistics, batches in flight. A state whose eviction policy gives places is its
+canonical bytes. The twin packs states in its own way, in rust/src/check/names/packed.rs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from immutables import Map
 from msgspec.structs import astuple
 from pyrsistent import pvector
 
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import MAGIC, encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
@@ -29,6 +31,8 @@ def pack(state: State) -> bytes:
     """The bytes of a closed state."""
     assert not state.in_flight
     assert not state.held_rows
+    if state.device.policy is not None:
+        return encode(state)
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
     rest = (state.rows, state.free_rows, state.operations, state.next_operation, state.epoch)
@@ -37,6 +41,8 @@ def pack(state: State) -> bytes:
 
 def unpack(config: Config, data: bytes) -> State:
     """The closed state of these bytes."""
+    if data.startswith(MAGIC):
+        return decode(data)
     pools, requests, rest = pickle.loads(data)
     device, host = (None if pool is None else _pool_of(config, *pool) for pool in pools)
     rows, free_rows, operations, next_operation, epoch = rest

@@ -12,6 +12,7 @@ from kvcore.check.profiles.ahead import RUN_AHEAD
 from kvcore.check.profiles.epochs import EPOCHS
 from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
 from kvcore.check.profiles.loads import LOADS_FAIL
+from kvcore.check.profiles.policies import POLICIES
 from kvcore.check.profiles.profile import (
     FLYING,
     FLYING_SLOTS,
@@ -223,5 +224,6 @@ PROFILES: dict[str, Profile] = {
     **LOADS_FAIL,
     **FEATURES,
     **EPOCHS,
+    **POLICIES,
     **RETENTION,
 }

@@ -88,7 +88,7 @@ def _served(state: State, name: str) -> bool:
 
 
 def _latest_running(state: State, name: str) -> str | None:
-    """Who leaves first to make room: the last one behind a request, else it itself if it runs."""
+    """The request that makes room: the last one behind this one, else this one if it runs."""
     names = ids(state)
     for each in reversed(names[names.index(name) :]):
         if state.requests[each].status is Status.RUNNING:

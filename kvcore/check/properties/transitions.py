@@ -32,7 +32,7 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     of the others stays.
     """
     same = outcome.state.device is before.device and not outcome.commands
-    if same or call.name == "cancel":
+    if same or call.name == "cancel" or before.device.policy is not None:
         return
     if before.device.retention is not None:
         yield from leaves_by_level(before, call, outcome)
@@ -195,7 +195,7 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
-    """The blocks that a call was made with as a hit, where it was done.
+    """The blocks that a call was made with as a hit, if it was done.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it.
     """

@@ -89,7 +89,7 @@ class AheadModel(FlightModel):
         return full or len(node.outputs) >= MOST_OUTPUTS
 
     def _possible(self, state: State, path: Steps) -> list[Call | Move]:
-        """The moves of a state behind a path; a token is the engine's own where none is to come."""
+        """The moves of a state behind a path; a token is the engine's own if none is to come."""
         outputs = self._outputs
         for step in path:
             outputs = followed(outputs, step)

@@ -260,7 +260,7 @@ class Search:
         return tuple(reversed(places))
 
     def _violated(self, path: Sequence[int], found: Broken | Violation | None) -> str:
-        """Put a violation into the report, its steps made again where they are missing."""
+        """Put a violation into the report, its steps made again if they are missing."""
         assert found is not None
         expander = self._expander
         if not path and not found.steps:
@@ -292,7 +292,7 @@ class Search:
         self.report.seconds = time.perf_counter() - self._began
 
     def _weigh(self) -> None:
-        """Note what is kept of all nodes, where it is more than before."""
+        """Note what is kept of all nodes, if it is more than before."""
         kept = self._seen.num_bytes + sum(map(bytes_of, self._levels))
         kept += sys.getsizeof(self._parents) + sys.getsizeof(self._edges)
         kept += 0 if self._workers is None else self._workers.kept_bytes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report as text.
 
-The verdict comes first and says how far it reaches; figures follow, what was never seen is last.
+The verdict comes first, then the figures, then what was never reached.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _asked(report: Report) -> Iterator[str]:
 
 
 def verdict(report: Report) -> str:
-    """How far it reaches, in one sentence."""
+    """What the exploration proves, in one sentence."""
     if report.verdict == VIOLATION and report.violation is not None:
         found = report.violation
         return f"violation of {found.name} after {len(found.calls)} calls: {found.detail}"

@@ -40,7 +40,9 @@ def explore_twin(
     keys = kept(full_keys)
     report = Report(backend="rust", keys=keys)
 
-    def tell(states: int, edges: int, depth: int, waiting: int, seconds: float, size: int) -> None:
+    def report_progress(
+        states: int, edges: int, depth: int, waiting: int, seconds: float, size: int
+    ) -> None:
         report.num_states, report.num_edges, report.num_waiting = states, edges, waiting
         report.depths = [0] * (depth + 1)
         report.seconds, report.memory_bytes = seconds, size
@@ -53,7 +55,7 @@ def explore_twin(
         full_keys=full_keys,
         checks=names,
         workers=workers,
-        progress=None if progress is None else tell,
+        progress=None if progress is None else report_progress,
         **limits,
     )
     report = Report(

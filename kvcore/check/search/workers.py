@@ -112,12 +112,12 @@ class Workers:
 
     @property
     def grown_bytes(self) -> int:
-        """What all processes have grown by."""
+        """Bytes that all processes have grown by."""
         return sum(self._grown)
 
     @property
     def kept_bytes(self) -> int:
-        """What the names that they keep take."""
+        """Bytes of the names that all processes keep."""
         return sum(self._kept)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.types.config import Config
+from kvcore.types.config import EVICTIONS, Config
 from kvcore.types.errors import KvcoreError
 from kvcore.types.groups import Group, Kind
 
@@ -138,7 +138,7 @@ def _draw_options(random: Random, fixed: Fixed) -> dict[str, Any]:
         "max_num_batched_tokens": random.choice([None, None, 64]),
         "enable_caching": random.random() < 0.9 and not groups[-1].is_cross,
         "null_block": null_block,
-        "eviction": random.choice(["lru", "uncached_first"]),
+        "eviction": random.choice(["lru", "lru", *EVICTIONS]),
         "duplicates": random.choice(["keep", "keep", "merge"]),
         "num_preallocate_tokens": random.choice([0, 0, 0, 3, 20]),
         "watermark_blocks": random.choice([0, 0, 1, usable // 50]),

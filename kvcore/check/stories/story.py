@@ -68,10 +68,10 @@ def render(
     """
     if colour is None:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return "\n".join(_lines(tell(violation, world), colour=colour, width=width)) + "\n"
+    return "\n".join(_lines(make_story(violation, world), colour=colour, width=width)) + "\n"
 
 
-def tell(violation: Violation, world: Any) -> Story:
+def make_story(violation: Violation, world: Any) -> Story:
     """The story of a violation."""
     config = getattr(world, "config", None)
     steps = with_last_outcome(violation.steps)

@@ -49,7 +49,7 @@ class Model(Protocol[Node]):
         """The first node."""
 
     def edges(self, node: Node) -> Iterator[Edge]:
-        """The edges of a node. Raises Broken, with the steps of the edge, where one is wrong."""
+        """The edges of a node. Raises Broken, with the steps of the edge, if one is wrong."""
 
     def name(self, node: Node) -> bytes:
         """The same bytes for all nodes of a class, and for no other."""

@@ -14,6 +14,7 @@ import attrs
 from msgspec.structs import replace
 from pyrsistent import pvector
 
+from kvcore.check.names.remembered import forget_times
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
@@ -85,7 +86,8 @@ def closed(state: State) -> State:
     for name, request in state.requests.items():
         if request.output_from:
             requests = requests.set(name, replace(request, output_from=0))
-    return replace(drained(state), batch=OpenBatch(0), requests=requests)
+    device, number = forget_times(state.device, state.batch.number)
+    return replace(drained(state), device=device, batch=OpenBatch(number), requests=requests)
 
 
 @attrs.frozen(kw_only=True)

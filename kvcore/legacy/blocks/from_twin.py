@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The twin's blocks as the value that Python's backend has.
+"""The twin's blocks, as the immutable value of the Python backend.
 
 The twin gives its columns (`rust/src/bindings/tiers.rs`); the order of blocks of one key in the
 index follows from their places.
@@ -27,7 +27,7 @@ and which block was put into its place by priority last.
 def from_columns(
     device: Columns, host: Columns | None, batch: Batch, *, first_block: int, eviction: PoolEviction
 ) -> Tiers:
-    """The value of which these are the columns."""
+    """The pool with these columns."""
     return Tiers(
         _pool(device, first_block, eviction),
         None if host is None else _pool(host, 0, eviction),

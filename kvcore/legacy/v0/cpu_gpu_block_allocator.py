@@ -236,7 +236,7 @@ class CpuGpuBlockAllocator:
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: list[list[BlockId]]
     ) -> list[BlockId]:
-        """What these lists begin with alike."""
+        """The common prefix of these lists."""
         return self.on_gpu.get_common_computed_block_ids(computed_seq_block_ids)
 
     def find_cached_blocks_prefix(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LRU evictor of the V0 block manager: a view on what the core's queue would evict by priority.
 
-In it are blocks with content and without owner. The order is smallest time, then longest chain,
-then lowest id, as set last; the core keeps it, so nothing stale stays behind. Taking a
-block out makes the caller its owner. An evictor without allocator has a small pool of its own, owns
-there whatever is not in it, and grows with the ids it is given. Source: S002-19 to 23, X-03.
+It holds the blocks that have content and no owner: smallest time first, then longest chain, then
+lowest id. The core keeps this order, so no entry goes stale. Taking a block out makes the caller
+its owner. An evictor without an allocator has a small pool of its own, owns each block there that
+it does not hold, and grows with the ids that it is given. Source: S002-19 to 23, X-03.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcore.legacy.v0.errors import UnknownName, WrongValue, require
 from kvcore.legacy.v0.tier_blocks import TierBlocks, key_of_hash
 
 POOL_SIZE = 64
-"""Blocks that an evictor of its own begins with."""
+"""Initial blocks of an evictor without an allocator."""
 
 
 class EvictionPolicy(NamedEnum):
@@ -32,7 +32,7 @@ class EvictionPolicy(NamedEnum):
 
 @attrs.define
 class BlockMetaData:
-    """What is known of an evictable block."""
+    """The entry of an evictable block."""
 
     content_hash: int
     num_hashed_tokens: int
@@ -40,7 +40,7 @@ class BlockMetaData:
 
 
 class Evictor(ABC):
-    """Chooses among blocks without owner."""
+    """Chooses the next block to evict, among those without an owner."""
 
     @abstractmethod
     def evict(self) -> tuple[BlockId, int]:
@@ -63,12 +63,12 @@ class LRUEvictor(Evictor):
 
     @property
     def num_blocks(self) -> int:
-        """How many are in it. Cost: O(free blocks)."""
+        """Number of evictable blocks. Cost: O(free blocks)."""
         return len(self._blocks.evictable())
 
     @property
     def free_table(self) -> dict[BlockId, BlockMetaData]:
-        """What is known of each, by rising id, as a copy. Cost: O(free blocks)."""
+        """A copy of each block's entry, by ascending id. Cost: O(free blocks)."""
         return {each: self._data_of(each) for each in sorted(self._blocks.evictable())}
 
     def evict(self) -> tuple[BlockId, int]:
@@ -124,7 +124,7 @@ class LRUEvictor(Evictor):
         return BlockMetaData(content_hash, length, time)
 
     def _own(self, block_id: BlockId, data: BlockMetaData) -> None:
-        """Own a block of the own pool that has this content, in a larger pool if need be."""
+        """Own a block of the evictor's pool that has this content; the pool grows if it must."""
         key = key_of_hash(data.content_hash)
         if block_id not in self._blocks.ids:
             kept, more = self.free_table, range(2 * len(self._blocks) + POOL_SIZE)

@@ -63,7 +63,7 @@ class SequenceLike(Protocol):
         """All its tokens."""
 
     def extra_hash(self) -> int | None:
-        """What else its content hangs on."""
+        """What the content depends on besides its tokens."""
 
     def is_prefill(self) -> bool:
         """Whether its prompt is not computed yet."""
@@ -77,7 +77,7 @@ class GroupLike(Protocol):
         """Its name."""
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[SequenceLike]:
-        """Its sequences of this status; None: all."""
+        """The sequences with this status; None: all of them."""
 
 
 class SequenceData:
@@ -118,7 +118,7 @@ class Sequence:
         self._token_ids.append(token_id)
 
     def extra_hash(self) -> int | None:
-        """What else its content hangs on."""
+        """What the content depends on besides its tokens."""
         return self._extra_hash
 
     def is_prefill(self) -> bool:
@@ -144,7 +144,7 @@ class SequenceGroup:
         self.encoder_seq = encoder_seq
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[Sequence]:
-        """Its sequences of this status; None: all."""
+        """The sequences with this status; None: all of them."""
         return [each for each in self.seqs if status is None or each.status == status]
 
     def is_encoder_decoder(self) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from kvcore.legacy.v0_3.errors import BlockTooFull, NoLastToken
 
 _BLANK_TOKEN_ID = -1
-"""What the original's blocks have where no token is yet."""
+"""What the original's blocks have in an empty slot."""
 
 
 class LogicalTokenBlock:
-    """Some tokens of a sequence that lie in one block.
+    """The tokens of a sequence in one block.
 
-    token_ids: a slot each, -1 where no token is yet.
+    token_ids: one per slot, -1 for an empty slot.
     """
 
     def __init__(self, block_number: int, block_size: int) -> None:
@@ -27,15 +27,15 @@ class LogicalTokenBlock:
         self.num_tokens = 0
 
     def is_empty(self) -> bool:
-        """Whether it has no token."""
+        """Whether all slots are empty."""
         return self.num_tokens == 0
 
     def is_full(self) -> bool:
-        """Whether it has no slot left."""
+        """Whether no slot is empty."""
         return self.num_tokens == self.block_size
 
     def get_num_empty_slots(self) -> int:
-        """How many slots it has left."""
+        """Number of empty slots."""
         return self.block_size - self.num_tokens
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
@@ -48,11 +48,11 @@ class LogicalTokenBlock:
         self.num_tokens = end
 
     def get_token_ids(self) -> list[int]:
-        """Its tokens."""
+        """The tokens of the block."""
         return self.token_ids[: self.num_tokens]
 
     def get_last_token_id(self) -> int:
-        """Its newest token. Raises NoLastToken."""
+        """The newest token of the block. Raises NoLastToken."""
         if not self.num_tokens:
             raise NoLastToken(block=self.block_number)
         return self.token_ids[self.num_tokens - 1]

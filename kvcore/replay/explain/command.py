@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore explain`: replays a workload, and says why tokens were computed again.
+"""The command `kvcore explain`: replays a workload, or makes the calls of a record again, and says
+why tokens were computed again.
 
 The report goes to standard output. Exit code 0: explained; 2: the call or the trace was wrong; 130:
 interrupted, with a report of what was done.
@@ -13,9 +14,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from kvcore import _twin
 from kvcore.cli.arguments import parse
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.explain.explanation import Explanation
+from kvcore.record.reader import is_record
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
 from kvcore.replay.command_options import (
     Arguments,
@@ -25,7 +28,8 @@ from kvcore.replay.command_options import (
     read_arguments,
 )
 from kvcore.replay.explain.explained import Explained, Remembered, split_evicted
-from kvcore.replay.explain.report import to_data, to_lines
+from kvcore.replay.explain.records import explain_record
+from kvcore.replay.explain.report import head_data, head_lines, to_data, to_lines
 from kvcore.replay.loop import replay
 from kvcore.replay.progress import Progress
 from kvcore.replay.request_trace import TraceReader
@@ -35,16 +39,22 @@ from kvcore.types.errors import KvcoreError
 
 @ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Explain one trace; returns the exit code.
+    """Explain one trace or record; returns the exit code.
 
     arguments: those behind `kvcore explain`, the process's by default.
     """
-    given = parse(make_parser(), arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    of_record = any(is_record(word) for word in words)
+    given = parse(make_record_parser() if of_record else make_parser(), arguments)
+    explained, split, stopped = Explained(_keep(given)), Counter[str](), False
     try:
-        call = _read(given)
-        explained = Explained(_keep(given))
-        result, split = _run(call, explained, given.optimum)
-    except KvcoreError as error:
+        if of_record:
+            again = explain_record(given.trace, explained, given.backend)
+            lines, data = again.lines(), again.data()
+        else:
+            result, split = _run(_read(given), explained, given.optimum)
+            lines, data, stopped = head_lines(result), head_data(result), result.interrupted
+    except (KvcoreError, OSError) as error:
         print(f"kvcore explain: {error}", file=sys.stderr)
         return USAGE_ERROR
     if given.request is not None:
@@ -52,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not explained.kept:
             print(f"kvcore explain: no request {given.request!r} was admitted", file=sys.stderr)
             return USAGE_ERROR
-    if call.json:
-        print(json.dumps(to_data(result, explained, split, given.by)))
+    if given.json:
+        print(json.dumps(to_data(data, explained, split, given.by)))
     else:
-        print("\n".join(to_lines(result, explained, split, given.by)), flush=True)
-    return STOPPED if result.interrupted else FINE
+        print("\n".join(to_lines(lines, explained, split, given.by)), flush=True)
+    return STOPPED if stopped else FINE
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,18 +80,40 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
-    add = parser.add_argument_group("what comes out").add_argument
-    add("--request", metavar="ID", help="one request: its place in the trace, from 0")
-    add(
+    group = parser.add_argument_group("what comes out")
+    _add_report(group, "one request: its place in the trace, from 0")
+    group.add_argument(
+        "--optimum", action="store_true", help="split evicted tokens: policy or capacity"
+    )
+    parser.set_defaults(html=None, no_bounds=True, explain=True)
+    return parser
+
+
+def make_record_parser() -> argparse.ArgumentParser:
+    """The parser of the command for a record, which says itself what its pool was."""
+    parser = argparse.ArgumentParser(
+        prog="kvcore explain",
+        description="Make the calls of a record again, and say why tokens were computed that a "
+        "cache without limit would have had.",
+        epilog="Exit code: 0 explained, 2 the call or the record was wrong.",
+    )
+    parser.add_argument("trace", metavar="RECORD", help="a folder, or one of its files")
+    backend = "rust" if _twin.available() else "python"
+    parser.add_argument("--backend", choices=("rust", "python"), default=backend)
+    _add_report(parser.add_argument_group("what comes out"), "one request: its id")
+    parser.set_defaults(optimum=False)
+    return parser
+
+
+def _add_report(group: argparse._ArgumentGroup, what: str) -> None:
+    group.add_argument("--request", metavar="ID", help=what)
+    group.add_argument(
         "--by",
         choices=("cause", "evictor", "request"),
         default="cause",
         help="what missed tokens are summed up by (cause)",
     )
-    add("--optimum", action="store_true", help="split evicted tokens: policy or capacity")
-    add("--json", action="store_true", help="plain data instead of text")
-    parser.set_defaults(html=None, no_bounds=True, explain=True)
-    return parser
+    group.add_argument("--json", action="store_true", help="plain data instead of text")
 
 
 def _read(given: argparse.Namespace) -> Arguments:

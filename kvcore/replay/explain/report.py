@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -20,11 +20,14 @@ from kvcore.replay.summary import share
 FORMAT = 1
 
 
-def to_lines(result: Result, explained: Explained, split: Counter[str], by: str) -> Iterator[str]:
-    """The report. split: evicted tokens by policy and capacity, if that was requested."""
+def to_lines(
+    head: Iterable[str], explained: Explained, split: Counter[str], by: str
+) -> Iterator[str]:
+    """The report. head: what was explained. split: evicted tokens by policy and capacity, if that
+    was requested.
+    """
     totals = explained.totals
-    yield headline(result)
-    yield setting(result)
+    yield from head
     yield ""
     if explained.kept and len({each.request for each in explained.kept}) == 1 and by == "cause":
         for each in explained.kept:
@@ -42,15 +45,29 @@ def to_lines(result: Result, explained: Explained, split: Counter[str], by: str)
     yield from table(_ROWS[by](explained, split), words=by == "cause")
 
 
-def to_data(result: Result, explained: Explained, split: Counter[str], by: str) -> dict[str, Any]:
-    """The report as dicts, lists, strings and numbers; tokens, unless the name says otherwise."""
-    totals = explained.totals
-    data: dict[str, Any] = {
-        "format": FORMAT,
+def head_lines(result: Result) -> list[str]:
+    """What was replayed, and on what."""
+    return [headline(result), setting(result)]
+
+
+def head_data(result: Result) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
         "trace": result.trace,
         "backend": result.backend,
         "interrupted": result.interrupted,
         "options": attrs.asdict(result.options),
+    }
+
+
+def to_data(
+    head: dict[str, Any], explained: Explained, split: Counter[str], by: str
+) -> dict[str, Any]:
+    """The report as dicts, lists, strings and numbers; tokens, unless the name says otherwise."""
+    totals = explained.totals
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        **head,
         "admissions": totals.admissions,
         "tokens": totals.tokens,
         "ideal": totals.ideal,

@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore sanitize",
         description="Drive an engine's own scheduler with a fake model and check what it reads.",
+        epilog="Exit code: 0 nothing was found, 1 a finding, 2 the engine is missing or of another "
+        "version, 3 the adapter is wrong.",
     )
     known = ", ".join(KNOWN)
     parser.add_argument("engine", help=f"{known}, or module:Adapter of your own")

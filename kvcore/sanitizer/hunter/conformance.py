@@ -7,7 +7,6 @@ that an engine is right, only that its adapter tells what the hunter and the san
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,7 +136,7 @@ def _brief(outcome: Outcome) -> tuple[Any, ...]:
 
 def _stands_alone(adapter: Adapter) -> Iterator[str]:
     """The file without its adapter does without kvcore, as the tests that are written need it."""
-    source = engine_source(inspect.getmodule(adapter.Engine).__name__)  # type: ignore[union-attr]
+    source = engine_source(adapter.Engine.__module__)
     if "kvcore.sanitizer" in source:
         yield "Engine or what it uses names kvcore.sanitizer"
     compile(source, "engine", "exec")

@@ -46,7 +46,7 @@ class Watch:
         self.block_size = max(group.block_size for group in sanitizer.groups)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not counted goes straight on."""
+        """Pass calls that are not counted on to the sanitizer."""
         value = getattr(self.sanitizer, name)
         return self._guarded(value) if callable(value) else value
 

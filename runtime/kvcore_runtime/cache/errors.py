@@ -106,7 +106,7 @@ class ParcelMismatch(CacheError):
 class BatchOutOfOrder(CacheError):
     """CMD-ONCE: each batch is applied exactly once, in number order."""
 
-    message = "batch {number} is applied where batch {expected} is next"
+    message = "batch {number} is applied, but batch {expected} is next"
 
 
 class UnsupportedCommand(CacheError):
@@ -136,7 +136,7 @@ class TableGap(CacheError):
 class SlotsOverflow(CacheError):
     """A step has more tokens than the slot mapping holds."""
 
-    message = "{num_tokens} slots are asked for, the slot mapping holds {max_tokens}"
+    message = "{num_tokens} slots are requested, the slot mapping holds {max_tokens}"
 
 
 class BeyondTable(CacheError):

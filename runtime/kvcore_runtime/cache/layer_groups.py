@@ -61,8 +61,8 @@ def make_groups(visibilities: Sequence[Visibility], block_size: int) -> tuple[Gr
 def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) -> LayerGroups:
     """Split layers that see this over a manager's groups.
 
-    Raises GroupsDoNotHoldModel where a layer has no group, a group no layer, or the layers of a
-    visibility do not split evenly; UnequalPages where blocks of two groups differ in size.
+    Raises GroupsDoNotHoldModel if a layer has no group, a group no layer, or the layers of a
+    visibility do not split evenly; UnequalPages if blocks of two groups differ in size.
     """
     kept = [kept_by(group_id, group) for group_id, group in enumerate(groups)]
     layers: list[list[int]] = [[] for _ in groups]

@@ -56,7 +56,7 @@ def merge(group_id: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> T
     """Merge the table commands of one group.
 
     changes: [6, n] columns, only SetTable and CutTable, in program order. lengths: [rows], before.
-    Raises TableGap where a row would have a position below its length that was never set.
+    Raises TableGap if a row would have a position below its length that was never set.
     """
     num_changes = changes.shape[1]
     is_set = changes[KIND] == SetTable.kind

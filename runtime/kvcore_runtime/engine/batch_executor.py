@@ -45,13 +45,13 @@ class Executed:
 
 
 class BatchExecutor:
-    """The batches on their way, oldest first."""
+    """The batches on their way, oldest first. core: as of `ForkedWorker`, which raises for it."""
 
-    def __init__(self, runtime: Runtime, forward: Forward) -> None:
+    def __init__(self, runtime: Runtime, forward: Forward, core: int | None = None) -> None:
         self._side = _OtherSide(runtime, forward)
         device = runtime.cache.device
         self._worker = (
-            ForkedWorker(self._side)
+            ForkedWorker(self._side, core)
             if runs_in_fork(device)
             else ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
         )

@@ -28,6 +28,7 @@ from typing import Literal
 import attrs
 
 from kvcore import Config, KVCacheManager
+from kvcore.record.recorder import record_if_asked
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_in_fork
@@ -69,6 +70,7 @@ class EngineOptions:
     computes at most. max_sequences: sequences known to the manager at a time, each with a row of
     the block tables; more wait outside. drafter: guesses tokens (drafts.py). guard: check every
     read of a block (guard.py). keep_logits: hand out the logits behind every token.
+    executor_core: where a process computes the batches in flight, the only core that it runs on.
     """
 
     backend: Literal["rust", "python"] | None = None
@@ -78,6 +80,7 @@ class EngineOptions:
     drafter: Drafter | None = None
     guard: bool = False
     keep_logits: bool = False
+    executor_core: int | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("token_budget", "max_sequences"):
@@ -93,7 +96,7 @@ class Engine:
     makes, for this engine, the exchange that it is to use. decode: ids to text, needed for stop
     strings only. observe: see `Observer`. open_number: of the batch that is taken next. finished:
     stores and loads that are over, for the exchange. Raises GroupsDoNotHoldModel, UnequalPages,
-    InvalidOption.
+    InvalidOption, NoSuchCore.
     """
 
     def __init__(
@@ -109,7 +112,9 @@ class Engine:
         self.model = model
         self.options = options or EngineOptions()
         self.metrics = Metrics()
-        self.manager = timed(KVCacheManager(config, self.options.backend), self.metrics)
+        manager = KVCacheManager(config, self.options.backend)
+        record_if_asked(manager)
+        self.manager = timed(manager, self.metrics)
         _check_budget(config, self.options)
         self.runtime, groups = make_runtime(
             model,
@@ -121,7 +126,9 @@ class Engine:
         )
         self._forward = Forward(model, self.runtime, groups, keep_logits=self.options.keep_logits)
         self._executor = (
-            BatchExecutor(self.runtime, self._forward) if config.max_in_flight else None
+            BatchExecutor(self.runtime, self._forward, self.options.executor_core)
+            if config.max_in_flight
+            else None
         )
         self._flights: collections.deque[Flight] = collections.deque()
         self.open_number = 0

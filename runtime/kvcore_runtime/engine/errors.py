@@ -10,6 +10,12 @@ class InvalidOption(KvcoreRuntimeError):
     message = "{name} is {value!r}, expected {least} or more"
 
 
+class NoSuchCore(KvcoreRuntimeError):
+    """A core that this process may not run on."""
+
+    message = "core {core!r} is none that this process may run on"
+
+
 class NeverFits(KvcoreRuntimeError):
     """A request that no pool of this size, or no such model, can ever serve."""
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCore
 
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
@@ -71,11 +71,17 @@ class Reply:
 class ForkedWorker:
     """Calls of one object's methods, in order, in a fork that is made at the first of them.
 
-    The fork ends with this object, and with its process. Ctrl-C does not reach it.
+    The fork ends with this object, and with its process. Ctrl-C does not reach it. core: the only
+    one that it runs on; None for those of its caller. Raises NoSuchCore.
     """
 
-    def __init__(self, target: object) -> None:
+    def __init__(self, target: object, core: int | None = None) -> None:
+        if core is not None:
+            allowed = os.sched_getaffinity(0)
+            _stay_on(core)
+            os.sched_setaffinity(0, allowed)
         self._target = target
+        self._core = core
         self._waiting: collections.deque[Reply] = collections.deque()
         self._finalizer: weakref.finalize[Any, ForkedWorker] | None = None
         self._num_bytes_sent = 0  # since no reply was to come, or less
@@ -143,6 +149,8 @@ class ForkedWorker:
         if not self.process_id:
             self._replies.close()
             self._calls.close()
+            if self._core is not None:
+                _stay_on(self._core)
             _run(self._target, calls, replies, self._bell)
         calls.close()
         replies.close()
@@ -158,6 +166,14 @@ class ForkedWorker:
         for reply in self._waiting:
             reply.answer = (None, ExecutorDied(exit_code=self._exit_code))
         self._waiting.clear()
+
+
+def _stay_on(core: int) -> None:
+    """Let the calling thread, and those that it will start, run on one core."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except (OSError, OverflowError, TypeError, ValueError):
+        raise NoSuchCore(core=core) from None
 
 
 def _close(calls: io.BufferedIOBase, replies: Connection) -> None:

@@ -158,7 +158,7 @@ class Forward:
         ]
 
     def prepare(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInputs:
-        """What computing the chunks needs to know of their sequences, as it is now.
+        """What a forward pass over the chunks needs to know of their sequences, as they are now.
 
         draws: what is sampled from them (sample_step.py).
         """

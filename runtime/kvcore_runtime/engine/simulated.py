@@ -88,7 +88,7 @@ class TorchDevice:
 
 
 class _CheckingTier(MemoryTier):
-    """Where stores go, to be compared, and no load comes from."""
+    """A tier that compares what is stored, and serves no load."""
 
     def __init__(self, device: TorchDevice, contents: Callable[[bytes], Sequence[int]]) -> None:
         super().__init__()

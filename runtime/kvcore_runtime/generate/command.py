@@ -6,7 +6,7 @@ codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 th
 was wrong; 3 all answers are right, but something that --require-all demands did not happen; 130
 interrupted. An answer is shown as soon as it is there, before it is verified; JSON comes at the
 end. Interrupted, it reports what was done, which is not verified then. Progress goes to stderr
-where that is a terminal, results to stdout.
+if that is a terminal, results to stdout.
 """
 
 import json
@@ -175,7 +175,7 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
 
 @attrs.frozen(kw_only=True)
 class Proof:
-    """What was checked of a run: counts by what they count, and what was not as it must be.
+    """What was checked of a run: counts by subject, and what was wrong.
 
     failure: why the answers are not verified. not_exercised: what had to happen and did not.
     """

@@ -125,7 +125,7 @@ class Llama:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and the cache."""
+        """The element type of weights, activations and the cache."""
         return self.weights.embedding.dtype
 
     @property

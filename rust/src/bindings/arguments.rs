@@ -269,12 +269,8 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
 
 /// Which freed block leaves first.
 pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
-    match name.extract() {
-        Ok("lru") => Ok(Eviction::Lru),
-        Ok("uncached_first") => Ok(Eviction::UncachedFirst),
-        Ok("retention") => Ok(Eviction::Retention),
-        _ => Err(wrong_config("eviction", name, "must be one of lru, uncached_first, retention")),
-    }
+    let known = name.extract().ok().and_then(Eviction::of_name);
+    known.ok_or_else(|| wrong_config("eviction", name, "is no policy of the compiled twin"))
 }
 
 /// The pieces of a retention config, which were checked when it was made.
@@ -292,7 +288,7 @@ pub(crate) fn pieces(retention: RetentionArg<'_, '_>) -> PyResult<Vec<Piece>> {
 pub(crate) fn pool_eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<PoolEviction> {
     match name.extract() {
         Ok("priority") => Ok(PoolEviction::Priority),
-        _ => eviction(name).map(PoolEviction::Of),
+        _ => eviction(name).map(Eviction::of_host).map(PoolEviction::Of),
     }
 }
 

@@ -7,13 +7,18 @@
 //! meanwhile; one that finds the state borrowed raises ConcurrentCall.
 
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 
 use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, TokensArg, held, items};
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::lists::{only_id, only_item};
+use crate::bindings::tape::Tape;
 use crate::bindings::tokens::{Named, Signed, TOKENS, read_named, read_signed};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
+use crate::record::calls::Call;
+use crate::record::fields::{ReadTokens, find_rows};
+use crate::record::outcomes::{Named as NamedError, Outcome};
 use crate::state::state::{RequestState, State};
 use crate::transitions::append::{
     Requests, all_own_hashes, append, places_grown, read_request_ids,
@@ -37,6 +42,8 @@ pub(crate) struct Manager {
     appended: (u64, Py<PyAny>),
     /// The last batch that was taken, for its room.
     pub(crate) room: Batch,
+    /// The record of its calls, while there is one.
+    pub(crate) tape: Option<Box<Tape>>,
 }
 
 /// Tokens whose hashing takes about half a millisecond: other threads run meanwhile.
@@ -61,80 +68,106 @@ impl Manager {
         let appended = values::appended(py, Appended { done: 1, refused: None }, &[])?.0.unbind();
         let appended_one = appended.clone_ref(py);
         let appended = (1, appended);
-        Ok(Manager { state, no_blocks, appended_one, appended, room: Batch::default() })
+        Ok(Manager { state, no_blocks, appended_one, appended, room: Batch::default(), tape: None })
     }
 
     /// Run a transition.
-    pub(crate) fn change<T, E: Into<Wrong>>(
+    pub(crate) fn change<T: Outcome, E: Into<Wrong> + NamedError>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
+        call: Call<'_>,
         transition: impl FnOnce(&mut State) -> Result<T, E>,
     ) -> PyResult<T> {
-        let outcome = transition(&mut Self::lent(this)?.state);
+        let mut manager = Self::lent(this)?;
+        manager.begin(this.py(), &call);
+        let outcome = transition(&mut manager.state);
+        manager.end(this.py(), &outcome);
+        drop(manager);
         outcome.map_err(|wrong| wrong.into().raise(this.py(), given))
     }
 
-    /// Run a transition that hashes this many tokens.
-    pub(crate) fn change_by<T: Send>(
+    /// Run a transition that takes tokens, and what else there is; `note` begins its record.
+    pub(crate) fn change_by<A: Send, T: Outcome + Send>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
-        num_tokens: usize,
-        transition: impl FnOnce(&mut State) -> Result<T, Wrong> + Send,
+        (tokens, rest): (Signed, A),
+        note: impl FnOnce(&mut Self, ReadTokens<'_>, &A),
+        transition: impl FnOnce(&mut State, Signed, A) -> Result<T, Wrong> + Send,
     ) -> PyResult<T> {
-        if num_tokens < MANY_TOKENS {
-            return Self::change(this, given, transition);
-        }
         let mut manager = Self::lent(this)?;
+        note(&mut manager, tokens.shown(), &rest);
         let state = &mut manager.state;
-        let outcome = this.py().detach(|| transition(state));
+        let outcome = if tokens.len() < MANY_TOKENS {
+            transition(state, tokens, rest)
+        } else {
+            this.py().detach(|| transition(state, tokens, rest))
+        };
+        manager.end(this.py(), &outcome);
         drop(manager);
         outcome.map_err(|wrong| wrong.raise(this.py(), given))
     }
 
-    /// Run a transition of one request.
-    pub(crate) fn change_one<T>(
+    /// Run a transition of nothing, which cannot fail.
+    pub(crate) fn drain<T: Outcome>(
         this: &Bound<'_, Self>,
+        opcode: u8,
+        transition: impl FnOnce(&mut State) -> T,
+    ) -> PyResult<T> {
+        let run = |state: &mut State| Ok::<_, Error>(transition(state));
+        Self::change(this, &Given::default(), Call::Plain(opcode), run)
+    }
+
+    /// Run a transition of one request.
+    pub(crate) fn change_one<T: Outcome>(
+        this: &Bound<'_, Self>,
+        opcode: u8,
         request_id: IdArg<'_, '_>,
         transition: impl FnOnce(&mut State, &str) -> Result<T, Error>,
     ) -> PyResult<T> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        Self::change(this, &given, |state| transition(state, name))
+        Self::change(this, &given, Call::Of(opcode, name), |state| transition(state, name))
     }
 
     /// Run a transition of one request and a number.
     pub(crate) fn change_count<'py>(
         this: &Bound<'py, Self>,
+        opcode: u8,
         request_id: IdArg<'_, 'py>,
         count: CountArg<'_, 'py>,
         transition: impl FnOnce(&mut State, &str, i64) -> Result<(), Error>,
     ) -> PyResult<()> {
         let mut given = Given::default();
         let (name, number) = (given.name(request_id.0), given.count(count)?);
-        Self::change(this, &given, |state| transition(state, name, number))
+        let call = Call::Count(opcode, name, number);
+        Self::change(this, &given, call, |state| transition(state, name, number))
     }
 
     /// Run a transition of some blocks.
-    pub(crate) fn change_blocks(
+    pub(crate) fn change_blocks<T: Outcome>(
         this: &Bound<'_, Self>,
+        opcode: u8,
         block_ids: BlocksArg<'_, '_>,
-        transition: impl FnOnce(&mut State, &[i64]) -> Result<(), Error>,
-    ) -> PyResult<()> {
+        transition: impl FnOnce(&mut State, &[i64]) -> Result<T, Error>,
+    ) -> PyResult<T> {
         let mut given = Given::default();
         let blocks = given.blocks(block_ids)?;
-        Self::change(this, &given, |state| transition(state, &blocks))
+        let call = Call::Blocks(opcode, &blocks);
+        Self::change(this, &given, call, |state| transition(state, &blocks))
     }
 
     /// Run a transition of some requests.
     pub(crate) fn change_all<'py>(
         this: &Bound<'py, Self>,
+        opcode: u8,
         request_ids: IdsArg<'_, 'py>,
         transition: impl FnOnce(&mut State, &[&str]) -> Result<Admitted<Swapped>, Error>,
     ) -> PyResult<PyMoved<'py>> {
         let mut given = Given::default();
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
-        let outcome = Self::change(this, &given, |state| transition(state, &names))?;
+        let call = Call::All(opcode, &names);
+        let outcome = Self::change(this, &given, call, |state| transition(state, &names))?;
         values::moved(this.py(), outcome)
     }
 
@@ -205,8 +238,14 @@ impl Manager {
             _ => return Ok(None),
         };
         let mut manager = Self::lent(this)?;
-        let output = Output { tokens: Some(&[token]), batch, ..Output::default() };
-        let outcome = append_grown(&mut manager.state, Requests::Ids(&[name]), output);
+        let (ids, tokens) = ([name], [token]);
+        let output = Output { tokens: Some(&tokens), batch, ..Output::default() };
+        let row = if manager.tape.is_some() { manager.state.rows.get(name) } else { None };
+        let row = row.map(|row| [row.0]); // looked up once, for the record and the call
+        let requests = row.as_ref().map_or(Requests::Ids(&ids), |row| Requests::Rows(row));
+        manager.begin(this.py(), &Call::Append(requests, Some(Some((&tokens, false))), batch));
+        let outcome = append_grown(&mut manager.state, requests, output);
+        manager.end(this.py(), &outcome);
         if let Ok((Appended { done: 1, refused: None }, grown)) = &outcome
             && grown.is_empty()
         {
@@ -219,7 +258,7 @@ impl Manager {
         }
     }
 
-    /// `append` of requests that were read; rows that name nobody come before wrong tokens.
+    /// `append` of requests that were read.
     fn append_named(
         slf: &Bound<'_, Self>,
         given: &Given<'_>,
@@ -227,16 +266,34 @@ impl Manager {
         tokens: Option<Signed>,
         batch: Option<i64>,
     ) -> PyResult<(Appended, Vec<[u32; 4]>)> {
-        Self::change(slf, given, |state| {
-            let allowed = || all_own_hashes(state, &requests);
-            let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
-            if let (Err(_), Requests::Rows(rows)) = (&tokens, &requests) {
-                read_request_ids(state, rows)?;
-            }
-            let tokens = tokens?;
-            let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
-            Ok::<_, Wrong>(append_grown(state, requests, output)?)
-        })
+        let mut manager = Self::lent(slf)?;
+        let outcome = if manager.tape.is_some() {
+            manager.append_recorded(slf.py(), requests, tokens, batch)
+        } else {
+            append_read(&mut manager.state, requests, tokens, batch)
+        };
+        drop(manager);
+        outcome.map_err(|wrong| wrong.raise(slf.py(), given))
+    }
+
+    /// The same between its arguments and its outcome; apart, so that others do not pay for it.
+    #[inline(never)]
+    fn append_recorded(
+        &mut self,
+        py: Python<'_>,
+        requests: Requests<'_>,
+        tokens: Option<Signed>,
+        batch: Option<i64>,
+    ) -> Result<(Appended, Vec<[u32; 4]>), Wrong> {
+        let rows: Option<SmallVec<[u32; 4]>> = match requests {
+            Requests::Ids(ids) => find_rows(&self.state, ids),
+            Requests::Rows(_) => None,
+        };
+        let requests = rows.as_deref().map_or(requests, Requests::Rows);
+        self.begin(py, &Call::Append(requests, tokens.as_ref().map(Signed::shown), batch));
+        let outcome = append_read(&mut self.state, requests, tokens, batch);
+        self.end(py, &outcome);
+        outcome
     }
 
     /// `append` of any requests, by ids or rows.
@@ -264,6 +321,24 @@ impl Manager {
         };
         Self::appended(slf, done)
     }
+}
+
+/// An `append` of tokens that were read; rows that name nobody come before wrong tokens.
+#[inline(always)] // of each step
+fn append_read(
+    state: &mut State,
+    requests: Requests<'_>,
+    tokens: Option<Signed>,
+    batch: Option<i64>,
+) -> Result<(Appended, Vec<[u32; 4]>), Wrong> {
+    let allowed = || all_own_hashes(state, &requests);
+    let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
+    if let (Err(_), Requests::Rows(rows)) = (&tokens, &requests) {
+        read_request_ids(state, rows)?;
+    }
+    let tokens = tokens?;
+    let output = Output { tokens: tokens.as_deref(), batch, ..Output::default() };
+    Ok(append_grown(state, requests, output)?)
 }
 
 /// An `append`, and the places of tables that it set; nothing is made where it set none.

@@ -19,6 +19,9 @@ use crate::bindings::values::{
     PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
 use crate::bindings::{arguments, requests, values};
+use crate::record::calls;
+use crate::record::calls::Call;
+use crate::record::fields::ReadTokens;
 use crate::state::state::make_state;
 use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
@@ -75,7 +78,10 @@ impl Manager {
         let tokens = read_signed(tokens, &TOKENS);
         let num_rejected = given.maybe_count(num_rejected)?.unwrap_or(0);
         let batch = given.maybe_count(MaybeCount(batch))?;
-        Self::change_by(slf, &given, tokens.len(), |state| {
+        let note = |manager: &mut Self, tokens: ReadTokens<'_>, (): &()| {
+            manager.begin(slf.py(), &Call::AddTokens(name, tokens, num_rejected, batch));
+        };
+        Self::change_by(slf, &given, (tokens, ()), note, |state, tokens, ()| {
             let own_hashes = find_request(state, name)?.own_hashes;
             let tokens = tokens.taken(|| own_hashes)?;
             let output = Output { tokens: Some(&tokens), num_rejected, batch };
@@ -90,8 +96,10 @@ impl Manager {
         request_id: IdArg<'_, '_>,
         hashes: HashesArg<'_, '_>,
     ) -> PyResult<()> {
-        let hashes = arguments::hashes(hashes)?;
-        Self::change_one(slf, request_id, |state, name| add_block_hashes(state, name, hashes))
+        let (mut given, hashes) = (Given::default(), arguments::hashes(hashes)?);
+        let name = given.name(request_id.0);
+        let call = Call::AddBlockHashes(name, &hashes);
+        Self::change(slf, &given, call, |state| add_block_hashes(state, name, hashes.clone()))
     }
 
     /// Put drafts behind the tokens of a request, in place of those before.
@@ -104,7 +112,10 @@ impl Manager {
         let mut given = Given::default();
         let name = given.name(request_id.0);
         let tokens = read_signed(tokens, &TOKENS);
-        Self::change(slf, &given, |state| {
+        let note = |manager: &mut Self, tokens: ReadTokens<'_>, (): &()| {
+            manager.begin(slf.py(), &Call::AddDrafts(name, tokens));
+        };
+        Self::change_by(slf, &given, (tokens, ()), note, |state, tokens, ()| {
             state.idle(name)?;
             let own_hashes = find_request(state, name)?.own_hashes;
             let tokens = tokens.taken(|| own_hashes)?;
@@ -119,13 +130,13 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_accepted: CountArg<'_, 'py>,
     ) -> PyResult<()> {
-        Self::change_count(slf, request_id, num_accepted, accept)
+        Self::change_count(slf, calls::ACCEPT, request_id, num_accepted, accept)
     }
 
     /// Forget a request that holds no blocks.
     #[pyo3(signature = (request_id))]
     fn remove_request(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
-        Self::change_one(slf, request_id, remove_request)
+        Self::change_one(slf, calls::REMOVE_REQUEST, request_id, remove_request)
     }
 
     /// One token and one slot more for each request, in order; without tokens, a slot for one that
@@ -154,13 +165,13 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_computed_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
-        Self::change_count(slf, request_id, num_computed_tokens, cache_blocks)
+        Self::change_count(slf, calls::CACHE_BLOCKS, request_id, num_computed_tokens, cache_blocks)
     }
 
     /// Give back a request's blocks, tail first; its tokens stay.
     #[pyo3(signature = (request_id))]
     fn free(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
-        Self::change_one(slf, request_id, free)
+        Self::change_one(slf, calls::FREE, request_id, free)
     }
 
     /// Add a child that shares its parent's computed blocks; returns its row.
@@ -172,7 +183,8 @@ impl Manager {
     ) -> PyResult<u32> {
         let mut given = Given::default();
         let (parent, child) = (given.name(parent_id.0), given.name(child_id.0));
-        Ok(Self::change(slf, &given, |state| fork(state, parent, child))?.0)
+        let call = Call::Fork(parent, child);
+        Ok(Self::change(slf, &given, call, |state| fork(state, parent, child))?.0)
     }
 
     /// Let the open batch compute a request up to num_tokens only; its blocks stay.
@@ -182,7 +194,7 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
-        Self::change_count(slf, request_id, num_tokens, unschedule)
+        Self::change_count(slf, calls::UNSCHEDULE, request_id, num_tokens, unschedule)
     }
 
     /// Keep the first num_tokens of a request's tokens.
@@ -192,7 +204,7 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
-        Self::change_count(slf, request_id, num_tokens, truncate)
+        Self::change_count(slf, calls::TRUNCATE, request_id, num_tokens, truncate)
     }
 
     /// Let requests count no more than num_computed_tokens; returns the ids of those that fell.
@@ -206,9 +218,10 @@ impl Manager {
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let count = given.count(num_computed_tokens)?;
-        let fell = Self::change(slf, &given, |state| {
+        let fell = Self::change(slf, &given, Call::Rewind(&names, count), |state| {
             let rows = rewind(state, &names, count)?;
-            Ok::<_, Error>(rows.iter().map(|&row| state[row].request_id.to_string()).collect())
+            let ids = rows.iter().map(|&row| state[row].request_id.to_string());
+            Ok::<_, Error>(ids.collect::<Vec<_>>())
         })?;
         values::names(slf.py(), fell)
     }
@@ -220,7 +233,13 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         total_computed_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
-        Self::change_count(slf, request_id, total_computed_tokens, remove_skipped_blocks)
+        Self::change_count(
+            slf,
+            calls::REMOVE_SKIPPED_BLOCKS,
+            request_id,
+            total_computed_tokens,
+            remove_skipped_blocks,
+        )
     }
 
     /// Move the requests' blocks to the host tier, each distinct block once.
@@ -229,7 +248,7 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_ids: IdsArg<'_, 'py>,
     ) -> PyResult<PyMoved<'py>> {
-        Self::change_all(slf, request_ids, swap_out)
+        Self::change_all(slf, calls::SWAP_OUT, request_ids, swap_out)
     }
 
     /// Move swapped requests back to the device.
@@ -238,30 +257,30 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_ids: IdsArg<'_, 'py>,
     ) -> PyResult<PyMoved<'py>> {
-        Self::change_all(slf, request_ids, swap_in)
+        Self::change_all(slf, calls::SWAP_IN, request_ids, swap_in)
     }
 
     /// Hold blocks so that their content stays.
     #[pyo3(signature = (block_ids, /))]
     fn pin<'py>(slf: &Bound<'py, Self>, block_ids: BlocksArg<'_, 'py>) -> PyResult<()> {
-        Self::change_blocks(slf, block_ids, pin)
+        Self::change_blocks(slf, calls::PIN, block_ids, pin)
     }
 
     /// Undo `pin`.
     #[pyo3(signature = (block_ids, /))]
     fn unpin<'py>(slf: &Bound<'py, Self>, block_ids: BlocksArg<'_, 'py>) -> PyResult<()> {
-        Self::change_blocks(slf, block_ids, unpin)
+        Self::change_blocks(slf, calls::UNPIN, block_ids, unpin)
     }
 
     /// Forget the keys of blocks; their owners keep them.
     #[pyo3(signature = (block_ids, /))]
     fn evict_blocks<'py>(slf: &Bound<'py, Self>, block_ids: BlocksArg<'_, 'py>) -> PyResult<()> {
-        Self::change_blocks(slf, block_ids, evict_blocks)
+        Self::change_blocks(slf, calls::EVICT_BLOCKS, block_ids, evict_blocks)
     }
 
     /// Forget every key; False, and nothing happens, while any block of any tier is used.
     fn reset_prefix_cache(slf: &Bound<'_, Self>) -> PyResult<bool> {
-        Ok(reset_prefix_cache(&mut Self::lent(slf)?.state))
+        Self::drain(slf, calls::RESET_PREFIX_CACHE, reset_prefix_cache)
     }
 
     /// Begin an epoch, the next one or a later one that is given; returns its number.
@@ -272,7 +291,7 @@ impl Manager {
     ) -> PyResult<u32> {
         let mut given = Given::default();
         let number = given.maybe_count(MaybeCount(epoch))?;
-        Self::change(slf, &given, |state| advance_epoch(state, number))
+        Self::change(slf, &given, Call::AdvanceEpoch(number), |state| advance_epoch(state, number))
     }
 
     /// Say the time in ms: levels whose duration is over end.
@@ -280,7 +299,7 @@ impl Manager {
     fn tick<'py>(slf: &Bound<'py, Self>, now_ms: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
         let now_ms = given.count(now_ms)?;
-        Self::change(slf, &given, |state| tick(state, now_ms))
+        Self::change(slf, &given, Call::Number(calls::TICK, now_ms), |state| tick(state, now_ms))
     }
 
     /// Join more wishes to those of a request, for the blocks that it releases from now on.
@@ -290,8 +309,10 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         retention: RetentionArg<'_, 'py>,
     ) -> PyResult<()> {
-        let pieces = arguments::pieces(retention)?;
-        Self::change_one(slf, request_id, |state, name| extend_retention(state, name, &pieces))
+        let (mut given, pieces) = (Given::default(), arguments::pieces(retention)?);
+        let name = given.name(request_id.0);
+        let call = Call::ExtendRetention(name, &pieces);
+        Self::change(slf, &given, call, |state| extend_retention(state, name, &pieces))
     }
 
     /// Copy blocks to the external store under their keys; returns one operation per block.
@@ -300,9 +321,7 @@ impl Manager {
         slf: &Bound<'py, Self>,
         block_ids: BlocksArg<'_, 'py>,
     ) -> PyResult<PyNumbers<'py>> {
-        let mut given = Given::default();
-        let blocks = given.blocks(block_ids)?;
-        let started = Self::change(slf, &given, |state| store(state, &blocks))?;
+        let started = Self::change_blocks(slf, calls::STORE, block_ids, store)?;
         values::numbers(slf.py(), started)
     }
 
@@ -322,7 +341,8 @@ impl Manager {
         let name = given.name(request_id.0);
         let slot_request =
             given.loading(num_tokens, hit, full_sequence_must_fit, reserved_blocks)?;
-        let outcome = Self::change(slf, &given, |state| load(state, name, &slot_request))?;
+        let call = Call::Load(name, &slot_request);
+        let outcome = Self::change(slf, &given, call, |state| load(state, name, &slot_request))?;
         values::taken(slf.py(), outcome)
     }
 
@@ -335,14 +355,22 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let (number, done) = (given.count(operation)?, flag("done", done)?);
-        Self::change(slf, &given, |state| complete_operation(state, number, done))
+        let call = Call::CompleteOperation(number, done);
+        Self::change(slf, &given, call, |state| complete_operation(state, number, done))
     }
 
     /// Close and number the open batch.
     fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
-        let mut room = std::mem::take(&mut Self::lent(slf)?.room);
-        Self::change(slf, &Given::default(), |state| take_batch_into(state, &mut room))?;
-        let taken = values::batch(slf.py(), &room);
+        let (mut manager, py) = (Self::lent(slf)?, slf.py());
+        let mut room = std::mem::take(&mut manager.room);
+        manager.begin(py, &Call::Plain(calls::TAKE_BATCH));
+        let outcome = take_batch_into(&mut manager.state, &mut room).map(|()| &room);
+        manager.end(py, &outcome);
+        drop(manager);
+        let taken = match outcome {
+            Ok(batch) => values::batch(py, batch),
+            Err(error) => Err(raise(py, error)),
+        };
         Self::lent(slf)?.room = room;
         taken
     }
@@ -352,7 +380,9 @@ impl Manager {
     fn complete<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
         let number = given.count(batch)?;
-        Self::change(slf, &given, |state| complete(state, number))
+        Self::change(slf, &given, Call::Number(calls::COMPLETE, number), |state| {
+            complete(state, number)
+        })
     }
 
     /// Take back a batch in flight, all later ones and the open one.
@@ -360,24 +390,26 @@ impl Manager {
     fn cancel<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
         let number = given.count(batch)?;
-        Self::change(slf, &given, |state| cancel(state, number))
+        Self::change(slf, &given, Call::Number(calls::CANCEL, number), |state| {
+            cancel(state, number)
+        })
     }
 
     /// Hand out the events since the last call.
     fn take_events<'py>(slf: &Bound<'py, Self>) -> PyResult<PyEvents<'py>> {
-        let taken = take_events(&mut Self::lent(slf)?.state);
+        let taken = Self::drain(slf, calls::TAKE_EVENTS, take_events)?;
         values::events(slf.py(), &taken)
     }
 
     /// Hand out the look-up statistics since the last call.
     fn take_stats<'py>(slf: &Bound<'py, Self>) -> PyResult<PyStats<'py>> {
-        let taken = take_stats(&mut Self::lent(slf)?.state);
+        let taken = Self::drain(slf, calls::TAKE_STATS, take_stats)?;
         values::stats(slf.py(), &taken)
     }
 
     /// Hand out the blocks that full-attention groups got since the last call, group by group.
     fn take_new_block_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u32>> {
-        let taken = take_new_block_ids(&mut Self::lent(slf)?.state);
+        let taken = Self::drain(slf, calls::TAKE_NEW_BLOCK_IDS, take_new_block_ids)?;
         Ok(taken.into_iter().map(|block| block.0).collect())
     }
 }

@@ -16,14 +16,17 @@ mod hashing;
 mod hints;
 mod lists;
 mod manager;
+mod mapped;
 mod methods;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod queries;
+mod recording;
 mod requests;
 mod sanitizer;
 mod slot_requests;
 mod tables;
+mod tape;
 mod tiers;
 mod tiers_dump;
 mod tokens;
@@ -43,6 +46,8 @@ mod _rust {
     #[cfg(feature = "mutants")]
     #[pymodule_export]
     use super::mutants::seed;
+    #[pymodule_export]
+    use super::recording::crc32c;
     #[pymodule_export]
     use super::sanitizer::SlotChecker;
     #[pymodule_export]

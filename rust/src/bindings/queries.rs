@@ -15,6 +15,7 @@ use crate::bindings::values;
 use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
+use crate::record::calls::GET_COMPUTED_BLOCKS;
 use crate::state::state::{RequestState, State};
 use crate::transitions::epochs::stale_requests;
 use crate::transitions::queries::{
@@ -30,7 +31,12 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
     ) -> PyResult<PyHit<'py>> {
-        let hit = Self::ask_of(slf, request_id, get_computed_blocks)?;
+        let hit = if Self::shown(slf)?.tape.is_some() {
+            let look_up = |state: &mut State, name: &str| get_computed_blocks(state, name);
+            Self::change_one(slf, GET_COMPUTED_BLOCKS, request_id, look_up)?
+        } else {
+            Self::ask_of(slf, request_id, get_computed_blocks)?
+        };
         values::hit(slf.py(), &hit)
     }
 
@@ -155,6 +161,12 @@ impl Manager {
         Ok(Self::shown(slf)?.state.device.num_free())
     }
 
+    /// Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
+    #[getter]
+    fn num_due_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.device.num_due())
+    }
+
     /// Host blocks in the free queue; 0 without a host tier.
     #[getter]
     fn num_free_host_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
@@ -174,7 +186,11 @@ impl Manager {
     fn restore(slf: &Bound<'_, Self>, data: &[u8]) -> PyResult<()> {
         let py = slf.py();
         let state = py.detach(|| decode(data)).map_err(|error| raise(py, error))?;
-        *Self::lent(slf)? = Self::of(py, state)?;
+        let mut manager = Self::lent(slf)?;
+        let tape = manager.tape.take();
+        *manager = Self::of(py, state)?;
+        manager.tape = tape;
+        manager.follow(|state, tape| tape.rotate(py, state, false));
         Ok(())
     }
 }

@@ -12,6 +12,8 @@ use crate::bindings::errors::Given;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::{TOKENS, read_signed};
+use crate::record::calls::Call;
+use crate::record::fields::ReadTokens;
 use crate::transitions::requests::{add_request, check_new_id};
 use crate::types::values::Request;
 
@@ -32,18 +34,23 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let retention = request.0.getattr(intern!(py, "retention"))?;
     let retention = (!retention.is_none()).then(|| pieces(RetentionArg(retention.as_borrowed())));
     let retention = retention.transpose()?;
-    let row = Manager::change_by(manager, &given, tokens.len(), |state| {
-        check_new_id(state, request_id)?;
-        let tokens = tokens.taken(|| block_hashes.is_some())?.into_vec();
-        let request = Request {
-            request_id,
-            tokens,
-            extra_keys,
-            block_hashes,
-            skip_reading_prefix_cache,
-            retention,
-        };
-        Ok(add_request(state, request)?)
-    })?;
+    let tokens_to_come = Vec::new();
+    let request = Request {
+        request_id,
+        tokens: tokens_to_come,
+        extra_keys,
+        block_hashes,
+        skip_reading_prefix_cache,
+        retention,
+    };
+    let note = |manager: &mut Manager, tokens: ReadTokens<'_>, request: &Request<'_>| {
+        manager.begin(py, &Call::AddRequest(request, tokens));
+    };
+    let row =
+        Manager::change_by(manager, &given, (tokens, request), note, |state, tokens, rest| {
+            check_new_id(state, request_id)?;
+            let tokens = tokens.taken(|| rest.block_hashes.is_some())?.into_vec();
+            Ok(add_request(state, Request { tokens, ..rest })?)
+        })?;
     Ok(row.0)
 }

@@ -9,6 +9,8 @@ use crate::bindings::errors::Given;
 use crate::bindings::manager::Manager;
 use crate::bindings::values;
 use crate::bindings::values::{PyAdmitted, PyVerdict};
+use crate::record::calls::Call;
+use crate::state::state::State;
 use crate::transitions::allocate::{allocate_slots, can_allocate};
 use crate::transitions::slot_request::SlotRequest;
 
@@ -64,7 +66,9 @@ macro_rules! slot_method {
 slot_method! {
     /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
     fn allocate_slots(slf, given, id, slot_request) -> PyAdmitted<'py> {
-        let taken = Self::change(slf, &given, |state| allocate_slots(state, id, &slot_request))?;
+        let call = Call::AllocateSlots(id, &slot_request);
+        let run = |state: &mut State| allocate_slots(state, id, &slot_request);
+        let taken = Self::change(slf, &given, call, run)?;
         values::admitted(slf.py(), &taken, Self::grown_none(slf)?)
     }
 }

@@ -20,6 +20,7 @@ use pyo3::types::{
 use crate::bindings::arguments::{TokensArg, excused, items, listed};
 use crate::bindings::errors::{raise, wrong_argument, wrong_row, wrong_token};
 use crate::bindings::lists::{Tokens, exact_ids};
+use crate::record::fields::ReadTokens;
 use crate::types::errors::Error;
 use crate::types::values::room_for;
 
@@ -58,6 +59,11 @@ impl Signed {
             Some(error) if !allowed() => Err(error),
             _ => self.tokens,
         }
+    }
+
+    /// The tokens as they were read, and whether ids below 0 are among them.
+    pub(crate) fn shown(&self) -> ReadTokens<'_> {
+        Some((self.tokens.as_ref().ok()?, self.below_zero.is_some()))
     }
 
     /// How many they are; 0 if they cannot be read.

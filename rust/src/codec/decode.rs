@@ -14,13 +14,14 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::codec::decode::decode_request::read_request;
 use crate::codec::decode_batch::{read_batch, read_batches_in_flight};
-use crate::codec::encode::{DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH};
+use crate::codec::encode::{DUPLICATES, MAGIC, OWNERS_END, PUBLISH};
 use crate::codec::sections::read_sections;
 use crate::pool::block_pool::{BlockPool, make_pool};
 use crate::pool::free_queue::make_free_queue;
+use crate::pool::policy_state::make_policy_state;
 use crate::pool::quarantine::make_quarantine;
 use crate::state::state::{MAX_OPERATION, Operation, State, make_state};
-use crate::types::config::Config;
+use crate::types::config::{Config, EVICTIONS, Eviction};
 use crate::types::errors::Error;
 use crate::types::event_log::read_events;
 use crate::types::groups::{Group, KINDS};
@@ -39,12 +40,11 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     }
     let config = read_config(&mut source)?;
     config.check().map_err(|error| source.damaged(error.to_string()))?;
+    let sizes = (config.eviction, config.num_blocks);
+    let device = read_pool(&mut source, &config, sizes, config.null_block)?;
     let hosts = config.num_host_blocks;
-    let device = read_pool(&mut source, &config, config.num_blocks, true)?;
-    let host = match hosts {
-        0 => None,
-        _ => Some(read_pool(&mut source, &config, hosts, false)?),
-    };
+    let sizes = (config.eviction.of_host(), hosts);
+    let host = if hosts > 0 { Some(read_pool(&mut source, &config, sizes, false)?) } else { None };
     let requests = source.list(|source| match source.flag()? {
         true => Ok(Some(read_request(source, &config)?)),
         false => Ok(None),
@@ -88,7 +88,7 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         max_num_batched_tokens: Some(source.u32()?).filter(|&most| most > 0),
         enable_caching: source.flag()?,
         null_block: source.flag()?,
-        eviction: EVICTIONS[usize::from(source.choice(EVICTIONS.len() as u8)?)],
+        eviction: EVICTIONS[usize::from(source.choice(EVICTIONS.len() as u8)?)].0,
         duplicates: DUPLICATES[usize::from(source.flag()?)],
         hashing: HASHINGS[usize::from(source.choice(HASHINGS.len() as u8)?)],
         num_preallocate_tokens: source.u32()?,
@@ -120,17 +120,16 @@ fn read_group(source: &mut Reader<'_>) -> Result<Group, Error> {
 fn read_pool(
     source: &mut Reader<'_>,
     config: &Config,
-    num_blocks: u32,
-    of_device: bool,
+    (eviction, num_blocks): (Eviction, u32),
+    null_block: bool,
 ) -> Result<BlockPool, Error> {
     // At least five bytes per block: a damaged count must not become an allocation.
     if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
         return Err(source.damaged(format!("{num_blocks} blocks are missing")));
     }
     check_memory(num_blocks.into())?;
-    let eviction = if of_device { config.eviction } else { config.host_eviction() };
-    let null_block = of_device && config.null_block;
     let mut pool = make_pool(num_blocks, null_block, eviction, config.max_in_flight > 0);
+    pool.policy = make_policy_state(eviction, num_blocks);
     let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
     for block in (0..num_blocks).map(BlockId) {
         pool.restore(block, source.below(OWNERS_END)?);

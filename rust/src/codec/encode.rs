@@ -13,7 +13,7 @@ use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{BatchInFlight, PublishedKey, RequestEntry, in_order};
 use crate::state::state::{RequestState, State};
 use crate::types::commands::close;
-use crate::types::config::{Config, Duplicates, Eviction, Publish};
+use crate::types::config::{Config, Duplicates, Publish};
 use crate::types::extra_inputs::ExtraKeys;
 use crate::types::groups::KINDS;
 use crate::types::ids::{BlockId, Row};
@@ -22,8 +22,6 @@ use crate::types::wire::Writer;
 
 /// The first bytes of a state.
 pub const MAGIC: &[u8] = b"kvcore state 4\n";
-/// Eviction policies, by their number in the bytes.
-pub const EVICTIONS: [Eviction; 3] = [Eviction::Lru, Eviction::UncachedFirst, Eviction::Retention];
 /// Treatments of duplicates, by their number in the bytes.
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
 /// Times of publication, by their number in the bytes.
@@ -83,8 +81,7 @@ fn write_config(out: &mut Writer, config: &Config) {
     out.u32(config.max_num_batched_tokens.unwrap_or(0));
     out.flag(config.enable_caching);
     out.flag(config.null_block);
-    let eviction = EVICTIONS.iter().position(|&eviction| eviction == config.eviction);
-    out.u8(eviction.expect("every policy has a number") as u8);
+    out.u8(config.eviction as u8);
     out.flag(config.duplicates == DUPLICATES[1]);
     let hashing = HASHINGS.iter().position(|&hashing| hashing == config.hashing);
     out.u8(hashing.expect("every hashing has a number") as u8);

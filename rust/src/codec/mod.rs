@@ -4,5 +4,6 @@
 pub mod decode;
 pub(crate) mod decode_batch;
 pub mod encode;
+pub(crate) mod policy_sections;
 pub(crate) mod retention_section;
 pub(crate) mod sections;

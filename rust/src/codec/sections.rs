@@ -8,6 +8,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::codec::policy_sections::{
+    place_blocks, read_uses, read_waiting, write_uses, write_waiting,
+};
 use crate::codec::retention_section::{
     has_retention, place_levels, read_retention, write_retention,
 };
@@ -32,6 +35,10 @@ const OUTPUT: u8 = 4;
 const HELD_ROWS: u8 = 5;
 /// The tag of epochs.
 const EPOCHS: u8 = 6;
+/// The tag of the order in which requests arrived.
+const WAITING: u8 = 7;
+/// The tag of what an eviction policy remembers.
+const USES: u8 = 8;
 /// The tag of levels.
 const RETENTION: u8 = 9;
 const MEDIA_CUT: u8 = 1;
@@ -43,13 +50,15 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 7] = [
+    let sections: [Section; 9] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
         (OUTPUT, with_output(state).next().is_some(), write_output),
         (HELD_ROWS, !state.held_rows.is_empty(), write_held_rows),
         (EPOCHS, state.epoch > 0, write_epochs),
+        (WAITING, state.waiting.as_ref().is_some_and(|each| each.next_due > 0), write_waiting),
+        (USES, state.device.policy.as_ref().is_some_and(|each| each.is_remembered()), write_uses),
         (RETENTION, has_retention(state), write_retention),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
@@ -135,11 +144,11 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             OUTPUT => read_output,
             HELD_ROWS => read_held_rows,
             EPOCHS => read_epochs,
+            WAITING => read_waiting,
+            USES => read_uses,
             _ => read_retention,
         };
-        if !(LOADS..=EPOCHS).contains(&tag) && tag != RETENTION
-            || last.is_some_and(|last| tag <= last)
-        {
+        if !(LOADS..=RETENTION).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -157,7 +166,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     if !state.requests().all(keys) {
         return Err(source.damaged("embeddings without a number of rows"));
     }
-    if state.config.eviction == Eviction::Retention { place_levels(source, state) } else { Ok(()) }
+    match state.config.eviction {
+        Eviction::Retention => place_levels(source, state),
+        _ => place_blocks(source, state),
+    }
 }
 
 /// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.

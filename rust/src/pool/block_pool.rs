@@ -8,8 +8,6 @@
 //! and so does what had a key, once it is released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
-pub(crate) mod older;
-
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -17,6 +15,7 @@ use smallvec::SmallVec;
 use crate::mutants::{Mutant, seeded};
 use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
+use crate::pool::policy_state::{PolicyState, make_policy_state};
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
@@ -28,6 +27,8 @@ use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
+
+mod older;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -48,6 +49,8 @@ pub struct BlockPool {
     pub(crate) quarantine: Option<Quarantine>,
     /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
+    /// What a policy that orders the queue has to go by; None if there is none.
+    pub(crate) policy: Option<Box<PolicyState>>,
     /// What levels go by; None without them.
     pub(crate) retention: Option<Box<RetentionState>>,
 }
@@ -61,6 +64,7 @@ clone_in_place!(BlockPool {
     pins,
     quarantine,
     priorities,
+    policy,
     retention
 });
 
@@ -89,8 +93,10 @@ pub fn make_pool(
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
         priorities: None,
+        policy: make_policy_state(eviction, num_blocks),
         retention: None,
     };
+    let _ = pool.place_blocks(); // without keys they have one place
     if eviction == Eviction::Retention {
         pool.set_kept(0, &[]);
         pool.place_by_level();
@@ -182,7 +188,10 @@ impl BlockPool {
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let mut blocks = Taken::with_capacity(count as usize);
-        self.queue.take_front(count, |block| blocks.push(block));
+        match self.policy {
+            None => self.queue.take_front(count, |block| blocks.push(block)),
+            Some(_) => self.take_by_policy(count, &mut blocks),
+        }
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
             if let Some(&ahead) = blocks.get(place + AHEAD) {
@@ -210,11 +219,14 @@ impl BlockPool {
         if self.ref_count(block) == 0 {
             let waits = self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block));
             if !waits && !seeded(Mutant::TouchNotDequeued) {
-                self.queue.remove(block);
+                self.dequeue(block);
             }
             effects.emit(Command::Touch { block });
         }
         self.owners[block.index()] += 1;
+        if self.policy.is_some() {
+            self.note_found(block);
+        }
     }
 
     /// Take one owner from each; those left without join the free queue in the order given, or the
@@ -245,16 +257,17 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        match self.eviction {
-            Eviction::Retention => self.enqueue_by_level(block),
-            _ if self.is_older(block) => {
-                self.forget_older(block);
-                self.queue.append(block, OLDER);
-            }
-            Eviction::UncachedFirst if self.owners[block.index()] != KEYED => {
-                self.queue.prepend(block);
-            }
-            _ => self.queue.append(block, CURRENT),
+        if self.retention.is_some() {
+            self.enqueue_by_level(block);
+        } else if self.is_older(block) {
+            self.forget_older(block);
+            self.queue.append(block, OLDER);
+        } else if self.policy.is_some() {
+            self.enqueue_by_policy(block);
+        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+            self.queue.prepend(block);
+        } else {
+            self.queue.append(block, CURRENT);
         }
     }
 
@@ -305,25 +318,23 @@ impl BlockPool {
         if self.index.remove(block) {
             effects.announce_removed(self.index.key(block));
         }
-        if self.retention.is_some() {
+        if let Some(policy) = &mut self.policy {
+            policy.history.remember(block, *self.index.key(block));
+            self.move_by_policy(block);
+        } else if self.retention.is_some() {
             self.lower(block);
         }
     }
 
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
+        let orders = self.policy.is_some();
+        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
+        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
-        self.lower_all();
-        effects.emit(Command::EvictAll);
-    }
-
-    /// Forget every key, in O(1); what is free leaves before all that is freed later.
-    pub fn start_epoch(&mut self, effects: &mut Effects) {
-        self.index.start_epoch();
-        if !seeded(Mutant::EpochsAge) {
-            self.queue.splice(CURRENT, OLDER);
-        }
+        self.policy.iter_mut().for_each(|policy| policy.history.clear());
+        cached.into_iter().for_each(|block| self.move_by_policy(block));
         self.lower_all();
         effects.emit(Command::EvictAll);
     }

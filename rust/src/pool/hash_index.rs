@@ -310,7 +310,7 @@ impl HashIndex {
     }
 
     /// The blocks of the key of a first one, first published first.
-    fn blocks(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn blocks(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
         let has_several = self.has_several(first);
         std::iter::successors(Some(first), move |block| {
             let next = || BlockId(self.following[block.index()]);

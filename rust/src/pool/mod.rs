@@ -4,6 +4,8 @@
 pub mod block_pool;
 pub mod free_queue;
 pub mod hash_index;
+pub(crate) mod policy_pool;
+pub(crate) mod policy_state;
 pub(crate) mod prefetch;
 pub mod priority_eviction;
 pub mod quarantine;

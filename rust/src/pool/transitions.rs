@@ -7,7 +7,6 @@
 
 use crate::pool::block_pool::{BlockPool, count_blocks};
 use crate::pool::priority_eviction;
-use crate::types::config::Eviction;
 use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
@@ -124,11 +123,7 @@ pub fn set_priority(
     length: Option<u32>,
 ) -> Result<(), Error> {
     if pool.priorities.is_none() {
-        let value = match pool.eviction() {
-            Eviction::Lru => "lru".into(),
-            Eviction::UncachedFirst => "uncached_first".into(),
-            Eviction::Retention => "retention".into(),
-        };
+        let value = pool.eviction().name().into();
         let reason = "blocks have priorities only if it is 'priority'".to_owned();
         return Err(Error::InvalidConfig { field: "eviction", value, reason });
     }

@@ -8,3 +8,4 @@ pub mod open_batch;
 pub mod row_map;
 pub mod state;
 pub mod table_edit;
+pub(crate) mod waiting;

@@ -26,6 +26,7 @@ use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
+use crate::types::policies::Waiting;
 use crate::types::retention::Wishes;
 use crate::types::values::{PrefixCacheStats, Status};
 
@@ -200,6 +201,8 @@ clone_in_place! {
         pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
         /// External ones that may still fail.
         pub(crate) loads: Vec<UnconfirmedLoad>,
+        /// For policies that go by what waiting requests will look up.
+        pub(crate) waiting: Option<Box<Waiting>>,
         /// Calls of `pin` so far, no part of the bytes.
         pub(crate) num_pins: u64,
     }
@@ -218,7 +221,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         has_windows: config.groups.iter().any(Group::is_windowed),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
-        host: (hosts > 0).then(|| make_pool(hosts, false, config.host_eviction(), waits)),
+        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
         output_from: Vec::new(),
         epoch: config.epoch,
@@ -236,6 +239,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         next_operation: 0,
         in_flight: Vec::new(),
         loads: Vec::new(),
+        waiting: config.eviction.sees_waiting().then(Box::default),
         num_pins: 0,
         config,
     })

@@ -139,9 +139,9 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("max_num_batched_tokens", _) => config.max_num_batched_tokens = Some(count()?),
             ("enable_caching", _) => config.enable_caching = flag()?,
             ("null_block", _) => config.null_block = flag()?,
-            ("eviction", "lru") => config.eviction = Eviction::Lru,
-            ("eviction", "uncached_first") => config.eviction = Eviction::UncachedFirst,
-            ("eviction", "retention") => config.eviction = Eviction::Retention,
+            ("eviction", name) if Eviction::of_name(name).is_some() => {
+                config.eviction = Eviction::of_name(name).unwrap_or(config.eviction);
+            }
             ("duplicates", "keep") => config.duplicates = Duplicates::Keep,
             ("duplicates", "merge") => config.duplicates = Duplicates::Merge,
             ("num_preallocate_tokens", _) => config.num_preallocate_tokens = count()?,

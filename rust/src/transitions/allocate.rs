@@ -113,6 +113,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     note_quiet_until(state, row);
+    state.settle_waiting(row);
 }
 
 /// Note what the open batch does for a request, and how much of it cannot be taken back.

@@ -86,9 +86,7 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
     }
     if let Some(token) = token {
         let end = (request.block_hashes.len() + 1) * *hash_block_size as usize;
-        let to_come = request.num_computed as usize > request.tokens.len();
-        let fills = to_come && !state.config.publishes_at_once();
-        if request.tokens.len() + 1 >= end || fills {
+        if request.tokens.len() + 1 >= end {
             return false;
         }
         request.tokens.push(token);

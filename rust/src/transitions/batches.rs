@@ -54,6 +54,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     let merges = std::mem::take(&mut state.batch.merges);
     state.effects.commands.clear();
     state.batch.advance();
+    state.device.set_batch(state.batch.number);
     if let Some(closed) = closed {
         if limit > 0 {
             state.in_flight.push(Arc::new(closed));
@@ -168,6 +169,7 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let (group_id, position) = (merge.group_id, merge.position);
     let Some(older) = state.device.index.first(&merge.key) else {
         state.device.publish(merge.block, merge.key);
+        state.device.note_computed(merge.block, 0);
         if !state.loads.is_empty() {
             note_keyed(state, row, &[(merge.block, (position + 1) * size)]);
         }

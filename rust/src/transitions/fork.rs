@@ -53,6 +53,7 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     }
     inherit_entries(state, parent_row, row);
     inherit_loads(state, parent_row, row, computed);
+    state.settle_waiting(row);
     Ok(row)
 }
 

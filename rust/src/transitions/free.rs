@@ -145,6 +145,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
     request.drafts.clear();
     request.num_computed = num_computed;
     request.quiet_until = 0;
+    state.settle_waiting(row);
 }
 
 /// Give back a request's host blocks, tail first; it waits again.
@@ -164,4 +165,5 @@ pub(crate) fn drop_host(state: &mut State, row: Row) {
     release_host(state, row);
     lower_counted(state, row, 0);
     state[row].preempted = true;
+    state.settle_waiting(row);
 }

@@ -60,6 +60,39 @@ pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Resul
     Ok(())
 }
 
+/// Fails with InOpenBatch or OutputOutOfOrder if a later batch computes what the last of these
+/// tokens would be sampled from.
+///
+/// dropped: positions to come that were rejected.
+pub(crate) fn check_surplus(
+    state: &State,
+    row: Row,
+    batch: Option<i64>,
+    num_tokens: usize,
+    dropped: u32,
+) -> Result<(), Error> {
+    let request = &state[row];
+    let (known, name) = (request.num_tokens(), request.name());
+    let total = known as usize + num_tokens;
+    // The request's tokens when a batch begins, whose first position is known here.
+    let num_sampled = |before: u32| {
+        1 + if before <= known { before } else { known.max(before.saturating_sub(dropped)) }
+    };
+    let record = state.batch.scheduled.get(row);
+    if record.is_some_and(|record| (num_sampled(record.num_computed_before) as usize) < total) {
+        return Err(Error::InOpenBatch { kind: "request", value: name.into() });
+    }
+    let Some(batch) = batch else { return Ok(()) };
+    for later in state.in_flight.iter().filter(|each| each.number > batch as u64) {
+        let most = later.entries.get(row).map(|entry| num_sampled(entry.before));
+        if let Some(most) = most.filter(|most| (*most as usize) < total) {
+            let num_tokens = i64::from(most);
+            return Err(Error::OutputOutOfOrder { request: name, batch, num_tokens });
+        }
+    }
+    Ok(())
+}
+
 /// Note the output of a batch, which a request takes once; one that catches up by a known token
 /// takes none of older batches any more.
 pub(crate) fn take_output(state: &mut State, row: Row, batch: Option<i64>) {

@@ -131,6 +131,9 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                 publishes = false;
             } else {
                 device.publish(block, key);
+                if device.policy.is_some() {
+                    device.note_computed(block, position);
+                }
                 if !loads.is_empty() {
                     keyed.push((block, (position + 1) * size));
                 }
@@ -138,13 +141,8 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                     batch.published_keys.push((block, key));
                 }
                 if (position + 1) * size > before {
-                    batch.unwritten.push(UnwrittenBlock {
-                        group_id,
-                        position,
-                        block,
-                        key,
-                        next: None,
-                    });
+                    let unwritten = UnwrittenBlock { group_id, position, block, key, next: None };
+                    batch.unwritten.push(unwritten);
                 }
             }
         }

@@ -15,7 +15,7 @@ use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
-use crate::transitions::output::{check_output, check_sampled, publish_filled};
+use crate::transitions::output::{check_output, check_sampled, check_surplus, publish_filled};
 use crate::transitions::retention::set_wishes;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
@@ -49,6 +49,7 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
     if let Some(pieces) = &request.retention {
         set_wishes(state, row, steps_of(pieces, num_tokens));
     }
+    state.settle_waiting(row);
     Ok(row)
 }
 
@@ -77,6 +78,9 @@ pub fn add_tokens<'a>(
     let request = &state[row];
     let (num_known, to_come) = (request.num_tokens(), request.num_output_placeholders());
     let dropped = i64::from(to_come).min(num_rejected) as u32;
+    if to_come > 0 && tokens.len() > 1 {
+        check_surplus(state, row, batch, tokens.len(), dropped)?;
+    }
     if dropped > 0 {
         shift_starts(state, row, num_known, dropped);
         state[row].num_computed -= dropped;
@@ -92,6 +96,7 @@ pub fn add_tokens<'a>(
         let filled = to_come - request.num_output_placeholders();
         request.quiet_until = request.quiet_until.saturating_sub(filled);
     }
+    state.settle_waiting(row);
     Ok(())
 }
 
@@ -104,7 +109,9 @@ pub fn add_block_hashes(
     hashes: GivenHashes,
 ) -> Result<(), Error> {
     let row = state.request(request_id)?;
-    extend_hashes(state, row, hashes)
+    extend_hashes(state, row, hashes)?;
+    state.settle_waiting(row);
+    Ok(())
 }
 
 /// Put drafts behind the tokens of a request, in place of those before; none is fine.
@@ -166,6 +173,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     state.requests[row.index()] = None;
     state.output_from[row.index()] = 0;
     state.wishes.remove(&row);
+    state.forget_waiting(row);
     forget_entries(state, row);
     forget_reporter(state, row);
     state.held_rows.push((row, state.batch.number));

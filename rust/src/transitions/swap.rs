@@ -153,6 +153,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
         } else {
             request.preempted = true;
         }
+        state.settle_waiting(row);
     }
 }
 

@@ -28,8 +28,42 @@ pub enum Eviction {
     Lru,
     /// Blocks without content, last freed first; then the one that was freed first.
     UncachedFirst,
+    /// The one that was freed first of those that no waiting request will look up; then the one
+    /// that is due last.
+    QueueAware,
+    /// The one whose content's use before the last is longest ago.
+    Lru2,
+    /// New contents from a small queue, the others from a main one.
+    S3Fifo,
+    /// The one of the kind that is least often used again.
+    Learned,
     /// Blocks without content, then by level, then the one that was freed first.
     Retention,
+}
+
+/// All policies with their names, in the order of their codes.
+pub const EVICTIONS: [(Eviction, &str); 7] = [
+    (Eviction::Lru, "lru"),
+    (Eviction::UncachedFirst, "uncached_first"),
+    (Eviction::QueueAware, "queue_aware"),
+    (Eviction::Lru2, "lru2"),
+    (Eviction::S3Fifo, "s3fifo"),
+    (Eviction::Learned, "learned"),
+    (Eviction::Retention, "retention"),
+];
+
+impl Eviction {
+    /// The policy of this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        EVICTIONS.iter().find(|(_, each)| *each == name).map(|&(policy, _)| policy)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        EVICTIONS[self as usize].1
+    }
 }
 
 /// Whether a second block of one content stays.
@@ -130,15 +164,6 @@ impl Config {
     #[must_use]
     pub fn num_usable_blocks(&self) -> u32 {
         self.num_blocks - u32::from(self.null_block)
-    }
-
-    /// Which freed host block leaves first: none has a key, so levels say nothing there.
-    #[must_use]
-    pub fn host_eviction(&self) -> Eviction {
-        match self.eviction {
-            Eviction::Retention => Eviction::UncachedFirst,
-            other => other,
-        }
     }
 
     /// Longest request in tokens, as a number.

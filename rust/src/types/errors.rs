@@ -117,7 +117,7 @@ errors! {
         "request {request:?} takes no output of batch {batch}: the first is {output_from}";
     /// Output fills positions to come in order; the batch in flight does not sample the next one.
     OutputOutOfOrder { request: String, batch: i64, num_tokens: i64 }
-        "request {request:?} has {num_tokens} tokens, batch {batch} does not sample the next";
+        "batch {batch} does not sample token {num_tokens} of request {request:?}";
     /// A batch that was not taken yet has sampled nothing.
     BatchNotTaken { batch: i64, open_batch: i64 }
         "batch {batch} was not taken yet, the open batch is {open_batch}";

@@ -14,6 +14,7 @@ pub mod groups;
 pub mod ids;
 pub mod keys;
 pub mod memory;
+pub(crate) mod policies;
 pub mod retention;
 pub mod values;
 pub mod violation;

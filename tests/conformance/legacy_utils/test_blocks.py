@@ -108,12 +108,12 @@ def test_what_is_no_block_is_refused_before_anything_changes(backend: Backend) -
         KVCacheBlock(1, -1, backend=backend)
     other = KVCacheBlock(2, backend=backend)
     with pytest.raises(TypeError, match="next_free_block"):
-        KVCacheBlock(1, next_free_block=other, backend=backend)  # type: ignore[call-arg]
+        KVCacheBlock(1, next_free_block=other, backend=backend)  # type: ignore[call-arg] # no field
     with pytest.raises(BackendMissing):
-        KVCacheBlock(1, 1, backend="c")  # type: ignore[arg-type]
+        KVCacheBlock(1, 1, backend="c")  # type: ignore[arg-type] # there is none
     block = KVCacheBlock(1, backend=backend)
     wrong = ["hash", None, (1,), (1, None), ("x", 1, 2), (1, (2,), None, 3)]
     for record in wrong:
         with pytest.raises(WrongArgument):
-            block.block_hash = record  # type: ignore[assignment]
+            block.block_hash = record  # type: ignore[assignment] # the mistake
         assert (block.ref_cnt, block.block_hash) == (0, None)

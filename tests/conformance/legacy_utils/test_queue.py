@@ -99,7 +99,7 @@ def test_what_is_not_in_the_queue_is_not_taken_out(backend: Backend) -> None:
             queue.remove(block)
         assert isinstance(caught.value, RuntimeError)
     with pytest.raises(WrongArgument):
-        queue.remove(1)  # type: ignore[arg-type]
+        queue.remove(1)  # type: ignore[arg-type] # no block
     assert (ids(queue), ids(second)) == ([0, 2], [8, 9])
 
 

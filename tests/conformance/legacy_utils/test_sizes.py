@@ -216,7 +216,7 @@ def test_what_fits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_windows_beside_full_attention_become_full_in_place() -> None:
     specs: dict[str, Any] = {"a": full(), "b": sliding(32), "c": sliding(64)}
     first = specs["a"]
-    assert unify_hybrid_kv_cache_specs(specs) is None  # type: ignore[func-returns-value]
+    assert unify_hybrid_kv_cache_specs(specs) is None  # type: ignore[func-returns-value] # as there
     assert specs == {"a": full(), "b": full(), "c": full()}
     assert specs["a"] is first
     alone: dict[str, Any] = {"b": sliding(32), "c": sliding(64)}

@@ -2,7 +2,7 @@
 """The three hashings, byte by byte, in both languages.
 
 CBOR is written here from the rules of RFC 8949 (`hand_hashes.py`), and once as hexadecimal digits,
-so that neither the library nor the twin's encoder judges itself.
+so that neither the library nor the twin's encoder checks itself.
 """
 
 from __future__ import annotations

@@ -60,6 +60,13 @@ def flying(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def planned(backend: Backend) -> KVCacheManager:
+    """As `flying`; the open batch computes what the third token to come is sampled from."""
+    manager = flying(backend)
+    manager.append(["both"])
+    return manager
+
+
 FULL = BeyondModelLength(request="full", requested=9, max_model_len=8)
 WRITES = InOpenBatch(kind="request", value="writes")
 HALF = NotComputed(request="half", num_tokens=3, num_computed=2)
@@ -118,6 +125,13 @@ OUTPUT = [
         )
         for batch in (1, 2)
     ),
+    bad(
+        flying,
+        OutputOutOfOrder(request="both", batch=0, num_tokens=4),
+        *("add_tokens", "both", [1, 1]),
+        batch=0,
+    ),
+    bad(planned, InOpenBatch(kind="request", value="both"), "add_tokens", "both", [1, 1, 1]),
     bad(ahead, InOpenBatch(kind="request", value="guessed"), "add_tokens", "guessed", [1]),
     bad(ahead, COME, "add_drafts", "come", [1]),
     bad(ahead, COME, "accept", "come", 0),

@@ -44,8 +44,8 @@ WITHOUT_ARGUMENTS = {
     *("reset_prefix_cache", "take_events", "take_stats", "take_new_block_ids"),
 }
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_too_large.py,
-# test_bad_releases.py, test_threads.py, tests/bytes and test_damaged_batches.py; a TraceError is
-# that of the trace reader.
+# test_bad_releases.py, test_threads.py, tests/policies, tests/bytes and test_damaged_batches.py; a
+# TraceError is that of the trace reader.
 ELSEWHERE = {
     "InvalidConfig",
     "GroupsDoNotFit",
@@ -54,6 +54,7 @@ ELSEWHERE = {
     "DamagedState",
     "DamagedBatch",
     "BackendMissing",
+    "PolicyFailed",
     "TraceError",
     "WrongArgument",
     "InvalidRetention",

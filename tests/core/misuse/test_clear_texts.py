@@ -66,12 +66,12 @@ def test_the_message_says_what_is_wrong(misuse: Misuse, text: str, backend: Back
 
 
 LONG: list[Misuse] = [
-    lambda m: m.restore(bytearray(10**6)),  # type: ignore[arg-type]
-    lambda m: m.restore([0] * 10**5),  # type: ignore[arg-type]
+    lambda m: m.restore(bytearray(10**6)),  # type: ignore[arg-type] # the misuse
+    lambda m: m.restore([0] * 10**5),  # type: ignore[arg-type] # the misuse
     lambda m: m.free("q" * 10**6),
     lambda m: m.append(["q" * 10**6], [1]),
     lambda m: m.add_tokens("r", ["t" * 10**6]),
-    lambda m: m.evict_blocks(["b" * 10**6]),  # type: ignore[list-item]
+    lambda m: m.evict_blocks(["b" * 10**6]),  # type: ignore[list-item] # the misuse
     lambda _: Config(10**4000, 2),
     lambda m: m.add_tokens("r", [10**5000]),  # too many digits for Python to show
 ]

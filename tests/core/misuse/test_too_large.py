@@ -23,7 +23,8 @@ LIMIT = """
 import resource, sys
 def limit(more):
     size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.RLIM_INFINITY))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + more, most))
 def refused(make):
     try:
         make()

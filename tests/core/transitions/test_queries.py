@@ -161,7 +161,7 @@ def test_a_block_and_its_key_find_each_other(backend: Backend) -> None:
     with unchanged(manager), pytest.raises(InvalidKey, match="36 bytes, not 32"):
         manager.get_cached_block(first[:32])
     with unchanged(manager), pytest.raises(WrongArgument, match="key must be a bytes"):
-        manager.get_cached_block(bytearray(first))  # type: ignore[arg-type]
+        manager.get_cached_block(bytearray(first))  # type: ignore[arg-type] # the misuse
 
 
 def test_an_empty_manager_has_everything_free(backend: Backend) -> None:

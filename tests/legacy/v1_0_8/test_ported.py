@@ -276,7 +276,7 @@ def test_a_hash_can_be_given_other_blocks(backend: Backend) -> None:
     assert dict(cached[known]) == {3: blocks[3], 2: blocks[2]}
     assert (blocks[1].block_hash, blocks[1].ref_cnt) == (None, 1)
     with pytest.raises(TypeError):
-        del cached[known][3]  # type: ignore[attr-defined]
+        del cached[known][3]  # type: ignore[attr-defined] # a view has no such call
     cached[known] = {2: blocks[2]}
     assert manager.block_pool.get_cached_block(known) is blocks[2]
     cached[known] = {}

@@ -95,7 +95,7 @@ class Pair:
         dice.choice(kinds)(request)
 
     def schedule(self, request: EngineRequest) -> None:
-        """Look up where nothing is held, and allocate."""
+        """Look up if nothing is held, and allocate."""
         dice = self.dice
         held = request.request_id in self.managers[0].req_to_blocks
         found: list[Any] = [None, None]

@@ -83,7 +83,7 @@ def test_inputs_that_are_not_in_the_keys_are_refused_by_name(backend: Backend, f
 @pytest.mark.parametrize("inputs", [{"multi_modal_data": {"image": 1}}, {"lora_id": 7}])
 def test_inputs_in_a_dict_are_refused_by_name(backend: Backend, inputs: dict[str, object]) -> None:
     request = Request("r", [1, 2, 3, 4])
-    request.inputs = {"prompt_token_ids": [1, 2, 3, 4]}  # type: ignore[attr-defined]
+    request.inputs = {"prompt_token_ids": [1, 2, 3, 4]}  # type: ignore[attr-defined] # as below
     assert make(backend).get_computed_blocks(request) == []
     request.inputs |= inputs  # type: ignore[attr-defined] # as an engine's own has them
     with pytest.raises(InputsNotInKeys, match=f"has {next(iter(inputs))}"):

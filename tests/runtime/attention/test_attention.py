@@ -7,7 +7,6 @@ Free blocks are NaN throughout, so that a read of anything a sequence does not o
 
 import pickle
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -24,14 +23,6 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.float64)
 NUM_BLOCKS = 96
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Pool:

@@ -217,7 +217,7 @@ def test_cmd_once_a_batch_is_not_applied_twice() -> None:
     runtime = make_runtime()
     batch = close(0, [Zero(1)])
     runtime.apply(batch)
-    with pytest.raises(BatchOutOfOrder, match="batch 0 is applied where batch 1 is next"):
+    with pytest.raises(BatchOutOfOrder, match="batch 0 is applied, but batch 1 is next"):
         runtime.apply(batch)
 
 

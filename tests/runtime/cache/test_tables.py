@@ -205,11 +205,11 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         tables.slot_mapping([0, 0], [0, 4], [1, 3])
     with pytest.raises(BeyondTable, match=f"row {MAX_ROWS}"):
         tables.slot_mapping([tables.max_rows], [0], [1])
-    with pytest.raises(SlotsOverflow, match="42 slots are asked for, the slot mapping holds 40"):
+    with pytest.raises(SlotsOverflow, match="42 slots are requested, the slot mapping holds 40"):
         tables.slot_mapping([0] * 7, [0] * 7, [6] * 7)
     with pytest.raises(LengthMismatch, match="rows has 2 items and counts has 1"):
         tables.slot_mapping([0, 0], [0, 0], [1])
-    with pytest.raises(SlotsOverflow, match="41 slots are asked for, the slot mapping holds 40"):
+    with pytest.raises(SlotsOverflow, match="41 slots are requested, the slot mapping holds 40"):
         tables.slot_mapping([0], [0], [1], pad_to=41)
     with pytest.raises(LengthMismatch, match="rows has 1 items and starts has 1"):
         tables.slot_mapping(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1))

@@ -15,12 +15,12 @@ from kvcore_runtime.attention.read_plan import plan_reads
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.layer_groups import make_groups, place_layers
 from kvcore_runtime.errors import UnsupportedModel
-from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
 from kvcore import Group
 from kvcore.types.groups import skipped_tokens
+from tests.runtime.attention.test_attention import one_shot
 
 NUM_BLOCKS = 64
 KINDS = [
@@ -105,16 +105,6 @@ class Pool:
 def make_model(visibility: Visibility, *, invariant: bool, dtype: torch.dtype) -> Llama:
     config = tiny_config(visibilities=(visibility, visibility))
     return tiny_model(config=config, invariant=invariant, dtype=dtype)
-
-
-def one_shot(model: Llama, tokens: list[int]) -> Tensor:
-    """Logits of all positions from one forward over one contiguous tensor."""
-    cache = ContiguousCache(model.config, len(tokens), dtype=model.dtype)
-    n = len(tokens)
-    attention = ContiguousAttention(
-        [cache], query_lens=[n], seq_lens=[n], invariant=model.invariant
-    )
-    return model.forward(torch.tensor(tokens), torch.arange(n), attention)
 
 
 @pytest.mark.parametrize("visibility", KINDS, ids=str)

@@ -26,10 +26,11 @@ class Broken(RuntimeError):
 
 
 class Machine:
-    """Stands for the runtime and the forward pass: notes what is called, and ends one store a
-    batch. broken: batches that fail after their store has ended; unready: whose step
-    cannot be set up. gates: batches that wait, once
-    they have said that they began. log: a file, which a process can write, too."""
+    """Stands for the runtime and the forward pass: notes calls, and ends one store per batch.
+
+    broken: batches that fail after their store has ended; unready: those whose step cannot be set
+    up. gates: batches that say that they began, and wait. log: a file, since processes write it.
+    """
 
     def __init__(self, log: Path) -> None:
         self.cache = SimpleNamespace(device=torch.device("cpu"))
@@ -120,10 +121,15 @@ def test_batches_run_in_order_each_with_its_pass(executor: BatchExecutor, machin
         )
 
 
+@pytest.mark.parametrize(
+    ("fault", "calls", "ended"),
+    [("broken", ["apply", "compute", "apply"], [1]), ("unready", ["apply", "compute"], [])],
+)
 def test_nothing_runs_behind_an_error_until_it_is_cleared(
-    executor: BatchExecutor, machine: Machine
+    executor: BatchExecutor, machine: Machine, fault: str, calls: list[str], ended: list[int]
 ) -> None:
-    machine.broken.add(1)
+    """A batch fails after its store has ended, which is told; or its step cannot be set up."""
+    getattr(machine, fault).add(1)
     for number in range(3):
         submit(executor, number)
     assert not executor.drain()
@@ -132,25 +138,12 @@ def test_nothing_runs_behind_an_error_until_it_is_cleared(
         executor.wait()
     submit(executor, 3)
     assert not executor.drain()
-    assert [call for call, _ in machine.calls] == ["apply", "compute", "apply"]
-    assert operations(executor.clear(5)) == [1], "what ended of the batch that failed"
+    assert [call for call, _ in machine.calls] == calls
+    assert operations(executor.clear(5)) == ended
     assert machine.calls[-1] == ("skip", 5)
     submit(executor, 5)
     assert executor.drain()
     assert operations(executor.wait().finished) == [5]
-
-
-def test_a_step_that_cannot_be_set_up_fails_its_batch(
-    executor: BatchExecutor, machine: Machine
-) -> None:
-    machine.unready.add(1)
-    for number in range(3):
-        submit(executor, number)
-    executor.wait()
-    with pytest.raises(Broken):
-        executor.wait()
-    assert executor.clear(4) == []
-    assert machine.calls == [("apply", 0), ("compute", 0), ("skip", 4)]
 
 
 def test_who_waits_for_a_batch_behind_an_error_is_told_which_it_is(

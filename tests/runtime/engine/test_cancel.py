@@ -90,9 +90,9 @@ class Breaking:
         self._compute = engine._forward.compute
         self._apply = engine.runtime.apply
         if before:
-            engine.runtime.apply = self.apply  # type: ignore[method-assign, assignment]
+            engine.runtime.apply = self.apply  # type: ignore[method-assign, assignment] # broken
         else:
-            engine._forward.compute = self.compute  # type: ignore[method-assign]
+            engine._forward.compute = self.compute  # type: ignore[method-assign] # broken
 
     def compute(self, begun: Begun) -> Computed:
         self.num_calls += 1
@@ -288,7 +288,7 @@ def make_flights(backend: Backend, groups: str, publish: str, seed: int) -> Flig
         eviction=chance.choice(["lru", "uncached_first"]),
         hash_seed=b"flights",
         max_in_flight=chance.choice([1, 2, 4]),
-        publish=publish,  # type: ignore[arg-type]
+        publish=publish,  # type: ignore[arg-type] # of a test's parameters
     )
     return Flights(config, backend, seed)
 

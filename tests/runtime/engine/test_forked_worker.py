@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 import torch
 from kvcore_runtime.cache.errors import TierFailed
-from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCore
 from kvcore_runtime.engine.forked_worker import ForkedWorker
 from kvcore_runtime.errors import ShapeMismatch
+
+from kvcore import Config
+from tests.runtime.model.questions import MODELS, model_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux only")
 
@@ -42,6 +47,9 @@ class Desk:
         ones = torch.ones(512, 512)
         assert float((ones @ ones).exp().isinf().sum()) == 512 * 512
         return len(list(Path("/proc/self/task").iterdir()))
+
+    def cores(self) -> set[int]:
+        return os.sched_getaffinity(0)
 
     def process_id(self) -> int:
         return os.getpid()
@@ -160,6 +168,32 @@ def test_a_worker_computes_with_as_many_threads_as_its_caller(num_threads: int) 
         assert ForkedWorker(DESK).submit(DESK.multiply).result() == 1 + num_threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_worker_stays_on_the_core_that_it_is_given() -> None:
+    allowed = os.sched_getaffinity(0)
+    for core in allowed:
+        assert ForkedWorker(DESK, core).submit(DESK.cores).result() == {core}
+    assert ForkedWorker(DESK).submit(DESK.cores).result() == allowed
+    assert os.sched_getaffinity(0) == allowed
+
+
+@pytest.mark.parametrize("core", [-1, 100_000, 2**70, "0"])
+def test_a_core_that_is_not_there_is_refused_before_anything_is_forked(core: Any) -> None:
+    allowed = os.sched_getaffinity(0)
+    with pytest.raises(NoSuchCore, match=f"core {core!r} is none that this process may run on"):
+        ForkedWorker(DESK, core)
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_an_engine_refuses_a_core_that_is_not_there() -> None:
+    groups = make_groups(MODELS["full"], 16)
+    with pytest.raises(NoSuchCore, match="core 100000 is none"):
+        Engine(
+            model_of(MODELS["full"]),
+            Config(20, groups=groups, max_in_flight=1),
+            EngineOptions(executor_core=100_000),
+        )
 
 
 def test_a_worker_ends_with_its_object_though_later_forks_hold_its_connection() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay on real tensors in guard mode: every read is judged, and what is wrong is found."""
+"""A replay on real tensors in guard mode: every read is checked, and what is wrong is found."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def live(engine: Engine, chance: random.Random) -> set[str]:
 
 
 def _act(engine: Engine, chance: random.Random, action: str, group: SequenceGroup) -> set[str]:
-    """One action on a group, where it is possible: what was done."""
+    """One action on a group, if it is possible: what was done."""
     seq, running = chance.choice(group.seqs), group.get_seqs(RUNNING)
     if action == "free":
         engine.manager.access_all_blocks_in_seq(seq, float(chance.randrange(100)))

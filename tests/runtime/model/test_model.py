@@ -2,7 +2,7 @@
 """The forward against Llama written out token by token, and the reference path around it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 import pytest
@@ -19,14 +19,6 @@ from kvcore_runtime.model.sampling import FinishReason, Sampling
 from torch import Tensor
 
 PROMPT = list(b"A prompt of some length.")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def logits_of(model: Llama, tokens: list[int], rows: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 
 def source() -> Any:
-    """Its modules by their last name."""
+    """The modules of vLLM that a hunt uses, by the last parts of their names."""
     names = (
         *("config", "sampling_params", "v1.request", "v1.kv_cache_interface", "v1.outputs"),
         *("v1.core.kv_cache_utils", "v1.core.sched.scheduler", "v1.core.sched.async_scheduler"),

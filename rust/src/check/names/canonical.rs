@@ -28,6 +28,7 @@ use crate::pool::quarantine::Quarantine;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
+use crate::types::policies::Uses;
 use crate::types::retention::wishes_of;
 use crate::types::violation::Violation;
 
@@ -155,6 +156,8 @@ impl Namer {
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
             write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
         }
+        self.write_dues(state, rows);
+        self.write_remembered(&state.device, prefixes)?;
         let Namer { name, device, host, tree, .. } = self;
         let mut renaming = Renaming {
             state,
@@ -194,7 +197,48 @@ impl Namer {
         self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
     }
 
-    /// The ids and rows of requests, where they are not renamed.
+    /// The order in which requests arrived, if an eviction policy goes by it.
+    fn write_dues(&mut self, state: &State, rows: &[usize]) {
+        let Some(waiting) = state.waiting.as_ref().filter(|waiting| waiting.next_due > 0) else {
+            return;
+        };
+        let due = |&row: &usize| waiting.requests.get(&Row(row as u32)).map(|each| each.due);
+        let dues: SmallVec<[u64; 8]> = rows.iter().filter_map(due).collect();
+        for due in &dues {
+            put(&mut self.name, dues.iter().filter(|other| *other < due).count());
+        }
+    }
+
+    /// What the eviction policy remembers of each block, and of what left, oldest first.
+    fn write_remembered(
+        &mut self,
+        pool: &BlockPool,
+        prefixes: &mut Prefixes,
+    ) -> Result<(), Violation> {
+        let Some(policy) = pool.policy.as_ref().filter(|policy| policy.is_remembered()) else {
+            return Ok(());
+        };
+        let Namer { name, device, tree, .. } = self;
+        policy.memory.iter().for_each(|number| name.extend(number.to_le_bytes()));
+        for &block in &device.met {
+            write_uses(name, &policy.history.of(block));
+        }
+        for (_, key) in policy.history.left() {
+            put(name, key.group_id() as usize);
+            let nodes = &prefixes.chain(key)?.nodes;
+            put(name, nodes.len());
+            for &node in nodes {
+                _ = tree.number(node);
+            }
+            if let Some(&last) = nodes.last() {
+                tree.write(last, name);
+            }
+            write_uses(name, &policy.history.ghosts[key].1);
+        }
+        Ok(())
+    }
+
+    /// The ids and rows of requests, if they are not renamed.
     fn write_names(&mut self, state: &State, rows: &[usize]) {
         for &row in rows {
             let id = state.requests[row].as_ref().map_or("", |each| &*each.request_id);
@@ -247,6 +291,15 @@ impl Namer {
             put(&mut self.name, table.len());
             self.host.write(table.iter().copied(), &mut self.name);
         }
+    }
+}
+
+fn write_uses(name: &mut Vec<u8>, known: &Uses) {
+    put(name, known.uses as usize);
+    put(name, known.depth as usize);
+    put(name, usize::from(known.place.0));
+    for time in [known.last, known.before, known.place.1] {
+        name.extend(time.to_le_bytes());
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! What a batch uses is told from its commands and the tables when it was taken, not from what the
 //! core remembers of it. A node's name says all that can still make a difference: commands and
-//! writes to come, contents of every block, and the worker's tables where these are not the
+//! writes to come, contents of every block, and the worker's tables if these are not the
 //! state's. Twin: kvcore/check/names/in_flight.py.
 
 pub(crate) mod flight_name;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! States as few bytes, to wait in memory until they are explored.
 //!
-//! A part of core_model.rs. Numbers take a byte where they are small; a block hash is its number in
+//! A part of core_model.rs. Numbers take a byte if they are small; a block hash is its number in
 //! the tree of prefixes, so packed states are read by the search that wrote them alone. A state
-//! with anything rare (operations, batches in flight, extra keys) is its canonical bytes.
+//! with anything rare (operations, batches in flight, extra keys, a policy's order) is its
+//! canonical bytes.
 
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
@@ -97,6 +98,7 @@ fn is_rare(state: &State) -> bool {
         || !state.held_rows.is_empty()
         || state.next_operation > 0
         || state.config.max_in_flight > 0
+        || state.device.policy.is_some()
         || state.epoch > 0
         || state.device.retention.is_some()
         || !state.effects.commands.is_empty()

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::codec::encode::encode;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{BatchInFlight, RequestEntries, in_order};
@@ -36,6 +37,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && one.config == other.config
         && same_epochs(one, other)
         && one.wishes == other.wishes
+        && (one.device.policy.is_none() || encode(one) == encode(other))
 }
 
 /// Whether the weights, and what requests that count tokens began with, are of the same epochs.

@@ -31,10 +31,10 @@ struct Cached {
     place: Option<u32>,
 }
 
-/// Whether the properties hold in a world of such calls.
+/// Whether the properties hold in a world of such calls and such a policy.
 #[must_use]
 pub fn holds_in(world: &World) -> bool {
-    !BREAKS_CLOSURE.iter().any(|call| world.tries(call))
+    world.config.eviction.is_closed() && !BREAKS_CLOSURE.iter().any(|call| world.tries(call))
 }
 
 /// Fails with the first property that counts and does not hold.

@@ -61,7 +61,7 @@ fn lru(made: &Made<'_>) -> Finding {
     if commands.peek().is_none() && before.queue == after.queue {
         return Ok(());
     }
-    if matches!(made.call, Call::Cancel { .. }) {
+    if matches!(made.call, Call::Cancel { .. }) || before.eviction().has_places() {
         return Ok(());
     }
     if before.retention.is_some() {

@@ -251,7 +251,7 @@ fn subsets(names: &[Name]) -> Vec<Vec<Name>> {
 pub enum Move {
     /// One call.
     Call(Call),
-    /// Add a request and schedule all its tokens; forget it again where that is refused.
+    /// Add a request and schedule all its tokens; forget it again if that is refused.
     Admit { name: Name, tokens: Vec<u32>, kind: usize },
     /// Free a request and forget it.
     Finish { name: Name },

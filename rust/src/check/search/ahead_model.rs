@@ -113,7 +113,7 @@ impl FlightModel {
         full || node.outputs.len() >= MOST_OUTPUTS
     }
 
-    /// The moves behind a path; a token is the engine's own where none is to come.
+    /// The moves behind a path; a token is the engine's own if none is to come.
     pub(crate) fn possible_behind(
         &mut self,
         node: &Node,

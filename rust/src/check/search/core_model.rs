@@ -58,7 +58,7 @@ pub struct CoreModel {
     pub(crate) writes: Vec<Write>,
     /// Whether calls are kept for a story.
     pub(crate) recording: bool,
-    /// The calls of the edge that is being made, where they are kept.
+    /// The calls of the edge that is being made, if they are kept.
     pub(crate) calls: Vec<Call>,
     num_edges: u32,
 }

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks outside the free queue that had a key of an older epoch.
+//! What an epoch leaves in a pool: blocks whose keys were of an older one.
+//!
+//! A part of block_pool.rs. Such a block keeps the mark of a key, and its entry in the index, which
+//! no look-up returns, until it is taken, or freed if it has owners when the epoch ends.
 
-use crate::pool::block_pool::{BlockPool, KEYED};
+use super::{BlockPool, KEYED};
+use crate::mutants::{Mutant, seeded};
+use crate::pool::free_queue::{CURRENT, OLDER};
+use crate::types::commands::Command;
+use crate::types::effects::Effects;
 use crate::types::ids::BlockId;
 
 impl BlockPool {
@@ -27,5 +34,17 @@ impl BlockPool {
     pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
         self.index.restore_older(blocks);
         blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
+    }
+
+    /// Forget every key, in O(1) unless a policy orders the queue; what is free leaves before all
+    /// that is freed later.
+    pub fn start_epoch(&mut self, effects: &mut Effects) {
+        self.index.start_epoch();
+        if !seeded(Mutant::EpochsAge) {
+            self.queue.splice(CURRENT, OLDER);
+        }
+        self.policy.iter_mut().for_each(|policy| policy.start_epoch());
+        self.lower_all();
+        effects.emit(Command::EvictAll);
     }
 }

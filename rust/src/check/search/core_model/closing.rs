@@ -3,6 +3,7 @@
 //!
 //! Twin: kvcore/check/search/core_model.py.
 
+use crate::check::names::remembered::forget_times;
 use crate::check::properties::checker::note;
 use crate::check::search::actions::Move;
 use crate::check::search::core_model::CoreModel;
@@ -86,7 +87,8 @@ impl CoreModel {
         }
         take_stats(state);
         take_events(state);
-        state.batch = OpenBatch::default();
+        let number = forget_times(&mut state.device, state.batch.number);
+        state.batch = OpenBatch { number, ..OpenBatch::default() };
         state.output_from.fill(0);
         Ok(())
     }

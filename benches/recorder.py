@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a flight recorder costs: the manager's processor time with it and without, and its bytes.
+
+Run: python -m benches.recorder [TRACE] [--blocks 16384] [--requests 1000] [--rounds 15]. Without a
+TRACE the workload is made up. The loop of `kvcore replay` is recorded once. Then the calls of its
+record are made on fresh managers, with and without a recorder in turn, and again by `kvcore
+replay`'s way of reading a record; the least of the rounds is kept, in processor time of this
+thread, because machines are noisy: only the ratios mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kvcore import Hit, KVCacheManager
+from kvcore.record.calls import SHAPES
+from kvcore.record.fields import LastHit
+from kvcore.record.reader import read_calls, segment_files
+from kvcore.record.recorder import Recorder
+from kvcore.record.segment import read_segment
+from kvcore.replay.loop import Loop, make_config
+from kvcore.replay.records.rerun import rerun
+from kvcore.replay.request_trace import TraceReader
+from kvcore.replay.results import Options
+from kvcore.replay.synthetic import generate
+from kvcore.replay.workload import TraceRequest
+
+SEED = 1
+BY_POSITION = {"hit", "tokens", "done"}
+Made = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A call: its name, what is given by position, and by name."""
+
+
+def record_loop(requests: Iterable[TraceRequest], options: Options, folder: Path) -> float:
+    """Record the loop of `kvcore replay`; its virtual seconds."""
+    manager = KVCacheManager(make_config(options), "rust")
+    manager.start_recording(Recorder(folder, keep_segments=1 << 20))
+    loop = Loop(requests, options, manager)
+    while loop.step() is not None:
+        pass
+    manager.stop_recording()
+    return loop.now
+
+
+def recorded_calls(folder: Path, options: Options) -> tuple[list[Made], int]:
+    """The calls of a record with the hits that they were given, and the bytes of their tokens."""
+    manager, calls, token_bytes = KVCacheManager(make_config(options), "rust"), list[Made](), 0
+    hits: dict[str, Hit] = {}
+    for path in segment_files(folder):
+        for call in read_calls(read_segment(path)):
+            given = dict(call.arguments)
+            if isinstance(given.get("hit"), LastHit):
+                given["hit"] = hits[given["request_id"]]
+            tokens = given["request"].tokens if "request" in given else given.get("tokens", ())
+            token_bytes += 4 * len(tokens)
+            value = getattr(manager, call.name)(**given)
+            if isinstance(value, Hit):
+                hits[given["request_id"]] = value
+            by_name = set(SHAPES[call.name].options) - BY_POSITION
+            named = {name: given.pop(name) for name in by_name & set(given)}
+            calls.append((call.name, tuple(given.values()), named))
+    return calls, token_bytes
+
+
+def seconds(manager: KVCacheManager, calls: Sequence[Made]) -> float:
+    """Seconds of this thread that the calls take."""
+    made = [(getattr(manager, name), args, named) for name, args, named in calls]
+    start = time.thread_time()
+    for method, args, named in made:
+        method(*args, **named)
+    return time.thread_time() - start
+
+
+def main() -> None:
+    """Print the ratio and the bytes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trace", nargs="?")
+    parser.add_argument("--blocks", type=int, default=16_384)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    options = Options(num_blocks=given.blocks, bounds=False)
+    with tempfile.TemporaryDirectory() as base:
+        folder = Path(base, "record")
+        trace = TraceReader(given.trace) if given.trace else generate("turns", given.requests, SEED)
+        virtual = record_loop(islice(trace, given.requests), options, folder)
+        calls, token_bytes = recorded_calls(folder, options)
+        state_bytes = sum(len(read_segment(path).state) for path in segment_files(folder))
+        size = sum(path.stat().st_size for path in segment_files(folder)) - state_bytes
+        best = measure(Path(base), calls, options, given.rounds)
+        start = time.thread_time()
+        assert rerun(folder, ["rust"]).difference is None
+        again = time.thread_time() - start
+    plain, recording = best["plain"], best["recording"]
+    print(f"{len(calls):,} calls, {1e6 * plain / len(calls):.2f} us each")
+    print(f"recording / not: {recording / plain:.3f}")
+    print(f"more a call: {1e9 * (recording - plain) / len(calls):.0f} ns")
+    print(f"bytes a call, without tokens: {(size - token_bytes) / len(calls):.1f}")
+    print(f"replay of the record: {again / plain:.1f} of the calls' time, {virtual / again:,.0f} x")
+
+
+def measure(base: Path, calls: Sequence[Made], options: Options, rounds: int) -> dict[str, float]:
+    """The least seconds of the calls, with and without a recorder."""
+    best = {"plain": float("inf"), "recording": float("inf")}
+    gc.disable()  # else a collection falls on one side
+    for number in range(2 * rounds):
+        name = list(best)[number % 2]
+        manager = KVCacheManager(make_config(options), "rust")
+        if name == "recording":
+            manager.start_recording(Recorder(base / str(number), keep_segments=2))
+        best[name] = min(best[name], seconds(manager, calls))
+        manager.stop_recording()
+        gc.collect()
+    gc.enable()
+    return best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an eviction policy remembers, in the least numbers that it tells apart.
+
+Times only rise, so without this no state would be met twice. `LRU2` and `S3FIFO` compare times, and
+count uses up to a number: ranks in the place of times change no answer, nor does what they do not
+read. `Learned` counts on, so its worlds are explored to a depth.
+Twin: rust/src/check/names/remembered.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from immutables import Map
+from msgspec.structs import replace
+from pyrsistent import pvector
+
+from kvcore.pool.block_pool import BlockPool
+from kvcore.types.policy import Place, Uses
+
+USES_KEPT = {"lru2": 1, "s3fifo": 3}
+"""The uses that a policy tells apart: it treats more as so many."""
+
+
+def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
+    """The pool with ranks in the place of times, up to this number of the open batch, and the least
+    number that it can have then.
+    """
+    policy = pool.policy
+    if policy is None or pool.eviction not in USES_KEPT:
+        return pool, number if policy is not None and policy.is_remembered else 0
+    free, read = set(pool.queue), _reader(str(pool.eviction))
+    uses = {block: read(each, block in free) for block, each in policy.uses.items()}
+    ghosts = [
+        (key, replace(read(policy.ghosts[key], False), before=0))
+        for _, key in sorted(policy.left.items())
+    ]
+    times = {0, *(order for _, order in policy.places)}
+    for each in (*uses.values(), *(known for _, known in ghosts)):
+        times |= {each.last, each.before, (each.place or (0, 0))[1]}
+    ranks = {time: rank for rank, time in enumerate(sorted(times))}
+
+    def at(place: Place) -> Place:
+        return place[0], ranks[place[1]]
+
+    def ranked(each: Uses, number: int = 0) -> Uses:
+        last, before = ranks[each.last], ranks[each.before]
+        place = None if each.place is None else at(each.place)
+        return replace(each, last=last, before=before, place=place, number=number)
+
+    small = replace(
+        policy,
+        places=pvector([at(place) for place in policy.places]),
+        tails=tuple((at(place), block) for place, block in policy.tails),
+        uses=Map({block: ranked(each) for block, each in uses.items()}),
+        ghosts=Map({key: ranked(each, number) for number, (key, each) in enumerate(ghosts)}),
+        left=Map({number: key for number, (key, _) in enumerate(ghosts)}),
+        next_number=len(ghosts),
+    )
+    return replace(pool, policy=small), len(ranks) - 1
+
+
+def _reader(name: str) -> Callable[[Uses, bool], Uses]:
+    """What a policy reads of uses, by whether the block is free: `LRU2` orders by times alone,
+    `S3FIFO` never looks at the use before the last.
+    """
+    most = USES_KEPT[name]
+
+    def of_lru2(each: Uses, is_free: bool) -> Uses:
+        return replace(each, uses=most, depth=0, place=each.place if is_free else None)
+
+    def of_s3fifo(each: Uses, is_free: bool) -> Uses:
+        del is_free
+        return replace(each, uses=min(each.uses, most), depth=0, before=0)
+
+    return of_lru2 if name == "lru2" else of_s3fifo

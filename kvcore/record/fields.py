@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the arguments of calls stand in a record.
+
+A number is a varint of 7 bits a byte, the lowest first; one that may be negative is zigzagged. What
+is no number, or is beyond 2**60, stands as -2**61 or 2**61: a call cannot tell such numbers apart.
+A request is its row and 1, or 0 and its id if nobody has it; an id that is no text is the empty
+one. Tokens are u32. A hit is 1 and its length if it is what the last look-up of the request found,
+else 0 and its blocks. A request that is added is its id, its tokens, and a bit set of its parts.
+Twin: rust/src/record/fields.rs.
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+import attrs
+
+from kvcore.types.arguments import read_bool, read_int, read_once
+from kvcore.types.errors import KvcoreError
+from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
+from kvcore.types.keys import HASH_SIZE
+from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from kvcore.types.tokens import read_named, read_tokens
+from kvcore.types.values import Hit, KVCacheBlocks, Request
+
+NEAR, FAR = 2**60, 2**61
+SIGN = 2**31
+LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
+"""The parts of a request, in the order in which they stand."""
+
+
+class NoForm(Exception):
+    """An argument that cannot be read at all; its call raises, and is not recorded."""
+
+
+class NotReadable(Exception):
+    """Bytes that no writer gives, or that end too early."""
+
+
+@attrs.frozen
+class LastHit:
+    """What the request's last look-up found, of this length."""
+
+    num_tokens: int
+
+
+class Known(Protocol):
+    """What the recording manager knows of its requests."""
+
+    def row(self, request_id: str) -> int | None:
+        """The row of a request."""
+
+    def last_hit(self, request_id: str) -> Hit | None:
+        """What its last look-up in this segment found."""
+
+
+class Source:
+    """Bytes that are being read, and the ids of the requests by their rows."""
+
+    def __init__(self, data: bytes, ids: dict[int, str]) -> None:
+        self.data, self.at, self.ids = data, 0, ids
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        part = self.data[self.at : self.at + size]
+        if len(part) < size:
+            raise NotReadable
+        self.at += size
+        return part
+
+    def varint(self) -> int:
+        """A number from 0 on, below 2**63."""
+        value = shift = 0
+        while shift < 63:
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+        raise NotReadable
+
+    def number(self) -> int:
+        """A number of any sign."""
+        value = self.varint()
+        return value >> 1 ^ -(value & 1)
+
+    def sized(self) -> bytes:
+        """A size and that many bytes."""
+        return self.take(self.varint())
+
+    def text(self) -> str:
+        """The same as text."""
+        try:
+            return self.sized().decode()
+        except UnicodeDecodeError:
+            raise NotReadable from None
+
+
+@attrs.frozen
+class Field:
+    """How one kind of argument is written and read; the id is of the call's request, if any."""
+
+    write: Callable[[bytearray, Any, Known, Any], None]
+    read: Callable[[Source], Any]
+
+
+def read_all_once(value: Any) -> Any:
+    """An argument without iterators, since a record reads it, too."""
+    if not isinstance(value, Request):
+        return read_once(value)
+    tokens, hashes = read_once(value.tokens), read_once(value.block_hashes)
+    if tokens is value.tokens and hashes is value.block_hashes:
+        return value
+    return attrs.evolve(value, tokens=tokens, block_hashes=hashes)
+
+
+def put_varint(out: bytearray, value: int) -> None:
+    """Write a number from 0 on."""
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def put_number(out: bytearray, value: Any) -> None:
+    """Write a number of any sign."""
+    number = read_int(value)
+    if not isinstance(number, int):
+        number = -FAR
+    elif abs(number) >= NEAR:
+        number = FAR if number > 0 else -FAR
+    put_varint(out, number << 1 ^ number >> 63)
+
+
+def put_text(out: bytearray, value: Any) -> None:
+    """Write a text; the empty one in place of what has no UTF-8."""
+    try:
+        data = value.encode() if isinstance(value, str) else b""
+    except UnicodeEncodeError:
+        data = b""
+    put_varint(out, len(data))
+    out += data
+
+
+def put_numbers(out: bytearray, values: Sequence[Any]) -> None:
+    """Write how many numbers, and each."""
+    put_varint(out, len(values))
+    for value in values:
+        put_number(out, value)
+
+
+def put_rows(out: bytearray, rows: Sequence[int]) -> None:
+    """Write how many rows, and of each the difference to the one before."""
+    put_varint(out, len(rows) << 1)
+    last = 0
+    for row in rows:
+        put_number(out, row - last)
+        last = row
+
+
+def put_request(out: bytearray, value: Any, known: Known) -> None:
+    """Write which request."""
+    row = known.row(value)
+    put_varint(out, 0 if row is None else row + 1)
+    if row is None:
+        put_text(out, value)
+
+
+def read_request(source: Source) -> str:
+    """The id of a request."""
+    place = source.varint()
+    if not place:
+        return source.text()
+    if place - 1 not in source.ids:
+        raise NotReadable
+    return source.ids[place - 1]
+
+
+def put_requests(out: bytearray, ids: Sequence[Any], known: Known) -> None:
+    """Write which requests: rows if all are known, else 1 beside their count and each."""
+    rows = [known.row(each) for each in ids]
+    if None not in rows:
+        put_rows(out, [row for row in rows if row is not None])
+        return
+    put_varint(out, len(ids) << 1 | 1)
+    for each in ids:
+        put_request(out, each, known)
+
+
+def read_rows(source: Source) -> list[str] | array.array[int]:
+    """The ids of requests, or their rows."""
+    head = source.varint()
+    if head & 1:
+        return [read_request(source) for _ in range(head >> 1)]
+    rows, last = array.array("I"), 0
+    for _ in range(head >> 1):
+        last += source.number()
+        if not 0 <= last < 2**32:
+            raise NotReadable
+        rows.append(last)
+    return rows
+
+
+def read_ids(source: Source) -> list[str]:
+    """The ids of requests."""
+    rows = read_rows(source)
+    try:
+        return rows if isinstance(rows, list) else [source.ids[row] for row in rows]
+    except KeyError:
+        raise NotReadable from None
+
+
+def put_named(out: bytearray, value: Any, known: Known) -> None:
+    """Write the requests of an `append`. Raises NoForm."""
+    try:
+        ids, rows = read_named(value)
+    except KvcoreError:
+        raise NoForm from None
+    if ids is None:
+        put_rows(out, rows)
+    else:
+        put_requests(out, ids, known)
+
+
+def put_tokens(out: bytearray, value: Any) -> None:
+    """Write tokens: their count, twice, and 1 if ids below 0 are among them. Raises NoForm."""
+    signed = 0
+    try:
+        tokens = read_tokens(value)
+    except KvcoreError:
+        try:
+            tokens, signed = read_tokens(value, signed=True), 1
+        except KvcoreError:
+            raise NoForm from None
+    put_varint(out, len(tokens) << 1 | signed)
+    out += struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def get_tokens(source: Source) -> Any:
+    """Tokens, as a buffer; as a list if ids below 0 are among them."""
+    head = source.varint()
+    data = source.take(4 * (head >> 1))
+    if head & 1:
+        return [token - 2 * (token & SIGN) for token in struct.unpack(f"<{head >> 1}I", data)]
+    return memoryview(data).cast("I")
+
+
+def put_hashes(out: bytearray, hashes: Sequence[Any]) -> None:
+    """Write how many hashes; 0 stands for what is no hash, 1 before each that is."""
+    put_varint(out, len(hashes))
+    for each in hashes:
+        is_hash = isinstance(each, bytes) and len(each) == HASH_SIZE
+        out.append(is_hash)
+        out += each if is_hash else b""
+
+
+def read_hashes(source: Source) -> list[bytes]:
+    """Hashes; b"" for what was none."""
+    return [source.take(HASH_SIZE * source.varint()) for _ in range(source.varint())]
+
+
+def put_hit(out: bytearray, hit: Any, last: Hit | None) -> None:
+    """Write a hit. Raises NoForm."""
+    try:
+        blocks = [[read_int(block) for block in group] for group in hit.blocks.blocks]
+    except (AttributeError, TypeError):
+        raise NoForm from None
+    num_tokens = read_int(hit.num_tokens)
+    found = None if last is None else (last.num_tokens, [*map(list, last.blocks.blocks)])
+    if last is not None and (num_tokens, blocks) == found:
+        out.append(1)
+        put_varint(out, last.num_tokens)
+        return
+    out.append(0)
+    put_number(out, num_tokens)
+    put_varint(out, len(blocks))
+    for group in blocks:
+        put_numbers(out, group)
+
+
+def read_hit(source: Source) -> Hit | LastHit:
+    """A hit."""
+    if source.take(1) != b"\0":
+        return LastHit(source.varint())
+    num_tokens = source.number()
+    return Hit(
+        KVCacheBlocks(tuple(read_blocks(source) for _ in range(source.varint()))), num_tokens
+    )
+
+
+def read_blocks(source: Source) -> tuple[int, ...]:
+    """Numbers, of any sign."""
+    return tuple(source.number() for _ in range(source.varint()))
+
+
+def put_new_request(out: bytearray, request: Request) -> None:
+    """Write a request that is added. Raises NoForm."""
+    lora, embeds, hashes = request.lora, request.prompt_embeds, request.block_hashes
+    put_text(out, request.request_id)
+    put_tokens(out, request.tokens)
+    parts = LORA * (lora is not None) | MEDIA * bool(request.media)
+    parts |= SALT * (request.cache_salt is not None) | EMBEDS * (embeds is not None)
+    parts |= HASHES * (hashes is not None) | SKIP * bool(request.skip_reading_prefix_cache)
+    parts |= LEVELS * (request.retention is not None)
+    put_varint(out, parts)
+    if lora is not None:
+        put_text(out, lora.name)
+        put_text(out, lora.path)
+    if request.media:
+        put_varint(out, len(request.media))
+    for item in request.media:
+        put_text(out, item.identifier)
+        put_varint(out, item.offset)
+        put_varint(out, item.length)
+    if request.cache_salt is not None:
+        put_text(out, request.cache_salt)
+    if embeds is not None:
+        put_varint(out, embeds.bytes_per_token)
+        put_varint(out, len(embeds.data))
+        out += embeds.data
+    if hashes is not None:
+        put_hashes(out, list(hashes))
+    if request.retention is not None:
+        put_retention(out, request.retention)
+
+
+def read_new_request(source: Source) -> Request:
+    """A request that is added. Raises NotReadable."""
+    request_id, tokens, parts = source.text(), get_tokens(source), source.varint()
+    try:
+        lora = LoRA(source.text(), source.text()) if parts & LORA else None
+        count = source.varint() if parts & MEDIA else 0
+        media = [MediaItem(source.text(), source.varint(), source.varint()) for _ in range(count)]
+        salt, embeds = source.text() if parts & SALT else None, None
+        if parts & EMBEDS:
+            size = source.varint()
+            embeds = PromptEmbeds(source.sized(), size)
+    except KvcoreError:
+        raise NotReadable from None
+    return Request(
+        request_id,
+        tokens,
+        lora=lora,
+        media=media,
+        cache_salt=salt,
+        prompt_embeds=embeds,
+        block_hashes=read_hashes(source) if parts & HASHES else None,
+        skip_reading_prefix_cache=bool(parts & SKIP),
+        retention=read_retention(source) if parts & LEVELS else None,
+    )
+
+
+def put_retention(out: bytearray, levels: KvCacheRetentionConfig) -> None:
+    """Write how many ranges, the start, end, level and ms of each, and those of what is decoded."""
+    ranges = levels.token_range_retention_configs
+    numbers = [(r.token_start, r.token_end, r.priority, r.duration_ms) for r in ranges]
+    decoded = (levels.decode_retention_priority, levels.decode_duration_ms)
+    for number in (len(numbers), *chain(*numbers), *decoded):
+        put_varint(out, number or 0)
+
+
+def read_retention(source: Source) -> KvCacheRetentionConfig:
+    """Levels; an end or ms of 0 is none. Raises NotReadable."""
+    numbers = [source.varint() for _ in range(4 * source.varint() + 2)]
+    parts = [*zip(*[iter(numbers[:-2])] * 4, strict=True)]
+    try:
+        ranges = [TokenRangeRetentionConfig(a, b or None, c, d or None) for a, b, c, d in parts]
+        return KvCacheRetentionConfig(ranges, numbers[-2], numbers[-1] or None)
+    except KvcoreError:
+        raise NotReadable from None
+
+
+def check_flag(value: Any) -> bool:
+    """A flag. Raises NoForm."""
+    flag = read_bool(value)
+    if not isinstance(flag, bool):
+        raise NoForm
+    return flag
+
+
+REQUEST = Field(lambda out, value, known, _: put_request(out, value, known), read_request)
+REQUESTS = Field(lambda out, value, known, _: put_requests(out, value, known), read_ids)
+NAMED = Field(lambda out, value, known, _: put_named(out, value, known), read_rows)
+NEW_REQUEST = Field(lambda out, value, *_: put_new_request(out, value), read_new_request)
+ID = Field(lambda out, value, *_: put_text(out, value), Source.text)
+COUNT = Field(lambda out, value, *_: put_number(out, value), Source.number)
+TOKENS = Field(lambda out, value, *_: put_tokens(out, value), get_tokens)
+BLOCKS = Field(lambda out, value, *_: put_numbers(out, value), read_blocks)
+BLOCK_HASHES = Field(lambda out, value, *_: put_hashes(out, value), read_hashes)
+HIT = Field(lambda out, value, known, of: put_hit(out, value, known.last_hit(of)), read_hit)
+RETENTION = Field(lambda out, value, *_: put_retention(out, value), read_retention)
+FLAG = Field(lambda *_: None, lambda _: True)
+"""The bit that says that it is there is its value."""

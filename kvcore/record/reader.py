@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record as it is read: its segments, oldest first, and the calls in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kvcore.codec.decode import decode
+from kvcore.record.calls import read_call
+from kvcore.record.errors import DamagedRecord, NewerRecord, NotARecord
+from kvcore.record.fields import NotReadable, Source
+from kvcore.record.outcomes import ROWS, Recorded, read_outcome
+from kvcore.record.recorder import SUFFIX
+from kvcore.record.segment import HEADER_SIZE, MAGIC, Segment, read_header
+
+
+@attrs.frozen
+class RecordedCall:
+    """A call as a record has it.
+
+    number: from 0 on, from the start of the record. outcome: its bytes, and what they say; b"" and
+    None for the call in which the process died.
+    """
+
+    number: int
+    name: str
+    arguments: dict[str, Any]
+    outcome: bytes
+    says: Recorded | None
+
+
+def is_record(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a segment, or a folder with one."""
+    found = Path(path)
+    try:
+        if found.is_dir():
+            return any(found.glob(f"*{SUFFIX}"))
+        with found.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return False
+
+
+def segment_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of a record, oldest first. Raises NotARecord."""
+    found = Path(path)
+    if found.is_file():
+        return [found]
+    files = sorted(found.glob(f"*{SUFFIX}"))
+    if not files:
+        raise NotARecord(path=str(found), reason=f"it has no file *{SUFFIX}")
+    return files
+
+
+def first_calls(files: list[Path]) -> list[int]:
+    """The number of the first call of each file. Raises NotARecord, NewerRecord, DamagedRecord."""
+    numbers = []
+    for path in files:
+        with path.open("rb") as file:
+            numbers.append(read_header(path, file.read(HEADER_SIZE)).first_call)
+    return numbers
+
+
+def read_calls(segment: Segment) -> Iterator[RecordedCall]:
+    """The calls of a segment. Raises DamagedRecord for a state that is none, NewerRecord.
+
+    Bytes of the tail that are no whole call end it: they were not committed as one.
+    """
+    ids = _ids(segment)
+    number = segment.header.first_call
+    for place, (offset, data) in enumerate(segment.frames):
+        source = Source(data, ids)
+        is_tail = segment.has_tail and place == len(segment.frames) - 1
+        while source.at < len(data):
+            start = source.at
+            try:
+                call = _read_one(source, number)
+            except KeyError:
+                what = f"call {data[start]} at byte {offset + start}"
+                raise NewerRecord(file=str(segment.path), what=what) from None
+            except NotReadable:
+                if is_tail:
+                    return
+                what, file = "its checksum is right, and it has no form", str(segment.path)
+                raise DamagedRecord(file=file, offset=offset + start, reason=what) from None
+            yield call
+            number += 1
+
+
+def _read_one(source: Source, number: int) -> RecordedCall:
+    """The next call; follows which request is in which row."""
+    name, arguments = read_call(source)
+    start = source.at
+    if start == len(source.data):
+        return RecordedCall(number, name, arguments, b"", None)
+    says = read_outcome(source, name)
+    if says.what == "done" and name in ROWS:
+        request = arguments.get("request")
+        source.ids[says.numbers[0]] = request.request_id if request else arguments["child_id"]
+    return RecordedCall(number, name, arguments, source.data[start : source.at], says)
+
+
+def _ids(segment: Segment) -> dict[int, str]:
+    """The ids of the requests of a segment's first state, by their rows."""
+    rows = enumerate(decode(segment.state).rows)
+    return {row: request_id for row, request_id in rows if request_id is not None}

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recorder: the files of one record, preallocated and mapped.
+
+Invariants: what stands in the mapping survives the death of the process. A segment gets its name
+once its first state is whole, so a folder never has one that cannot be replayed. What goes wrong
+with the files ends the record with one warning; the manager goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from mmap import PAGESIZE, mmap
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from kvcore.record.checksum import crc32c
+from kvcore.record.errors import AlreadyRecording, InvalidRecorder
+from kvcore.record.segment import CONTINUES, FRAME_BYTES, HEADER_SIZE, WORDS, Header, padded
+
+T = TypeVar("T")
+VARIABLE = "KVCORE_RECORD"
+SUFFIX = ".kvcrec"
+ROOM = 2 * FRAME_BYTES
+"""Bytes behind the end of a segment, for the step that passes it."""
+
+
+class Recorder:
+    """Where and how a manager is recorded: `manager.start_recording(Recorder(folder))`.
+
+    folder: made if it is not there; it may hold no record yet. tokens: "text" keeps the tokens,
+    the extra keys, the ids and the seed of the hashes: as secret as the prompts. segment_bytes: a
+    file ends at the first step past this size. keep_segments: so many files stay, the oldest is
+    deleted. rotate: False if the engine itself calls `rotate`, since a new file begins with the
+    state, in a time of O(pool). sync: each step goes to the disk, too. Raises InvalidRecorder,
+    AlreadyRecording, OSError.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        tokens: Literal["text"] = "text",
+        segment_bytes: int = 64 << 20,
+        keep_segments: int = 8,
+        rotate: bool = True,
+        sync: bool = False,
+    ) -> None:
+        for name, value in (("segment_bytes", segment_bytes), ("keep_segments", keep_segments)):
+            if not isinstance(value, int) or not 1 <= value < 1 << 31:
+                raise InvalidRecorder(name=name, value=value, reason="must be from 1 to 2**31 - 1")
+        if tokens != "text":
+            raise InvalidRecorder(name="tokens", value=tokens, reason='must be "text"')
+        self.folder = Path(folder)
+        self.error: Exception | None = None
+        """What ended the record, if anything did."""
+        self.segment_bytes, self.keep_segments = segment_bytes, keep_segments
+        self.rotates, self.sync = rotate, sync
+        self._rotate: Callable[[], object] | None = None
+        self._number = 0
+        self._file, self._path = -1, self.folder
+        self._map: mmap | None = None
+        self._flushed = 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.glob(f"*{SUFFIX}")):
+            what = f"folder {self.folder}"
+            raise AlreadyRecording(what=what, reason="name a new one, or delete its files")
+
+    def rotate(self) -> None:
+        """Begin a new file now, with the manager's state; nothing while nobody is recorded."""
+        if self._rotate is not None:
+            self._rotate()
+
+    def start(self, rotate: Callable[[], object]) -> None:
+        """A manager is recorded from now on. Raises AlreadyRecording."""
+        if self._rotate is not None or self._number:
+            raise AlreadyRecording(what=f"recorder {self.folder}", reason="make a new one")
+        self._rotate = rotate
+
+    def open_segment(
+        self, state: bytes, first_call: int, continues: bool
+    ) -> tuple[mmap, str] | None:
+        """A new segment with its first frame, mapped, and its path; all behind is 0. None: it
+        failed.
+        """
+        header = Header(self._number, first_call, CONTINUES * continues, _version())
+        frame = WORDS.pack(len(state), crc32c(state)) + state
+        end = padded(HEADER_SIZE + len(frame))
+        self._path = name = self.folder / f"{self._number:08}{SUFFIX}"
+
+        def make() -> mmap:
+            part = name.with_suffix(".part")
+            self._file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            made = self._allocate(end + self.segment_bytes + ROOM)
+            made[:end] = (header.to_bytes() + frame).ljust(end, b"\0")
+            part.rename(name)
+            self._flushed = 0
+            self._number += 1
+            oldest = self._number - self.keep_segments - 1
+            if oldest >= 0:
+                (self.folder / f"{oldest:08}{SUFFIX}").unlink(missing_ok=True)
+            return made
+
+        made = self._try(make)
+        if made is None or (self.sync and not self.flush(end)):
+            return None
+        return made, str(self._path)
+
+    def grow(self, size: int) -> tuple[mmap, str] | None:
+        """The open segment with room for this many bytes at least. None: it failed."""
+        made = self._try(lambda: self._allocate(size + size // 4 + ROOM))
+        return None if made is None else (made, str(self._path))
+
+    def flush(self, end: int) -> bool | None:
+        """Write the segment to the disk up to a place. None: it failed."""
+
+        def write() -> bool:
+            start = self._flushed // PAGESIZE * PAGESIZE
+            assert self._map is not None
+            self._map.flush(start, end - start)
+            self._flushed = end
+            return True
+
+        return self._try(write)
+
+    def close_segment(self, end: int) -> None:
+        """The segment is whole, and ends here."""
+        self._map = None
+        self._try(lambda: os.ftruncate(self._file, end))
+        self._close_file()
+
+    def _allocate(self, size: int) -> mmap:
+        """The open file with this size on the disk, so that no store into it can fail; mapped."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, 0, size)
+        else:
+            os.ftruncate(self._file, size)
+        self._map = mmap(self._file, size)
+        return self._map
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _try(self, work: Callable[[], T]) -> T | None:
+        """What `work` gives; None if it fails, which ends the record."""
+        if self.error is not None:
+            return None
+        try:
+            return work()
+        except Exception as error:  # whatever it is, the manager goes on
+            self.error = error
+            self._map = None
+            self._close_file()
+        self._warn()
+        return None
+
+    def _warn(self) -> None:
+        message = f"the record in {self.folder} has ended: {self.error}"
+        with suppress(RuntimeWarning):  # warnings may be errors; `error` still says it
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+class Manager(Protocol):
+    """What can be recorded."""
+
+    def start_recording(self, recorder: Recorder) -> None:
+        """Record every call from now on."""
+
+
+def record_if_asked(manager: Manager) -> None:
+    """Record a manager in a new folder below the one that KVCORE_RECORD names, if it does.
+
+    Each manager has a folder of its own, by number, so that a process that starts again, or several
+    of them, leave the records that are there. Raises OSError.
+    """
+    base = os.environ.get(VARIABLE)
+    if not base:
+        return
+    manager.start_recording(Recorder(_new_folder(Path(base))))
+
+
+def _new_folder(base: Path) -> Path:
+    number = 0
+    while True:
+        try:
+            (folder := base / f"{number:04}").mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # dear, and rarely needed
+
+    try:
+        return version("kvcore")[:28]
+    except PackageNotFoundError:
+        return "unknown"

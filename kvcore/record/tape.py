@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of one manager on their way into the mapped segment: the Python core's side.
+
+Invariants: the arguments of a call are committed before it runs, its outcome after it; a commit is
+one store of the open frame's length. A call inside another, by an argument that asks the manager,
+is not recorded. What goes wrong with the files ends the record, never the call.
+Twin: rust/src/bindings/tape.rs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from mmap import mmap
+from typing import Any, Protocol
+
+from kvcore.codec.encode import encode
+from kvcore.record.calls import write_call
+from kvcore.record.checksum import crc32c
+from kvcore.record.fields import NoForm, read_all_once
+from kvcore.record.outcomes import write_error, write_value
+from kvcore.record.segment import FRAME_BYTES, FRAME_SIZE, HEADER_SIZE, OPEN, padded
+from kvcore.state.state import State
+from kvcore.transitions import QUERIES, TRANSITIONS, arguments
+from kvcore.types.values import Hit, Outcome
+
+
+class Files(Protocol):
+    """Where the segments lie. A method gives None once that has failed."""
+
+    segment_bytes: int
+    rotates: bool
+    sync: bool
+
+    def open_segment(
+        self, state: bytes, first_call: int, continues: bool
+    ) -> tuple[mmap, str] | None:
+        """A new segment with its first frame, mapped, and its path; all behind that is 0."""
+
+    def grow(self, size: int) -> tuple[mmap, str] | None:
+        """The open segment with room for this many bytes at least."""
+
+    def flush(self, end: int) -> bool | None:
+        """Write the segment to the disk up to a place."""
+
+    def close_segment(self, end: int) -> None:
+        """The segment is whole, and ends here."""
+
+
+LOOK_UP = "get_computed_blocks"
+
+
+class Tape:
+    """The open frame of the open segment."""
+
+    def __init__(self, files: Files, state: State) -> None:
+        self.files = files
+        self.state = state
+        self.num_calls = 0
+        self.buffer: mmap | None = None
+        self._hits: dict[int, Hit] = {}
+        self._busy = False
+        self.open_segment(state, continues=False)
+
+    def row(self, request_id: Any) -> int | None:
+        """The row of a request."""
+        request = self.state.requests.get(request_id) if isinstance(request_id, str) else None
+        return None if request is None else request.row
+
+    def last_hit(self, request_id: Any) -> Hit | None:
+        """What the request's last look-up in this segment found."""
+        row = self.row(request_id)
+        return None if row is None else self._hits.get(row)
+
+    def call(
+        self,
+        state: State,
+        name: str,
+        given: Mapping[str, Any],
+        run: Callable[[], Outcome[State, Any]],
+    ) -> Outcome[State, Any]:
+        """Run a call between its arguments and its outcome."""
+        self.state, data = state, bytearray()
+        try:
+            write_call(data, name, given, self)
+        except NoForm:
+            return run()
+        if self._busy or self.buffer is None:
+            return run()
+        self._busy = True
+        self._put(data)
+        try:
+            outcome = run()
+        except BaseException as error:
+            self._end(name, write_error(error))
+            raise
+        finally:
+            self._busy = False
+        self._note(name, given, outcome.value)
+        self.state = outcome.state
+        self._end(name, write_value(name, outcome.value))
+        return outcome
+
+    def rotate(self, state: State, *, continues: bool = True) -> None:
+        """End the segment; the next one begins with this state."""
+        self.close()
+        self.open_segment(state, continues=continues)
+
+    def open_segment(self, state: State, *, continues: bool) -> None:
+        """Begin a segment."""
+        data = encode(state)
+        self.state = state
+        self._hits.clear()
+        opened = self.files.open_segment(data, self.num_calls, continues)
+        self.buffer = opened[0] if opened else None
+        self._frame = padded(HEADER_SIZE + FRAME_SIZE + len(data))
+        self._at = self._frame + FRAME_SIZE
+        self._full = self._frame + self.files.segment_bytes
+
+    def close(self) -> None:
+        """End the open frame and the segment."""
+        self._close_frame()
+        if self.buffer is not None:
+            self.buffer = None
+            self.files.close_segment(self._frame)
+
+    def _note(self, name: str, given: Mapping[str, Any], value: Any) -> None:
+        """Remember what a look-up found, until its request goes."""
+        if name in (LOOK_UP, "remove_request"):
+            row = self.row(given["request_id"])
+            assert row is not None
+            if isinstance(value, Hit):
+                self._hits[row] = value
+            else:
+                self._hits.pop(row, None)
+
+    def _put(self, data: bytes | bytearray) -> None:
+        """Add bytes to the open frame and commit them."""
+        end = self._at + len(data)
+        if self.buffer is not None and end + FRAME_SIZE > len(self.buffer):
+            grown = self.files.grow(end + FRAME_SIZE)
+            self.buffer = grown[0] if grown else None
+        if self.buffer is None:
+            return
+        self.buffer[self._at : end] = bytes(data)
+        self._at = end
+        self._set_word(self._frame, OPEN | end - self._frame - FRAME_SIZE)
+
+    def _set_word(self, at: int, value: int) -> None:
+        assert self.buffer is not None
+        struct.pack_into("<I", self.buffer, at, value)
+
+    def _end(self, name: str, outcome: bytes) -> None:
+        """Add the outcome of a call; with it the frame may be over, and the segment."""
+        self._put(outcome)
+        self.num_calls += 1
+        if name != "take_batch" and self._at - self._frame - FRAME_SIZE < FRAME_BYTES:
+            return
+        self._close_frame()
+        if self.buffer is not None and self.files.rotates and self._frame >= self._full:
+            self.rotate(self.state)
+
+    def _close_frame(self) -> None:
+        size = self._at - self._frame - FRAME_SIZE
+        if self.buffer is None or not size:
+            return
+        start = self._frame + FRAME_SIZE
+        self._set_word(self._frame + 4, crc32c(self.buffer[start : self._at]))
+        self._set_word(self._frame, size)
+        self._frame = padded(self._at)
+        self._at = self._frame + FRAME_SIZE
+        if self.files.sync and not self.files.flush(self._frame):
+            self.buffer = None
+
+
+def recorded(tape: Tape, name: str) -> Callable[..., Outcome[State, Any]]:
+    """A call as a transition that is recorded; the look-up, too, which changes nothing."""
+    names = arguments(name)
+
+    def run(state: State, *args: Any, **options: Any) -> Outcome[State, Any]:
+        if name == LOOK_UP:
+            return Outcome(state, (), QUERIES[name](state, *args, **options))
+        return TRANSITIONS[name](state, *args, **options)
+
+    def call(state: State, *args: Any, **options: Any) -> Outcome[State, Any]:
+        args = tuple(map(read_all_once, args))
+        given = dict(zip(names, args, strict=False)) | options
+        return tape.call(state, name, given, lambda: run(state, *args, **options))
+
+    return call

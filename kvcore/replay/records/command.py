@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore replay RECORD`: a record made again, and the first call that differs; or, what other
+configurations would have done.
+
+Exit code 0: every outcome is the recorded one, or every variant was run; 1: one differs; 2: the
+call was wrong, or the record cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import attrs
+
+from kvcore import _twin
+from kvcore.cli.arguments import natural, parse
+from kvcore.codec.decode import decode
+from kvcore.record.reader import segment_files
+from kvcore.record.segment import read_segment
+from kvcore.replay.records.counterpart import Tally
+from kvcore.replay.records.rerun import Backend, Rerun, rerun
+from kvcore.replay.records.what_if import WhatIf, changed, what_if
+from kvcore.replay.report_text import counted, table
+from kvcore.types.errors import KvcoreError
+
+EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make a record again; returns the exit code."""
+    given = parse(_parser(), arguments)
+    if given.what_if:
+        return _run_variants(given)
+    backends: list[Backend] = ["rust", "python"] if given.backend == "both" else [given.backend]
+    try:
+        done = rerun(given.record, backends, first=given.first, last=given.last)
+    except (KvcoreError, OSError) as error:
+        print(f"kvcore replay: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    print(to_text(done))
+    return EQUAL if done.difference is None else DIFFERENT
+
+
+def _run_variants(given: argparse.Namespace) -> int:
+    """Run each variant; returns the exit code."""
+    try:
+        config = decode(read_segment(segment_files(given.record)[0]).state).config
+        variants = {words: changed(config, words) for words in given.what_if}
+        done = what_if(given.record, variants, "rust" if given.backend == "both" else given.backend)
+    except (KvcoreError, OSError) as error:
+        print(f"kvcore replay: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    print(json.dumps(attrs.asdict(done)) if given.json else to_table(done))
+    return EQUAL
+
+
+def to_table(done: WhatIf) -> str:
+    """The recorded run and the variants, one column each."""
+    columns = [["", "recorded", *(each.name for each in done.variants)]]
+    for field in attrs.fields(Tally):
+        if field.name != "in_place":
+            tallies = [done.recorded, *(each.tally for each in done.variants)]
+            figures = [f"{getattr(each, field.name):,}" for each in tallies]
+            columns.append([field.name.replace("_", " "), *figures])
+    columns.append(["fidelity", "", *(f"{each.fidelity:.2%}" for each in done.variants)])
+    places = [
+        "never" if each.parted_at is None else f"{each.parted_at:,}" for each in done.variants
+    ]
+    columns.append(["differs from call", "", *places])
+    lines = [f"{done.num_calls:,} calls", *table(list(zip(*columns, strict=True)))]
+    if done.num_left_out or done.num_cold:
+        lines.append(
+            "variants begin empty: without the requests that were there when the record began"
+            f" ({done.num_left_out:,}), and without the blocks cached then ({done.num_cold:,})"
+        )
+    return "\n".join(lines)
+
+
+def to_text(done: Rerun) -> str:
+    """What came of it, in lines."""
+    lines = [f"{done.num_calls:,} calls in {done.num_segments:,} files"]
+    if done.has_tail:
+        lines.append("the last step was never closed: its calls have no checksum")
+    if done.died_in is not None:
+        lines.append(f"the process died in {done.died_in}")
+    if done.dropped_bytes:
+        lines.append(f"{done.dropped_bytes:,} bytes behind damage were left out")
+    if done.missing_calls:
+        lines.append(f"{counted(done.missing_calls, 'call')} missing before a later file")
+    parting = done.difference
+    if parting is None:
+        return "\n".join([*lines, "every outcome is the recorded one"])
+    lines += [
+        f"call {parting.number:,} differs on the {parting.backend} backend: {parting.call}",
+        f"  recorded: {parting.recorded}",
+        f"  replayed: {parting.found}",
+        *(f"  {state}" for state in parting.states),
+    ]
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvcore replay",
+        description="Make the calls of a record again, and compare every outcome.",
+    )
+    parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
+    backend = "rust" if _twin.available() else "python"
+    parser.add_argument("--backend", choices=("rust", "python", "both"), default=backend)
+    parser.add_argument("--from", dest="first", metavar="CALL", type=natural, default=0)
+    parser.add_argument("--to", dest="last", metavar="CALL", type=natural)
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        metavar="FIELD=VALUE,...",
+        help="run the calls with fields of Config changed, beside the recorded run; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object (--what-if)")
+    return parser

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager with another configuration, and how it makes a recorded call.
+
+As recorded, with the hits that its own look-ups found; or, once the runs have parted, by where the
+recorded call came: an allocation goes as far, blocks are found by their keys, and what has no
+purpose here is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from kvcore.manager import KVCacheManager
+from kvcore.types.commands import Evict
+from kvcore.types.errors import KvcoreError
+from kvcore.types.values import Appended, Hit, Refused, Status
+
+BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
+STEPS = ("allocate_slots", "load", "append", "swap_in")
+"""Calls that schedule slots, or wait for blocks before some can be scheduled."""
+AVOIDED = object()
+"""The value of a recorded free or swap that made room: its request was allocated again."""
+
+
+@attrs.define
+class Tally:
+    """What a run did. computed_tokens: slots that batches wrote, those computed twice included."""
+
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    evictions: int = 0
+    in_place: int = 0
+    covered: int = 0
+    delayed: int = 0
+    preempted: int = 0
+    avoided: int = 0
+    dropped: int = 0
+
+
+@attrs.frozen
+class Made:
+    """A recorded call of one request, or of none.
+
+    target: computed tokens of the request once the recorded call was made. value: what that gave,
+    or its error. keys: of the blocks that it names.
+    """
+
+    number: int
+    name: str
+    arguments: dict[str, Any]
+    target: int = 0
+    value: Any = None
+    keys: tuple[bytes | None, ...] = ()
+
+
+class Counterpart:
+    """One manager with its own configuration, and what it did."""
+
+    def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
+        """running: who holds blocks, oldest first. same: blocks have the numbers of the record."""
+        self.manager, self.same = manager, same
+        self.tally = Tally()
+        self.hits: dict[str, Hit] = {}
+        self.running: dict[str, list[int]] = {each: [] for each in running}
+        """Who holds blocks, youngest last, and how far each allocation since then reached."""
+        self.is_idle = True
+        """Whether the open batch schedules nothing."""
+        self.unborn: set[str] = set()
+        """Children whose fork is still to be made."""
+        self.blocks: dict[int, int] = {}
+        """Pinned blocks, and operations below: those of the record, and these here."""
+        self.operations: dict[int, int] = {}
+
+    def make(self, call: Made) -> Any:
+        """Make a call as it was recorded; its value, or the error."""
+        name, arguments = call.name, self._with_hit(call.arguments)
+        try:
+            if name in BY_BLOCKS and not self.same:
+                return call.value if is_wrong(call.value) else self._by_blocks(call)
+            value = getattr(self.manager, name)(**arguments)
+        except KvcoreError as error:
+            return error
+        self.note(name, arguments, value, call.target)
+        if name in ("cancel", "rewind", "truncate"):
+            self.forget_idle()
+        if name in ("store", "load") and isinstance(call.value, tuple) and isinstance(value, tuple):
+            self.operations |= zip(call.value, value, strict=False)
+        return value
+
+    def _with_hit(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call, with what its request's last look-up found here."""
+        hit = arguments.get("hit")
+        if hit is None or (self.same and isinstance(hit, Hit)):
+            return arguments
+        return arguments | {"hit": self.hits.get(arguments["request_id"])}
+
+    def perform(self, call: Made) -> Any:
+        """Make a call by the rules of a run that has parted; its value, or the error."""
+        try:
+            return self._try(call)
+        except KvcoreError as error:
+            return error
+
+    def _try(self, call: Made) -> Any:
+        """The same, but for errors."""
+        name, arguments, manager = call.name, call.arguments, self.manager
+        if name in ("allocate_slots", "load"):
+            return self._allocate(call)
+        if name in BY_BLOCKS:
+            return self._by_blocks(call)
+        if name in ("free", "swap_out") and call.value is AVOIDED:
+            self.tally.avoided += 1
+            return None
+        if name == "swap_in" and manager.status(request_of(call)) is not Status.SWAPPED:
+            self.tally.covered += 1
+            return None
+        if name == "complete_operation":
+            if arguments["operation"] not in self.operations:
+                self.tally.covered += 1
+                return None
+            arguments = arguments | {"operation": self.operations.pop(arguments["operation"])}
+        if name in ("add_tokens", "append"):
+            arguments = {name: value for name, value in arguments.items() if name != "batch"}
+        value = getattr(manager, name)(**arguments)
+        self.note(name, arguments, value, call.target)
+        if name == "append":
+            return value.refused
+        if name in ("cancel", "rewind", "truncate"):
+            self.forget_idle()
+        return value
+
+    def _allocate(self, call: Made) -> Any:
+        """Allocate up to where the recorded call came, by a look-up of its own."""
+        options, manager = dict(call.arguments), self.manager
+        request_id = options.pop("request_id")
+        is_new = manager.status(request_id) is Status.WAITING
+        recorded = options.pop("hit", None)
+        hit = manager.get_computed_blocks(request_id) if is_new and recorded is not None else None
+        hit = hit if hit is not None and hit.num_tokens else None
+        start = manager.num_computed_tokens(request_id) + (hit.num_tokens if hit else 0)
+        if call.name == "load":
+            new = min(call.target - start, options.pop("num_tokens"))
+            covered = new <= 0
+        else:
+            external = options.pop("num_external_computed_tokens", 0)
+            filled = call.target - options.pop("num_new_tokens")
+            external = max(0, min(external, filled - start))
+            new = max(0, call.target - start - external)
+            to_come = min(new, options.pop("num_output_placeholders", 0))
+            options |= {"num_external_computed_tokens": external}
+            options |= {"num_output_placeholders": to_come}
+            covered = not (new or external or hit)
+        if covered:
+            self.tally.covered += 1
+            return None
+        value = getattr(manager, call.name)(request_id, new, hit, **options)
+        if not isinstance(value, Refused):
+            made = {"request_id": request_id, "num_new_tokens": new, "hit": hit}
+            self.note(call.name, made, value, call.target)
+            self.running[request_id].append(call.target)
+            if call.name == "load":
+                self.operations |= zip(call.value, value, strict=False)
+        return value
+
+    def _by_blocks(self, call: Made) -> Any:
+        """Make a call that names blocks, with the blocks that have their keys here."""
+        blocks, find = call.arguments["block_ids"], self.manager.get_cached_block
+        if call.name == "unpin":
+            here = [self.blocks.pop(block, None) for block in blocks]
+        else:
+            here = [None if key is None else find(key) for key in call.keys]
+        found = [block for block in here if block is not None]
+        self.tally.dropped += len(found) < len(here)
+        value = getattr(self.manager, call.name)(found) if found else ()
+        pairs = [(there, block) for there, block in zip(blocks, here, strict=True) if block]
+        if call.name == "pin":
+            self.blocks |= pairs
+        if call.name == "store":
+            kept = [op for op, block in zip(call.value, here, strict=True) if block is not None]
+            self.operations |= zip(kept, value, strict=True)
+        return value
+
+    def note(self, name: str, arguments: dict[str, Any], value: Any, target: int) -> None:
+        """Keep what a call did: who runs, and the figures."""
+        request_id, tally = arguments.get("request_id", ""), self.tally
+        if isinstance(value, Refused):
+            return
+        self.is_idle &= name not in STEPS or (isinstance(value, Appended) and not value.done)
+        if name == "get_computed_blocks":
+            self.hits[request_id] = value
+        elif name in ("allocate_slots", "load"):
+            hit = arguments.get("hit")
+            tally.hit_tokens += 0 if hit is None else hit.num_tokens
+            tally.computed_tokens += arguments.get("num_new_tokens", 0) * (name != "load")
+            self.running.setdefault(request_id, [])
+        elif name == "append":
+            tally.computed_tokens += value.done
+        elif name == "take_batch":
+            tally.evictions += value.column("kind").tolist().count(Evict.kind)
+        elif name == "fork":
+            self.running[arguments["child_id"]] = [target]
+            self.unborn.discard(arguments["child_id"])
+        elif name in ("free", "remove_request"):
+            self.running.pop(request_id, None)
+        elif name in ("swap_out", "swap_in"):
+            for each in arguments["request_ids"]:
+                self.running.pop(each, None)
+                if name == "swap_in":
+                    self.running[each] = []
+
+    def forget_idle(self) -> None:
+        """Requests that hold nothing any more do not run."""
+        for request_id in list(self.running):
+            if self.manager.status(request_id) is not Status.RUNNING:
+                self.running.pop(request_id, None)
+
+
+def request_of(call: Made) -> str:
+    """The request that a call concerns; no id if it is none, or several."""
+    arguments = call.arguments
+    if call.name == "add_request":
+        return str(arguments["request"].request_id)
+    several = arguments.get("request_ids", arguments.get("requests", ()))
+    one = several[0] if len(several) == 1 else ""
+    return str(arguments.get("request_id") or arguments.get("parent_id") or one)
+
+
+def is_wrong(value: Any) -> bool:
+    """Whether a call was misuse."""
+    return isinstance(value, KvcoreError)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager with another configuration that follows a recorded one, call by call.
+
+It makes the calls as recorded up to the first whose hit, refusal or error differs. From there on
+the recorded manager says how far each request gets, and this one goes there by its own hits:
+
+    covered    an allocation up to a place that a longer hit has reached already
+    delayed    what is refused here and was not there; later calls of that request queue behind it
+    preempted  the youngest request, where a batch would be empty and somebody is delayed
+    avoided    a free or swap that made room there: its request was allocated again
+    dropped    what the whole pool cannot hold, what names blocks that are not cached here, and what
+               is misuse here
+
+A queued request makes at most one step of its own in a batch, as in an engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from kvcore.manager import KVCacheManager
+from kvcore.replay.records.counterpart import STEPS, Counterpart, Made, request_of
+from kvcore.types.errors import KvcoreError
+from kvcore.types.values import Appended, Hit, Reason, Refused
+
+RETURNS = {
+    *("free", "remove_request", "swap_out", "truncate", "complete", "cancel", "unpin"),
+    *("complete_operation", "remove_skipped_blocks", "rewind", "unschedule"),
+}
+"""Calls that may give blocks back."""
+
+
+class Follower(Counterpart):
+    """A manager that follows; `parted_at` is the call from which on it differs."""
+
+    def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
+        super().__init__(manager, running, same=same)
+        self.parted_at: int | None = None
+        self.num_judged = self.appended = 0
+        self.queues: dict[str, deque[Made]] = {}
+        """The delayed, oldest first, and what each has still to do."""
+        self.stepped: set[str] = set()
+        """Of the delayed, who scheduled slots in the open batch."""
+        self.gone: set[str] = set()
+        """Who was dropped, until its id is added again."""
+
+    @property
+    def fidelity(self) -> float:
+        """The share of the calls that were made in their own place."""
+        return self.tally.in_place / self.num_judged if self.num_judged else 1.0
+
+    def make_as_recorded(self, call: Made) -> bool:
+        """Make a call as it was recorded; False: the runs part at it, and it is still to be made.
+
+        Of an `append`, `appended` requests have their tokens. What was refused in the record and is
+        not here is not made.
+        """
+        undo = self._undo() if self._may_pass(call) else None
+        value = self.make(call)
+        if _outcome(value) == _outcome(call.value):
+            self.num_judged += 1
+            self.tally.in_place += 1
+            return True
+        self.parted_at = call.number
+        if undo is not None:
+            undo()
+            return call.name != "append"
+        self.appended = value.done if isinstance(value, Appended) else 0
+        return not isinstance(value, KvcoreError | Refused | Appended)
+
+    def _may_pass(self, call: Made) -> bool:
+        """Whether a call that was refused in the record may be none here."""
+        if _refusal(call.value) is None:
+            return False
+        if call.name != "allocate_slots":
+            return True
+        try:
+            return bool(self.manager.can_allocate(**self._with_hit(call.arguments)))
+        except KvcoreError:
+            return True
+
+    def _undo(self) -> Callable[[], None]:
+        """What makes the next call undone."""
+        state, tally = self.manager.encode(), attrs.evolve(self.tally)
+        running = {name: list(places) for name, places in self.running.items()}
+
+        def undo() -> None:
+            self.manager.restore(state)
+            self.tally, self.running, self.appended = tally, running, 0
+
+        return undo
+
+    def follow(self, calls: Iterable[Made]) -> None:
+        """Make the parts of a recorded call, each in its place if that is possible."""
+        in_place = True
+        self.num_judged += 1
+        for call in calls:
+            in_place &= self._follow(call)
+            if call.name in RETURNS:
+                self._go_on()
+        self.tally.in_place += in_place
+
+    def follow_append(self, number: int, request_ids: list[str], tokens: list[int] | None) -> None:
+        """Give requests their next tokens. Who waits gets its token later."""
+        self.num_judged += 1
+        now, in_place = [], True
+        for place, request_id in enumerate(request_ids):
+            if request_id in self.queues or request_id in self.gone:
+                in_place &= self._follow(_append_one(number, request_id, tokens, place))
+            else:
+                now.append(place)
+        while now:
+            mine = None if tokens is None else [tokens[place] for place in now]
+            try:
+                value = self.manager.append([request_ids[place] for place in now], mine)
+            except KvcoreError:
+                for place in now:
+                    in_place &= self._follow(_append_one(number, request_ids[place], tokens, place))
+                break
+            self.note("append", {}, value, 0)
+            if value.refused is None:
+                break
+            place = now[value.done]
+            call = _append_one(number, request_ids[place], tokens, place)
+            self._wait(request_ids[place], call, value.refused)
+            now, in_place = now[value.done + 1 :], False
+        self.tally.in_place += in_place
+
+    def finish(self) -> None:
+        """Take batches until nobody is delayed any more; who has no calls left, leaves."""
+        while self.queues:
+            for request_id in [each for each in self.running if each not in self.queues]:
+                self.perform(Made(0, "free", {"request_id": request_id}))
+            for batch in self.manager.in_flight:
+                self.perform(Made(0, "complete", {"batch": batch}))
+            if not self._take_batch():
+                break
+        self.tally.dropped += sum(map(len, self.queues.values()))
+
+    def _follow(self, call: Made) -> bool:
+        """Make a call now, or later; whether it was now."""
+        request_id = request_of(call)
+        if call.name == "add_request" and request_id not in self.queues:
+            self.gone.discard(request_id)
+        if request_id in self.gone:
+            self.tally.dropped += 1
+            return False
+        if request_id in self.queues:
+            self.queues[request_id].append(call)
+            if call.name == "fork":
+                child = call.arguments["child_id"]
+                self.unborn.add(child)
+                self.queues[child] = deque()
+            return False
+        if call.name == "take_batch":
+            self._take_batch()
+            return True
+        return self._do(call, request_id)
+
+    def _wait(self, request_id: str, call: Made, refused: Refused) -> None:
+        """A refused call waits, and later ones of its request behind it."""
+        self.tally.delayed += 1
+        self.queues[request_id] = deque([call])
+        if refused.reason is Reason.NEVER:
+            self._drop(request_id)
+
+    def _do(self, call: Made, request_id: str) -> bool:
+        """Make a call in its place; whether it was made."""
+        before = self.tally.covered + self.tally.avoided
+        value = self.perform(call)
+        if isinstance(value, Refused):
+            self._wait(request_id, call, value)
+            return False
+        if isinstance(value, KvcoreError):
+            self.tally.dropped += 1
+            return False
+        return self.tally.covered + self.tally.avoided == before
+
+    def _take_batch(self) -> bool:
+        """Close the batch; whether anything is in it, which it is not only if nobody is delayed, or
+        nobody can give way.
+        """
+        self._go_on()
+        while self.is_idle and self.queues and self._make_room():
+            self._go_on()
+        is_idle, self.is_idle = self.is_idle, True
+        self.note("take_batch", {}, self.manager.take_batch(), 0)
+        self.stepped.clear()
+        self._go_on()
+        return not is_idle
+
+    def _make_room(self) -> bool:
+        """Preempt the youngest; alone in the pool, what is refused is dropped. False: nobody can,
+        or blocks come back by themselves.
+        """
+        if self.manager.in_flight:
+            return False
+        if len(self.running) <= 1:
+            alone = next(iter(self.running), None) or next(iter(self.queues))
+            if alone in self.queues:
+                self._drop(alone)
+                return True
+        return any(self._preempt(each) for each in reversed(list(self.running)))
+
+    def _preempt(self, request_id: str) -> bool:
+        """Take a request's blocks back, and queue its way from its admission on again."""
+        reached = self.manager.num_computed_tokens(request_id)
+        try:
+            self.manager.free(request_id)
+        except KvcoreError:
+            return False
+        places = [place for place in self.running.pop(request_id) if place < reached]
+        again = [_again(request_id, place) for place in [*places, reached]]
+        self.queues.setdefault(request_id, deque()).extendleft(reversed(again))
+        self.tally.preempted += 1
+        return True
+
+    def _go_on(self) -> None:
+        """Try the delayed again: who runs, oldest first, then who waits."""
+        for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
+            if request_id in self.queues and request_id not in self.unborn:
+                self._catch_up(request_id)
+
+    def _catch_up(self, request_id: str) -> None:
+        """Make the queued calls of a request, up to one that is refused or waits for a batch."""
+        queue = self.queues[request_id]
+        while queue:
+            call = queue[0]
+            steps = call.name in STEPS
+            if steps and request_id in self.stepped:
+                return
+            covered = self.tally.covered
+            value = self.perform(call)
+            if isinstance(value, Refused):
+                if value.reason is Reason.NEVER:
+                    self._drop(request_id)
+                return
+            queue.popleft()
+            if isinstance(value, KvcoreError):
+                self.tally.dropped += 1
+            elif steps and self.tally.covered == covered:
+                self.stepped.add(request_id)
+        del self.queues[request_id]
+
+    def _drop(self, request_id: str) -> None:
+        """Leave a request out, with all that it would still have done."""
+        queue = self.queues.pop(request_id)
+        self.tally.dropped += len(queue)
+        self.gone.add(request_id)
+        for call in queue:
+            if call.name == "fork" and call.arguments["child_id"] in self.queues:
+                self._drop(call.arguments["child_id"])
+        for name in ("free", "remove_request"):
+            try:
+                getattr(self.manager, name)(request_id)
+            except KvcoreError:
+                continue
+        self.running.pop(request_id, None)
+
+
+def _append_one(number: int, request_id: str, tokens: list[int] | None, place: int) -> Made:
+    token = None if tokens is None else [tokens[place]]
+    return Made(number, "append", {"requests": [request_id], "tokens": token})
+
+
+def _again(request_id: str, target: int) -> Made:
+    arguments = {"request_id": request_id, "num_new_tokens": 0, "hit": True}
+    return Made(0, "allocate_slots", arguments, target)
+
+
+def _refusal(value: Any) -> Refused | None:
+    """The refusal in what a call gave."""
+    refused = value.refused if isinstance(value, Appended) else value
+    return refused if isinstance(refused, Refused) else None
+
+
+def _outcome(value: Any) -> Any:
+    """What of a value two runs must have in common."""
+    if isinstance(value, KvcoreError):
+        return type(value)
+    if isinstance(value, Refused):
+        return Refused
+    if isinstance(value, Appended):
+        return value.done, value.refused is None
+    return value.num_tokens if isinstance(value, Hit) else isinstance(value, bool) and value

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What if: the calls of a record on managers with other configurations, all in one pass.
+
+The recorded manager is made again beside them, since its counts say how far each request got. A
+manager with the recorded configuration begins with the recorded state. One with another begins
+empty: who ran when the record began is admitted again, and what was cached then is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kvcore.codec.decode import decode
+from kvcore.manager import KVCacheManager
+from kvcore.record.errors import InvalidRecorder
+from kvcore.record.outcomes import write_error, write_value
+from kvcore.record.reader import RecordedCall, read_calls, segment_files
+from kvcore.record.segment import Segment, read_segment
+from kvcore.replay.records.counterpart import AVOIDED, BY_BLOCKS, Made, Tally
+from kvcore.replay.records.follower import Follower
+from kvcore.replay.records.rerun import Backend
+from kvcore.state.state import State
+from kvcore.types.config import Config
+from kvcore.types.errors import InvalidConfig, KvcoreError
+from kvcore.types.values import Appended, Refused
+
+LOOK_UP = "get_computed_blocks"
+ADMITS = ("allocate_slots", "load", "swap_in")
+COUNTED = ("allocate_slots", "load", "fork")
+NOT_WORDED = ("groups", "hash_seed")
+WORDED = {
+    field.name: "str" if isinstance(field.default, str) else "int"
+    for field in attrs.fields(Config)
+    if field.init and field.name not in NOT_WORDED
+}
+"""The fields of a configuration that a variant can change, and what their words are."""
+
+
+@attrs.frozen
+class Variant:
+    """What came of one configuration. parted_at: the first call that differed, None if none did.
+
+    fidelity: the share of the calls that were made in their own place; what the record refused or
+    called misuse, and look-ups, are no part of it behind `parted_at`.
+    """
+
+    name: str
+    tally: Tally
+    parted_at: int | None
+    fidelity: float
+
+
+@attrs.frozen
+class WhatIf:
+    """Variants beside the recorded run.
+
+    num_left_out: requests that were there when the record began; a variant with another
+    configuration leaves their calls out. num_cold: blocks that were cached then, and are not in it.
+    """
+
+    num_calls: int
+    recorded: Tally
+    variants: tuple[Variant, ...]
+    num_left_out: int = 0
+    num_cold: int = 0
+
+
+def what_if(
+    path: str | os.PathLike[str], variants: Mapping[str, Config], backend: Backend
+) -> WhatIf:
+    """Make the calls of a record with each configuration, up to the first damage in it.
+
+    Raises InvalidRecorder for a record that is not made again call by call, NotARecord,
+    NewerRecord, DamagedRecord.
+    """
+    files = segment_files(path)
+    first = read_segment(files[0])
+    state = decode(first.state)
+    base = _restored(first, state, backend)
+    followers = [_begin(config, first, state, backend) for config in variants.values()]
+    rows = {row: name for row, name in enumerate(state.rows) if name is not None}
+    room_for_others = _room_for_others(_calls(files))
+    num_calls = 0
+    for call in _calls(files):
+        made = _make(base, call)
+        num_calls += 1
+        if call.name in ("add_request", "fork") and isinstance(made.value, int):
+            rows[made.value] = _added(made)
+        wrong = isinstance(made.value, KvcoreError | Refused)
+        parts: list[Made] = []
+        for each in followers:
+            if each.parted_at is None and each.make_as_recorded(made):
+                continue
+            if call.name == "append" and isinstance(made.value, Appended):
+                names, tokens = _read_append(made, rows, each.appended)
+                each.appended = 0
+                each.follow_append(made.number, names, tokens)
+            elif not wrong and call.name != LOOK_UP:
+                parts = parts or list(_split(made, room_for_others))
+                each.follow(parts)
+    for each in followers:
+        each.finish()
+    done = [
+        Variant(name, each.tally, each.parted_at, each.fidelity)
+        for name, each in zip(variants, followers, strict=True)
+    ]
+    if all(each.same for each in followers):
+        return WhatIf(num_calls, base.tally, tuple(done))
+    num_cold = sum(key is not None for key in state.device.keys)
+    return WhatIf(num_calls, base.tally, tuple(done), len(state.requests), num_cold)
+
+
+def changed(config: Config, changes: str) -> Config:
+    """A configuration with other values: "num_blocks=8192,eviction=lru2".
+
+    Raises InvalidConfig for a field that is none or that words cannot say, and as Config does.
+    """
+    values: dict[str, Any] = {}
+    for change in changes.split(","):
+        name, _, word = (part.strip() for part in change.partition("="))
+        if name not in WORDED:
+            reason = f"a variant changes fields of Config: {', '.join(sorted(WORDED))}"
+            raise InvalidConfig(field=name, value=word, reason=reason)
+        values[name] = _from_word(name, word)
+    if "block_size" in values and len(config.groups) == 1:
+        size = values["block_size"]
+        values["groups"] = (attrs.evolve(config.groups[0], block_size=size),)
+    return attrs.evolve(config, **values)
+
+
+def _from_word(name: str, word: str) -> int | bool | str | None:
+    """The value of a field. Raises InvalidConfig."""
+    if WORDED[name] == "str":
+        return word
+    known: dict[str, int | bool | None] = {"true": True, "false": False, "none": None}
+    if word.lower() in known:
+        return known[word.lower()]
+    if not (word.isascii() and word.isdigit()):
+        reason = "must be an integer from 0, true, false or none"
+        raise InvalidConfig(field=name, value=word, reason=reason)
+    return int(word)
+
+
+def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
+    """The calls that came back, as far as they follow each other without a gap."""
+    for path in files:
+        segment = read_segment(path)
+        yield from (call for call in read_calls(segment) if call.says is not None)
+        if segment.dropped_bytes:
+            return
+
+
+def _restored(segment: Segment, state: State, backend: Backend) -> Follower:
+    """A manager with the recorded state."""
+    manager = KVCacheManager(state.config, backend)
+    manager.restore(segment.state)
+    running = [name for name, each in state.requests.items() if any(each.tables)]
+    return Follower(manager, running, same=True)
+
+
+def _begin(config: Config, segment: Segment, state: State, backend: Backend) -> Follower:
+    """A manager with a configuration: with the recorded state if it has that one, else empty."""
+    if config == state.config:
+        return _restored(segment, state, backend)
+    follower = Follower(KVCacheManager(config, backend), [], same=False)
+    follower.gone |= set(state.requests)
+    follower.parted_at = segment.header.first_call if state.requests else None
+    return follower
+
+
+def _make(base: Follower, call: RecordedCall) -> Made:
+    """Make a call on the recorded manager. Raises InvalidRecorder if that does not give the
+    recorded outcome.
+    """
+    arguments, manager = dict(call.arguments), base.manager
+    if isinstance(arguments.get("tokens"), memoryview):
+        arguments["tokens"] = arguments["tokens"].tolist()
+    made = Made(call.number, call.name, arguments)
+    keys: tuple[bytes | None, ...] = ()
+    if call.name in BY_BLOCKS:
+        keys = tuple(map(partial(_key_of, manager), arguments["block_ids"]))
+    value = base.make(made)
+    wrong = isinstance(value, KvcoreError)
+    if (write_error(value) if wrong else write_value(call.name, value)) != call.outcome:
+        reason = f"call {call.number:,} gives another outcome; `kvcore replay` says more"
+        raise InvalidRecorder(name="what_if", value=call.name, reason=reason)
+    target = 0
+    if not wrong and call.name in COUNTED:
+        request_id = arguments.get("child_id") or arguments["request_id"]
+        target = manager.num_computed_tokens(request_id)
+    return Made(call.number, call.name, arguments, target, value, keys)
+
+
+def _key_of(manager: KVCacheManager, block: int) -> bytes | None:
+    try:
+        return manager.get_block_key(block)
+    except KvcoreError:
+        return None
+
+
+def _added(made: Made) -> str:
+    """The id that an `add_request` or a `fork` added."""
+    child = made.arguments.get("child_id")
+    return str(made.arguments["request"].request_id if child is None else child)
+
+
+def _read_append(
+    made: Made, rows: Mapping[int, str], start: int
+) -> tuple[list[str], list[int] | None]:
+    """The requests of an `append`, from one on and as far as it came, and their tokens."""
+    named, tokens = made.arguments["requests"], made.arguments.get("tokens")
+    named = named[start : made.value.done]
+    names = named if isinstance(named, list) else [rows[row] for row in named]
+    return names, None if tokens is None else tokens[start : made.value.done]
+
+
+def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
+    """A call as the calls that each request makes of it."""
+    arguments = made.arguments
+    several = arguments.get("request_ids")
+    for request_id in [arguments.get("request_id")] if several is None else several:
+        avoided = (made.number, request_id) in room_for_others
+        if several is not None:
+            arguments = arguments | {"request_ids": [request_id]}
+        yield attrs.evolve(made, arguments=arguments, value=AVOIDED if avoided else made.value)
+
+
+def _room_for_others(calls: Iterable[RecordedCall]) -> set[tuple[int, str]]:
+    """Of which request which `free` and `swap_out` was followed by another allocation of it."""
+    found, last = set(), dict[str, int]()
+    for call in calls:
+        arguments = call.arguments
+        one = arguments.get("request_id", "")
+        several = [one] if one else arguments.get("request_ids", ())
+        if call.name in ("free", "swap_out"):
+            last |= dict.fromkeys(several, call.number)
+        elif call.name in ADMITS:
+            found |= {(last.pop(each), each) for each in several if each in last}
+        elif call.name == "remove_request":
+            last.pop(one, None)
+    return found

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a manager does around each call while it is recorded, and the methods that start and stop
+//! that.
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use crate::bindings::errors::Wrong;
+use crate::bindings::manager::Manager;
+use crate::bindings::tape::Tape;
+use crate::record::calls::Call;
+use crate::record::outcomes::{INVALID_TOKEN, Named, Outcome};
+use crate::state::state::State;
+
+/// The CRC-32C of bytes, as records have it.
+#[pyfunction]
+#[pyo3(signature = (data, /))]
+pub(crate) fn crc32c(data: PyBackedBytes) -> u32 {
+    ::crc32c::crc32c(&data)
+}
+
+impl Named for Wrong {
+    fn error_name(&self) -> &'static str {
+        match self {
+            Wrong::Twin(error) => error.name(),
+            Wrong::Python(_) => INVALID_TOKEN,
+        }
+    }
+}
+
+impl Manager {
+    /// A call begins, if it is to be recorded. Does nothing while nobody records.
+    #[inline(always)] // of each call
+    pub(crate) fn begin(&mut self, py: Python<'_>, call: &Call<'_>) {
+        if self.tape.is_some() {
+            self.follow(|state, tape| tape.begin(py, state, call));
+        }
+    }
+
+    /// It is over.
+    #[inline(always)] // of each call
+    pub(crate) fn end<T: Outcome, E: Named>(&mut self, py: Python<'_>, outcome: &Result<T, E>) {
+        if self.tape.is_some() {
+            self.follow(|state, tape| tape.end(py, state, outcome.as_ref()));
+        }
+    }
+
+    /// Do something with the tape, which goes if that fails: the files have said why.
+    #[inline]
+    pub(crate) fn follow(&mut self, step: impl FnOnce(&State, &mut Tape) -> PyResult<()>) {
+        if let Some(tape) = &mut self.tape
+            && step(&self.state, tape).is_err()
+        {
+            self.tape = None;
+        }
+    }
+}
+
+#[pymethods]
+impl Manager {
+    /// Record every call from now on into these files, a `kvcore.record.recorder.Recorder`.
+    #[pyo3(signature = (files, /))]
+    fn start_recording(slf: &Bound<'_, Self>, files: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut manager = Self::lent(slf)?;
+        manager.tape = Tape::start(files, &manager.state)?.map(Box::new);
+        Ok(())
+    }
+
+    /// End the record, if there is one.
+    fn stop_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let taken = Self::lent(slf)?.tape.take();
+        taken.map_or(Ok(()), |mut tape| tape.close(slf.py()))
+    }
+
+    /// Begin a new segment with the state as it is, if there is a record. O(pool).
+    fn rotate_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let mut manager = Self::lent(slf)?;
+        manager.follow(|state, tape| tape.rotate(slf.py(), state, true));
+        Ok(())
+    }
+
+    /// Whether calls are recorded.
+    #[getter]
+    fn is_recording(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        Ok(Self::shown(slf)?.tape.is_some())
+    }
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The calls of one manager on their way into the mapped segment.
+//!
+//! Invariants: the arguments of a call are committed before it runs, its outcome after it; a commit
+//! is one store of the open frame's length. The files are `kvcore.record.recorder.Recorder`, which
+//! is asked when a segment begins or ends. What goes wrong there ends the record, never the call.
+//! Twin: kvcore/record/tape.py.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use rustc_hash::FxHashMap;
+
+use crate::bindings::mapped::Mapped;
+use crate::codec::encode::encode;
+use crate::record::calls::{Call, GET_COMPUTED_BLOCKS, REMOVE_REQUEST, TAKE_BATCH, Written};
+use crate::record::outcomes::{Named, Outcome, put_error};
+use crate::record::pen::Pen;
+use crate::state::state::State;
+use crate::types::values::Hit;
+
+const HEADER_SIZE: usize = 64;
+const FRAME_SIZE: usize = 8;
+const FRAME_BYTES: usize = 1 << 16;
+const OPEN: u32 = 1 << 31;
+/// What is longer is written by way of the file, which costs less than the faults of mapped pages.
+const MANY_BYTES: usize = 1 << 12;
+
+type Hits = FxHashMap<u32, Hit>;
+
+/// The open frame of the open segment.
+pub(crate) struct Tape {
+    files: Py<PyAny>,
+    mapped: Mapped,
+    /// Where the open frame begins, and where the next byte goes.
+    frame: usize,
+    at: usize,
+    /// The checksum of the frame's bytes up to a place.
+    checksum: u32,
+    summed: usize,
+    /// The pages before this place cost no fault any more.
+    warm: usize,
+    /// Where the segment is full.
+    full: usize,
+    segment_bytes: usize,
+    rotates: bool,
+    sync: bool,
+    num_calls: u64,
+    /// What the last look-up of each row found in this segment.
+    hits: Hits,
+    /// Room of many bytes, kept for its pages.
+    bytes: Vec<u8>,
+    /// The call that runs, if it was written.
+    running: Option<Written>,
+}
+
+impl Tape {
+    /// The tape of a manager that is recorded from now on; None if the files failed.
+    pub(crate) fn start(files: &Bound<'_, PyAny>, state: &State) -> PyResult<Option<Self>> {
+        let segment_bytes = files.getattr("segment_bytes")?.extract()?;
+        let (rotates, sync) = (files.getattr("rotates")?, files.getattr("sync")?);
+        let data = encode(state);
+        let Some(mapped) = open_segment(files, &data, 0, false)? else {
+            return Ok(None);
+        };
+        let mut tape = Tape {
+            files: files.clone().unbind(),
+            mapped,
+            frame: 0,
+            at: 0,
+            checksum: 0,
+            summed: 0,
+            full: 0,
+            segment_bytes,
+            rotates: rotates.is_truthy()?,
+            sync: sync.is_truthy()?,
+            num_calls: 0,
+            hits: Hits::default(),
+            bytes: Vec::new(),
+            warm: 0,
+            running: None,
+        };
+        tape.begin_frames(data.len());
+        Ok(Some(tape))
+    }
+
+    /// Commit the arguments of a call. Fails if the files fail, which ends the record.
+    pub(crate) fn begin(&mut self, py: Python<'_>, state: &State, call: &Call<'_>) -> PyResult<()> {
+        self.running = if call.has_form() {
+            let write =
+                |pen: &mut Pen<'_>, hits: &Hits| call.write(pen, state, |row| hits.get(&row));
+            Some(self.put(py, write)?)
+        } else {
+            None
+        };
+        Ok(())
+    }
+
+    /// Commit the outcome of the call; with it the frame may be over, and the segment.
+    pub(crate) fn end<T: Outcome, E: Named>(
+        &mut self,
+        py: Python<'_>,
+        state: &State,
+        outcome: Result<&T, &E>,
+    ) -> PyResult<()> {
+        let Some((opcode, row)) = self.running.take() else {
+            return Ok(());
+        };
+        self.put(py, |pen, _| match outcome {
+            Ok(value) => value.write(pen),
+            Err(error) => put_error(pen, error.error_name()),
+        })?;
+        if let (Ok(value), Some(row)) = (outcome, row) {
+            match (opcode, value.hit()) {
+                (GET_COMPUTED_BLOCKS, Some(hit)) => drop(self.hits.insert(row, hit.clone())),
+                (REMOVE_REQUEST, _) => drop(self.hits.remove(&row)),
+                _ => {}
+            }
+        }
+        self.num_calls += 1;
+        if opcode != TAKE_BATCH && self.at - self.frame - FRAME_SIZE < FRAME_BYTES {
+            return Ok(());
+        }
+        self.close_frame(py)?;
+        if self.rotates && self.frame >= self.full { self.rotate(py, state, true) } else { Ok(()) }
+    }
+
+    /// End the segment; the next one begins with this state.
+    pub(crate) fn rotate(&mut self, py: Python<'_>, state: &State, go_on: bool) -> PyResult<()> {
+        self.close(py)?;
+        let data = encode(state);
+        let opened = open_segment(self.files.bind(py), &data, self.num_calls, go_on)?;
+        self.mapped = opened.ok_or_else(ended)?;
+        self.begin_frames(data.len());
+        Ok(())
+    }
+
+    /// End the open frame and the segment.
+    pub(crate) fn close(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.close_frame(py)?;
+        self.files.bind(py).call_method1(intern!(py, "close_segment"), (self.frame,))?;
+        Ok(())
+    }
+
+    /// The first frame is there, of this many bytes; the next one is open.
+    fn begin_frames(&mut self, state_size: usize) {
+        self.hits.clear();
+        self.begin_frame(HEADER_SIZE + FRAME_SIZE + state_size);
+        (self.full, self.warm) = (self.frame + self.segment_bytes, self.frame);
+    }
+
+    /// A frame begins behind this place.
+    fn begin_frame(&mut self, end: usize) {
+        self.frame = end.next_multiple_of(8);
+        self.at = self.frame + FRAME_SIZE;
+        (self.checksum, self.summed) = (0, self.at);
+    }
+
+    /// Add up the checksum to where the next byte goes.
+    fn sum_up(&mut self) {
+        let size = self.at - self.summed;
+        self.checksum = self.mapped.checksum(self.checksum, self.summed, size);
+        self.summed = self.at;
+    }
+
+    /// Add what `write` writes to the open frame, and commit it.
+    #[inline]
+    fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Hits) -> R) -> PyResult<R> {
+        if self.at + MANY_BYTES > self.warm {
+            self.warm = self.mapped.warm(self.warm.max(self.at));
+        }
+        let mut pen = Pen::new(self.mapped.room(self.at, MANY_BYTES));
+        let written = write(&mut pen, &self.hits);
+        let (size, fits) = (pen.size(), pen.fits());
+        if fits {
+            self.at += size;
+        } else {
+            self.put_many(py, size, |pen, hits| drop(write(pen, hits)))?;
+        }
+        self.mapped.set_word(self.frame, OPEN | (self.at - self.frame - FRAME_SIZE) as u32);
+        Ok(written)
+    }
+
+    /// Add many bytes, or more than the mapping has room for.
+    fn put_many(
+        &mut self,
+        py: Python<'_>,
+        size: usize,
+        write: impl Fn(&mut Pen<'_>, &Hits),
+    ) -> PyResult<()> {
+        let end = self.at + size;
+        if end > self.mapped.len() {
+            let grown = self.files.bind(py).call_method1("grow", (end + FRAME_SIZE,))?;
+            self.mapped = Mapped::of(&grown)?.ok_or_else(ended)?;
+        }
+        if self.bytes.len() < size {
+            self.bytes.resize(size, 0);
+        }
+        let bytes = &mut self.bytes[..size];
+        write(&mut Pen::new(bytes), &self.hits);
+        let before = self.mapped.checksum(self.checksum, self.summed, self.at - self.summed);
+        self.checksum = crc32c::crc32c_append(before, bytes);
+        self.mapped.write(self.at, bytes);
+        (self.at, self.summed) = (end, end);
+        Ok(())
+    }
+
+    fn close_frame(&mut self, py: Python<'_>) -> PyResult<()> {
+        let size = self.at - self.frame - FRAME_SIZE;
+        if size == 0 {
+            return Ok(());
+        }
+        self.sum_up();
+        self.mapped.set_word(self.frame + 4, self.checksum);
+        self.mapped.set_word(self.frame, size as u32);
+        self.begin_frame(self.at);
+        if self.sync && self.files.bind(py).call_method1("flush", (self.frame,))?.is_none() {
+            return Err(ended());
+        }
+        Ok(())
+    }
+}
+
+fn open_segment(
+    files: &Bound<'_, PyAny>,
+    state: &[u8],
+    first_call: u64,
+    go_on: bool,
+) -> PyResult<Option<Mapped>> {
+    let arguments = (PyBytes::new(files.py(), state), first_call, go_on);
+    Mapped::of(&files.call_method1("open_segment", arguments)?)
+}
+
+/// The files have failed, and have said so.
+fn ended() -> PyErr {
+    pyo3::exceptions::PyOSError::new_err("the record has ended")
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an eviction policy remembers, in the least numbers that it tells apart.
+//!
+//! Times only rise, so without this no state would be met twice. `Lru2` and `S3Fifo` compare times,
+//! and count uses up to a number: ranks in the place of times change no answer, nor does what they
+//! do not read. `Learned` counts on, so its worlds are explored to a depth.
+//! Twin: kvcore/check/names/remembered.py.
+
+use crate::pool::block_pool::BlockPool;
+use crate::types::config::Eviction;
+use crate::types::ids::BlockId;
+use crate::types::keys::Key;
+use crate::types::policies::{KEYLESS, Place, Uses};
+
+/// Put ranks in the place of times, up to this number of the open batch; returns the least number
+/// that it can have then.
+pub(crate) fn forget_times(pool: &mut BlockPool, number: u64) -> u64 {
+    let eviction = pool.eviction();
+    let orders = matches!(eviction, Eviction::Lru2 | Eviction::S3Fifo);
+    let Some(mut policy) = pool.policy.take_if(|_| orders) else {
+        let is_remembered = pool.policy.as_ref().is_some_and(|policy| policy.is_remembered());
+        let number = if is_remembered { number } else { 0 };
+        pool.set_batch(number);
+        return number;
+    };
+    let old = std::mem::take(&mut policy.history);
+    let mut ghosts: Vec<(Key, Uses)> = Vec::new();
+    for (_, key) in old.left() {
+        let known = read(eviction, old.ghosts[key].1, false);
+        ghosts.push((*key, Uses { before: 0, ..known }));
+    }
+    let mut uses = old.uses;
+    for (block, known) in (0..).map(BlockId).zip(&mut uses).filter(|(_, each)| each.uses > 0) {
+        *known = read(eviction, *known, pool.queue.contains(block));
+    }
+    let mut times: Vec<u64> = policy.places.iter().map(|place| place.1).collect();
+    for known in uses.iter().chain(ghosts.iter().map(|(_, known)| known)) {
+        times.extend([0, known.last, known.before, known.place.1]);
+    }
+    times.sort_unstable();
+    times.dedup();
+    let rank = |time: u64| times.partition_point(|&each| each < time) as u64;
+    let at = |place: Place| (place.0, rank(place.1));
+    let ranked = |known: &Uses| Uses {
+        last: rank(known.last),
+        before: rank(known.before),
+        place: at(known.place),
+        ..*known
+    };
+    policy.places.iter_mut().for_each(|place| *place = at(*place));
+    let tails = std::mem::take(&mut policy.tails);
+    policy.tails = tails.into_iter().map(|(place, block)| (at(place), block)).collect();
+    policy.history.uses = uses.iter().map(ranked).collect();
+    for (number, (key, known)) in (0..).zip(&ghosts) {
+        policy.history.leaves(number, *key, ranked(known));
+        policy.history.next_number = number + 1;
+    }
+    pool.policy = Some(policy);
+    let number = times.len() as u64 - 1;
+    pool.set_batch(number);
+    number
+}
+
+/// What a policy reads of uses: `Lru2` orders by times alone, `S3Fifo` never looks at the use
+/// before the last.
+fn read(eviction: Eviction, known: Uses, is_free: bool) -> Uses {
+    match eviction {
+        Eviction::Lru2 => {
+            let place = if is_free { known.place } else { KEYLESS };
+            Uses { uses: 1, depth: 0, place, ..known }
+        }
+        _ => Uses { uses: known.uses.min(3), depth: 0, before: 0, ..known },
+    }
+}

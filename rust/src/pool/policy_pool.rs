@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool whose free queue is ordered by an eviction policy.
+//!
+//! Invariants: free blocks without a key stand in front, the one freed last first; behind them
+//! stand those with a key, in the order of their places, of equal places the one that came first. A
+//! free block that loses its key goes to the front. So the queue is the order of leaving. Blocks of
+//! older epochs have no place: they leave first, and no policy is asked.
+//! Why: the queue stays the ring of links that it is. `tails` has the last block of each place, so
+//! a block is put behind the tail of its own place or of the next lower one.
+//! Twin: kvcore/pool/policy_pool.py.
+
+use smallvec::SmallVec;
+
+use crate::pool::block_pool::{BlockPool, Taken};
+use crate::pool::free_queue::{CURRENT, OLDER, num_older};
+use crate::types::ids::BlockId;
+use crate::types::keys::Key;
+use crate::types::policies::{self, Front, KEYLESS, Place};
+
+impl BlockPool {
+    /// Free blocks that waiting requests will look up.
+    #[must_use]
+    pub fn num_due(&self) -> u32 {
+        self.policy.as_ref().map_or(0, |policy| policy.num_due())
+    }
+
+    /// Note that another batch is open.
+    pub(crate) fn set_batch(&mut self, number: u64) {
+        if let Some(policy) = &mut self.policy {
+            policy.now = number + 1;
+        }
+    }
+
+    /// Note that the content of a block was computed. depth: its place in its request's table.
+    #[cold]
+    pub(crate) fn note_computed(&mut self, block: BlockId, depth: u32) {
+        let (eviction, Some(policy)) = (self.eviction(), &mut self.policy) else { return };
+        if !eviction.remembers() {
+            return;
+        }
+        let key = self.index.key(block);
+        let is_known = policy.history.computed(block, key, depth, policy.now);
+        if is_known && !policy.history.found(block, policy.now) {
+            return;
+        }
+        let seen = policy.seen(block, key);
+        policies::on_use(eviction, &mut policy.memory, &seen);
+    }
+
+    /// Note that the content of a block is found, if it has any.
+    #[cold]
+    pub(crate) fn note_found(&mut self, block: BlockId) {
+        if self.key(block).is_none() {
+            return;
+        }
+        let (eviction, Some(policy)) = (self.eviction(), &mut self.policy) else { return };
+        if !policy.history.uses.is_empty() && policy.history.found(block, policy.now) {
+            let seen = policy.seen(block, self.index.key(block));
+            policies::on_use(eviction, &mut policy.memory, &seen);
+        }
+    }
+
+    /// Take `count` blocks out of the free queue.
+    #[cold]
+    pub(crate) fn take_by_policy(&mut self, count: u32, blocks: &mut Taken) {
+        for _ in 0..count {
+            let Some(block) = self.next_by_policy() else { return };
+            self.dequeue(block);
+            blocks.push(block);
+        }
+    }
+
+    /// The block that leaves next, by the policy's word.
+    fn next_by_policy(&mut self) -> Option<BlockId> {
+        let eviction = self.eviction();
+        if policies::chooses(eviction) {
+            for _ in 0..self.queue.len() {
+                let front = self.queue.front()?;
+                if self.key(front).is_none() {
+                    break;
+                }
+                let fronts = self.fronts();
+                let policy = self.policy.as_mut()?;
+                let seen: SmallVec<[Front; 2]> = fronts.iter().map(|each| each.1).collect();
+                let (section, place) = policies::take(eviction, &mut policy.memory, &seen);
+                let chosen = fronts.iter().find(|each| each.1.section == section)?.0;
+                let Some(place) = place else { return Some(chosen) };
+                self.dequeue(chosen);
+                self.put(chosen, place);
+            }
+        }
+        self.queue.front()
+    }
+
+    /// The front of each section.
+    fn fronts(&self) -> SmallVec<[(BlockId, Front); 2]> {
+        let mut fronts = SmallVec::new();
+        let Some(policy) = &self.policy else { return fronts };
+        let mut before = self.queue.sentinel(CURRENT);
+        for (section, &length) in (0..).zip(&policy.lengths).filter(|each| *each.1 > 0) {
+            let block = BlockId(self.queue.links(before).1);
+            if let Some(key) = self.key(block) {
+                let seen = policy.seen(block, key);
+                fronts.push((block, Front { section, block: seen, length }));
+            }
+            let last = policy.tails.range(..(section + 1, 0)).next_back();
+            before = last.map_or(before, |(_, &tail)| tail.0);
+        }
+        fronts
+    }
+
+    /// Take a block out of the free queue.
+    #[inline]
+    pub(crate) fn dequeue(&mut self, block: BlockId) {
+        if let Some(policy) = &mut self.policy
+            && (policy.has_place(block) || self.queue.first_ring() != OLDER)
+        {
+            policy.leave(block, self.queue.links(block.0).0);
+        }
+        self.queue.remove(block);
+    }
+
+    /// Put a block without owner where the policy says.
+    #[cold]
+    pub(crate) fn enqueue_by_policy(&mut self, block: BlockId) {
+        let Some(mut policy) = self.policy.take() else { return };
+        let key = self.key(block);
+        let seen = key.map(|key| policy.seen(block, key));
+        let place = seen.map_or(KEYLESS, |seen| {
+            policies::on_release(self.eviction(), &mut policy.memory, &seen)
+        });
+        self.policy = Some(policy);
+        self.put(block, place);
+    }
+
+    /// Put a block behind those of its place; one without a key before all others.
+    fn put(&mut self, block: BlockId, place: Place) {
+        let Some(policy) = &mut self.policy else { return };
+        let before = policy.join(block, place);
+        let sentinel = self.queue.sentinel(CURRENT);
+        self.queue.insert(before.map_or(sentinel, |before| before.0), block);
+    }
+
+    /// Put a free block into the place that it has now.
+    pub(crate) fn move_by_policy(&mut self, block: BlockId) {
+        // While a state is decoded no block has a place yet.
+        let has_places = self.policy.as_ref().is_some_and(|policy| !policy.tails.is_empty());
+        if has_places && self.queue.contains(block) {
+            self.dequeue(block);
+            self.enqueue_by_policy(block);
+        }
+    }
+
+    /// Note that a waiting request will look up these keys, the last one of its prompt first.
+    pub(crate) fn wait(&mut self, keys: &[Key], due: u64) {
+        for key in keys {
+            let Some(policy) = &mut self.policy else { return };
+            let dues = policy.dues.entry(*key).or_default();
+            let place = dues.partition_point(|&each| each < due);
+            dues.insert(place, due);
+            if place == 0 {
+                self.due_changed(key);
+            }
+        }
+    }
+
+    /// Undo `wait`.
+    pub(crate) fn stop_waiting(&mut self, keys: &[Key], due: u64) {
+        for key in keys {
+            let Some(dues) = self.policy.as_mut().and_then(|policy| policy.dues.get_mut(key))
+            else {
+                continue;
+            };
+            let was_first = dues.first() == Some(&due);
+            dues.retain(|each| *each != due);
+            let is_last = dues.is_empty();
+            if let (true, Some(policy)) = (is_last, &mut self.policy) {
+                policy.dues.remove(key);
+            }
+            if was_first {
+                self.due_changed(key);
+            }
+        }
+    }
+
+    /// Put the free blocks of a key into the places that they have now.
+    fn due_changed(&mut self, key: &Key) {
+        let Some(first) = self.index.first(key) else { return };
+        let blocks: SmallVec<[BlockId; 4]> = self.index.blocks(first).collect();
+        blocks.into_iter().for_each(|block| self.move_by_policy(block));
+    }
+
+    /// Give the free blocks their places; false if these do not rise along the queue.
+    #[must_use]
+    pub(crate) fn place_blocks(&mut self) -> bool {
+        let Some(mut policy) = self.policy.take() else { return true };
+        let (eviction, mut last, mut rises) = (self.eviction(), KEYLESS, true);
+        for block in self.queue.iter().skip(num_older(&self.queue) as usize) {
+            let seen = self.key(block).map(|key| policy.seen(block, key));
+            let place = match seen {
+                Some(seen) if eviction.remembers() => seen.known.place,
+                Some(seen) => policies::on_release(eviction, &mut policy.memory, &seen),
+                None => KEYLESS,
+            };
+            rises &= last <= place && (place == KEYLESS) == seen.is_none();
+            last = place;
+            policy.places[block.index()] = place;
+            policy.lengths[usize::from(place.0)] += 1;
+            policy.tails.insert(place, block);
+        }
+        self.policy = Some(policy);
+        rises
+    }
+}

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The flight recorder: how calls and their outcomes stand in a record. What writes them into the
+//! mapped file is in `bindings/tape.rs`.
+
+pub(crate) mod calls;
+pub(crate) mod fields;
+pub(crate) mod outcomes;
+pub(crate) mod pen;

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore explain RECORD`: a record says what an observer of its calls said while they ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcore import KVCacheManager
+from kvcore.explain.explanation import Explanation
+from kvcore.explain.observer import Observer, observed
+from kvcore.record.recorder import Recorder
+from kvcore.replay.explain.command import main
+from kvcore.replay.loop import Loop, make_config
+from kvcore.replay.results import Options
+from kvcore.replay.synthetic import generate
+from tests.conftest import Backend
+
+OPTIONS = Options(num_blocks=600, bounds=False)
+
+
+def record(folder: Path, backend: Backend, *, late: bool = False) -> list[Explanation]:
+    """Record the loop of `kvcore replay` in small files; what an observer explains meanwhile.
+
+    late: the record begins when requests are there.
+    """
+    explained: list[Explanation] = []
+    manager = KVCacheManager(make_config(OPTIONS), backend)
+    recorder = Recorder(folder, segment_bytes=1 << 16, keep_segments=100)
+    if not late:
+        manager.start_recording(recorder)
+    observer = Observer(manager, explained.append)
+    loop = Loop(generate("documents", 12, 7), OPTIONS, observed(manager, observer))
+    while loop.step() is not None:
+        if late and manager.num_free_blocks < OPTIONS.num_blocks - 1:
+            manager.start_recording(recorder)
+            late = False
+    manager.stop_recording()
+    return explained
+
+
+def test_a_record_is_explained_as_its_calls_were(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explained = record(tmp_path / "record", backend)
+    assert len(list((tmp_path / "record").iterdir())) > 2
+    words = [str(tmp_path / "record"), "--backend", backend, "--json", "--by", "request"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    firsts = [each for each in explained if not each.again]
+    assert told["ideal"] == sum(each.ideal for each in firsts)
+    assert told["hits"] == sum(each.hits for each in firsts)
+    assert told["missed"] == sum(told["causes"].values()) > 0
+    shown = [(each["request"], *each["lengths"].values()) for each in told["requests"]]
+    assert shown == [(each.request, *each.lengths) for each in explained]
+    name = explained[-1].request
+    assert main([str(tmp_path / "record"), "--request", name]) == 0
+    assert f"request {name}, step " in capsys.readouterr().out
+
+
+def test_a_record_without_its_beginning_is_refused(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "late", backend, late=True)
+    assert main([str(tmp_path / "late")]) == 2
+    assert "it begins with 1 request, whose past it does not have" in capsys.readouterr().err
+    record(tmp_path / "gap", backend)
+    second, third = sorted((tmp_path / "gap").iterdir())[1:3]
+    second.unlink()
+    assert main([str(tmp_path / "gap")]) == 2
+    assert f"the calls before {third.name} are not all there" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is recorded is replayed to the byte, on both languages, whichever recorded it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from kvcore import Config, KVCacheManager, Request, _twin
+from kvcore.record.calls import SHAPES
+from kvcore.record.checksum import crc32c_by_table
+from kvcore.record.outcomes import ERRORS
+from kvcore.record.reader import read_calls
+from kvcore.record.recorder import Recorder
+from kvcore.record.segment import read_segment
+from kvcore.replay.records.rerun import rerun
+from kvcore.transitions import TRANSITIONS
+from kvcore.types import errors
+from kvcore.types.errors import KvcoreError
+from tests.conftest import Backend, need_twin
+from tests.helpers.amount import examples
+from tests.helpers.machine import Machine
+from tests.record.records import CONFIG, check_replays, contents, record, story
+
+RAISED_BY_NO_TRANSITION = {
+    *("KvcoreError", "BackendMissing", "ConcurrentCall", "PoolTooLarge"),
+    *("WrongArgument", "InvalidConfig", "GroupsDoNotFit", "UnsupportedBuffer", "DamagedState"),
+    *("DamagedBatch", "TraceError", "InvalidKey", "DoubleFree", "WrongKey", "NoOwner"),
+    "AlreadyPublished",
+}
+"""Errors that no record has: of the arguments' kinds, of other doors, and of the pool alone."""
+
+
+class RecordedRuns(Machine):
+    """Any calls in any order, recorded by both languages: equal bytes, equal states again."""
+
+    def teardown(self) -> None:
+        super().teardown()
+        if not hasattr(self, "run"):
+            return
+        config, calls = self.run.state.config, self.run.calls
+        with tempfile.TemporaryDirectory() as base:
+            options = {"segment_bytes": 1 + 97 * (len(calls) % 5), "keep_segments": 100}
+            states = record(Path(base, "python"), config, calls, "python", **options)
+            check_replays(Path(base, "python"), states, "python")
+            if _twin.available():
+                record(Path(base, "rust"), config, calls, "rust", **options)
+                assert contents(Path(base, "rust")) == contents(Path(base, "python"))
+                check_replays(Path(base, "python"), states, "rust")
+                assert rerun(Path(base, "rust"), ["rust", "python"]).difference is None
+
+
+TestRecordedRuns = RecordedRuns.TestCase
+TestRecordedRuns.settings = settings(max_examples=examples(20), stateful_step_count=30)
+
+
+def test_a_story_is_replayed_to_the_byte(tmp_path: Path, backend: Backend) -> None:
+    states = record(tmp_path / "record", CONFIG, story(), backend)
+    assert check_replays(tmp_path / "record", states, backend) == len(story())
+
+
+def test_both_languages_write_the_same_bytes(tmp_path: Path) -> None:
+    need_twin()
+    record(tmp_path / "rust", CONFIG, story(), "rust")
+    record(tmp_path / "python", CONFIG, story(), "python")
+    assert contents(tmp_path / "rust") == contents(tmp_path / "python")
+
+
+def test_every_transition_is_recorded_and_every_error_has_a_number() -> None:
+    assert {*TRANSITIONS, "get_computed_blocks"} == set(SHAPES)
+    assert len({shape.opcode for shape in SHAPES.values()}) == len(SHAPES)
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    assert {kind.__name__ for kind in kinds if issubclass(kind, KvcoreError)} == {
+        *ERRORS,
+        *RAISED_BY_NO_TRANSITION,
+    }
+    assert len({*ERRORS, *RAISED_BY_NO_TRANSITION}) == len(ERRORS) + len(RAISED_BY_NO_TRANSITION)
+
+
+def test_the_checksum_is_castagnolis(backend: Backend) -> None:
+    made = _twin.crc32c if backend == "rust" else crc32c_by_table
+    assert made(b"123456789") == 0xE3069283
+    assert made(bytes(32)) == 0x8A9136AA
+    assert made(bytearray(range(32))) == 0x46DD794E
+
+
+def test_a_manager_that_does_not_record_has_the_methods_it_always_had(
+    tmp_path: Path, backend: Backend
+) -> None:
+    fresh, manager = KVCacheManager(CONFIG, backend), KVCacheManager(CONFIG, backend)
+    core = dict(vars(manager._core)) if backend == "python" else {}
+    before = dict(vars(manager))
+    manager.start_recording(Recorder(tmp_path / "record"))
+    manager.add_request(Request("a", [1]))
+    manager.stop_recording()
+    assert vars(manager) == before
+    assert set(vars(manager)) == set(vars(fresh))
+    if backend == "python":
+        assert set(vars(manager._core)) == set(core)
+
+
+def test_a_hit_that_is_not_the_last_look_up_is_spelled(tmp_path: Path, backend: Backend) -> None:
+    config = Config(16, 2, hash_seed=b"x")
+    manager = KVCacheManager(config, backend)
+    for name in ("a", "b"):
+        manager.add_request(Request(name, [1, 2, 3]))
+    manager.allocate_slots("a", 3)
+    manager.take_batch()
+    hit = manager.get_computed_blocks("b")
+    manager.start_recording(Recorder(tmp_path / "record"))
+    manager.allocate_slots("b", 1, hit)
+    manager.free("b")
+    assert manager.get_computed_blocks("b") == hit
+    manager.allocate_slots("b", 1, hit)
+    manager.stop_recording()
+    calls = list(read_calls(read_segment(tmp_path / "record" / "00000000.kvcrec")))
+    assert calls[0].arguments["hit"] == hit
+    assert calls[3].arguments["hit"].num_tokens == hit.num_tokens
+    assert not hasattr(calls[3].arguments["hit"], "blocks")
+    assert rerun(tmp_path / "record", [backend]).difference is None
+
+
+@pytest.mark.parametrize("form", [list, tuple, bytes, iter])
+def test_tokens_of_any_form_are_recorded_as_what_they_are(
+    tmp_path: Path, backend: Backend, form: Callable[[list[int]], Any]
+) -> None:
+    manager = KVCacheManager(CONFIG, backend)
+    manager.start_recording(Recorder(tmp_path / "record"))
+    manager.add_request(Request("a", form([1, 2, 3])))
+    manager.add_tokens("a", form([4, 5, 6]))
+    manager.stop_recording()
+    added, more = read_calls(read_segment(tmp_path / "record" / "00000000.kvcrec"))
+    assert added.arguments["request"].tokens.tolist() == [1, 2, 3]
+    assert more.arguments["tokens"].tolist() == [4, 5, 6]
+    assert manager.num_tokens("a") == 6

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a record on managers with other configurations."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import settings
+
+from kvcore import Config, KVCacheManager, Request
+from kvcore.record.recorder import Recorder
+from kvcore.replay.command import main
+from kvcore.replay.records.what_if import Variant, changed, what_if
+from kvcore.trace.calls import Call, perform_on
+from kvcore.types.errors import InvalidConfig
+from tests.conftest import Backend
+from tests.helpers.amount import examples
+from tests.helpers.machine import Machine
+from tests.record.records import CONFIG, record, story
+
+POOL = Config(6, 2, hash_seed=b"what if")
+
+
+class OtherPools(Machine):
+    """Any calls: with nothing changed all outcomes are equal; with another pool nothing is lost."""
+
+    def teardown(self) -> None:
+        super().teardown()
+        if not hasattr(self, "run"):
+            return
+        config = self.run.state.config
+        variants = {"same": config}
+        for name, num_blocks in (("less", config.num_blocks - 1), ("more", config.num_blocks + 40)):
+            try:
+                variants[name] = attrs.evolve(config, num_blocks=num_blocks)
+            except InvalidConfig:
+                continue
+        with tempfile.TemporaryDirectory() as base:
+            record(Path(base, "record"), config, self.run.calls, "python", keep_segments=100)
+            same, *others = what_if(Path(base, "record"), variants, "python").variants
+        assert (same.parted_at, same.fidelity) == (None, 1.0)
+        for each in others:
+            assert 0 <= each.fidelity <= 1
+            assert each.fidelity == 1 or each.parted_at is not None
+
+
+TestOtherPools = OtherPools.TestCase
+TestOtherPools.settings = settings(max_examples=examples(20), stateful_step_count=30)
+
+
+def run_variants(
+    folder: Path, calls: Sequence[Call], backend: Backend, **pools: Config
+) -> list[Variant]:
+    """Record calls in a pool of six blocks, the null block among them, and run the variants."""
+    manager = KVCacheManager(POOL, backend)
+    manager.start_recording(Recorder(folder / "record"))
+    for call in calls:
+        perform_on(manager, call)
+    manager.stop_recording()
+    return list(what_if(folder / "record", pools, backend).variants)
+
+
+def admission(request_id: str, tokens: Sequence[int], hit: int = 0) -> list[Call]:
+    """A request that is added, looked up and allocated behind its hit in one step."""
+    return [
+        Call("add_request", (Request(request_id, tokens),)),
+        Call("allocate_slots", (request_id, len(tokens) - hit)),
+        Call("take_batch"),
+    ]
+
+
+def test_with_nothing_changed_all_outcomes_are_equal(tmp_path: Path, backend: Backend) -> None:
+    record(tmp_path / "record", CONFIG, story(), backend)
+    done = what_if(tmp_path / "record", {"same": CONFIG}, backend)
+    (same,) = done.variants
+    assert (same.parted_at, same.fidelity) == (None, 1.0)
+    assert attrs.evolve(same.tally, in_place=0) == done.recorded
+    assert (done.num_calls, done.num_left_out, done.num_cold) == (len(story()), 0, 0)
+
+
+def test_a_smaller_pool_delays_and_a_larger_one_spares_a_preemption(
+    tmp_path: Path, backend: Backend
+) -> None:
+    start, allocate, take = admission("b", [2] * 4)
+    calls = [*admission("a", [1] * 5), Call("append", (["a"], [1])), start, allocate, take]
+    calls += [Call("append", (["b"], [2])), Call("free", ("b",))]  # a has 3 of 5 blocks, b 2
+    calls += [Call("free", ("a",)), Call("allocate_slots", ("b", 4)), Call("take_batch")]
+    calls += [Call("append", (["b"], [2])), Call("take_batch"), Call("free", ("b",))]
+    less, more = run_variants(
+        *(tmp_path, calls, backend),
+        less=attrs.evolve(POOL, num_blocks=5),
+        more=attrs.evolve(POOL, num_blocks=20),
+    )
+    # b waits for a, and catches up once a is gone: 6 + 4 + 1 tokens, none of them twice.
+    assert (less.parted_at, less.tally.computed_tokens) == (5, 11)
+    assert (less.tally.delayed, less.tally.preempted, less.tally.dropped) == (1, 0, 0)
+    # The append that was refused is where the runs part; b keeps its blocks until its end.
+    assert (more.parted_at, more.tally.computed_tokens) == (7, 11)
+    assert (more.tally.avoided, more.tally.covered, more.tally.delayed) == (1, 1, 0)
+
+
+def test_what_no_empty_pool_holds_is_dropped(tmp_path: Path, backend: Backend) -> None:
+    calls = [*admission("a", [1] * 9), Call("free", ("a",)), Call("remove_request", ("a",))]
+    calls += admission("b", [1, 2])
+    (less,) = run_variants(tmp_path, calls, backend, less=attrs.evolve(POOL, num_blocks=4))
+    assert (less.tally.dropped, less.tally.computed_tokens) == (3, 2)
+
+
+def test_a_longer_hit_covers_a_chunk(tmp_path: Path, backend: Backend) -> None:
+    prompt = list(range(6))
+    calls = [*admission("a", prompt), Call("free", ("a",))]  # 3 blocks of 5
+    calls += [*admission("b", [7] * 8), Call("free", ("b",))]  # 4 blocks: two of them a's
+    calls += [Call("add_request", (Request("c", [*prompt, 9]),))]
+    calls += [Call("get_computed_blocks", ("c",))]
+    manager = KVCacheManager(POOL, backend)
+    manager.start_recording(Recorder(tmp_path / "record"))
+    for call in calls:
+        perform_on(manager, call)
+    hit = manager.get_computed_blocks("c")
+    assert hit.num_tokens == 2
+    manager.allocate_slots("c", 1, hit)
+    manager.take_batch()
+    manager.allocate_slots("c", 2)
+    manager.take_batch()
+    manager.allocate_slots("c", 2)
+    manager.take_batch()
+    manager.stop_recording()
+    done = what_if(tmp_path / "record", {"more": attrs.evolve(POOL, num_blocks=30)}, backend)
+    (more,) = done.variants
+    assert done.recorded.hit_tokens == 2
+    assert (more.tally.hit_tokens, more.tally.covered) == (6, 1)
+    assert more.tally.computed_tokens == done.recorded.computed_tokens - 4
+
+
+def test_a_variant_of_a_record_that_begins_later_begins_empty(
+    tmp_path: Path, backend: Backend
+) -> None:
+    manager = KVCacheManager(POOL, backend)
+    for call in admission("a", [1] * 5):
+        perform_on(manager, call)
+    manager.start_recording(Recorder(tmp_path / "record"))
+    for call in [Call("append", (["a"], [2])), Call("take_batch"), *admission("b", [3])]:
+        perform_on(manager, call)
+    manager.stop_recording()
+    done = what_if(tmp_path / "record", {"more": attrs.evolve(POOL, num_blocks=9)}, backend)
+    assert (done.num_left_out, done.num_cold) == (1, 2)
+    assert done.variants[0].tally.computed_tokens == 1
+
+
+def test_the_command_prints_a_table_or_json(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "record", CONFIG, story(), backend)
+    words = [str(tmp_path / "record"), "--backend", backend, "--what-if", "num_blocks=90"]
+    assert main([*words, "--what-if", "num_blocks=70,eviction=uncached_first"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{len(story())} calls\n")
+    assert "\nnum_blocks=70,eviction=uncached_first " in shown
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variants"][0]["name"] == "num_blocks=90"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("num_block=9", "num_block='9'"),
+        ("num_blocks=many", "must be an integer from 0, true, false or none"),
+        ("num_blocks=0", "num_blocks"),
+        ("eviction=newest", "eviction='newest'"),
+    ],
+)
+def test_a_variant_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    record(tmp_path / "record", CONFIG, story(), "python")
+    assert main([str(tmp_path / "record"), "--what-if", words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_words_change_what_they_name() -> None:
+    config = changed(POOL, "block_size=4, num_blocks=64,enable_caching=false,max_model_len=none")
+    assert (config.block_size, config.num_blocks) == (4, 64)
+    assert (config.enable_caching, config.max_model_len) == (False, None)
+    assert config.hash_seed == POOL.hash_seed
