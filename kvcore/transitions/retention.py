@@ -23,7 +23,8 @@ from kvcore.types.values import Outcome
 def tick(state: State, now_ms: int) -> Outcome[State, None]:
     """Say the time, in ms since any moment: free blocks whose level is over go to their base.
 
-    O(free blocks); in the twin O(log) of each level that ends. Under another policy the time has no effect, and is not kept. Raises TimeWentBack.
+    O(free blocks); in the twin O(log) of those per level that ends. Under another policy the time
+    has no effect, and is not kept. Raises TimeWentBack.
     """
     now: Any = read_int(now_ms)
 

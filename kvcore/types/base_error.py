@@ -101,6 +101,12 @@ class TimeWentBack(KvcoreError):
     message = "time {now_ms!r} ms cannot follow {current}: it must be from {current} to {most}"
 
 
+class AlreadyPublished(KvcoreError):
+    """A block has at most one key."""
+
+    message = "block {block!r} already has a key"
+
+
 class StaleRequest(KvcoreError):
     """A request that began with older weights loads nothing: stored content is of the new ones."""
 

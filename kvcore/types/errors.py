@@ -7,6 +7,7 @@ them, and the state is as before. `tier`: of a block off the device. Twin: rust/
 
 from __future__ import annotations
 
+from kvcore.types.base_error import AlreadyPublished as AlreadyPublished
 from kvcore.types.base_error import BackendMissing as BackendMissing
 from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
 from kvcore.types.base_error import EpochWentBack as EpochWentBack
@@ -348,12 +349,6 @@ class NoOwner(KvcoreError):
     """A block that is copied or taken over has an owner."""
 
     message = "block {block!r} has no owner"
-
-
-class AlreadyPublished(KvcoreError):
-    """A block has at most one key."""
-
-    message = "block {block!r} already has a key"
 
 
 class InvalidKey(KvcoreError):

@@ -37,6 +37,7 @@ PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
     ("pool/block_pool", "use"): KEYWORD,
+    ("pool/block_pool", "clear_index"): "in block_pool/older.rs",
     ("pool/block_pool", "start_epoch"): "in block_pool/older.rs",
     ("pool/policy_pool", "PolicyTransaction"): TRANSACTION,
     ("pool/policy_pool", "freeze"): TRANSACTION,

@@ -9,8 +9,8 @@ from typing import Any
 
 from kvcore import (
     Config,
-    KvCacheRetentionConfig,
     KVCacheManager,
+    KvCacheRetentionConfig,
     Request,
     TokenRangeRetentionConfig,
 )

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of `kvcore._rust.Manager` that change its state; `queries.rs` has the others, and
-//! `slot_requests.rs` has `allocate_slots`.
+//! `slot_requests.rs` has `allocate_slots`, and `retention.rs` those of levels.
 //!
 //! They are those of `kvcore.backend.Backend` that change the state, in that order, with the same
 //! arguments, results and errors. A wrong argument is reported when the transition would report it,
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::bindings::arguments::{
     BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, HitArg, IdArg, IdsArg, MaybeCount,
-    RequestArg, RetentionArg, TokensArg, flag, items,
+    RequestArg, TokensArg, flag, items,
 };
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::manager::Manager;
@@ -35,7 +35,6 @@ use crate::transitions::queries::find_request;
 use crate::transitions::requests::{
     accept, add_block_hashes, add_drafts, add_tokens, remove_request,
 };
-use crate::transitions::retention::{extend_retention, tick};
 use crate::transitions::rewind::rewind;
 use crate::transitions::swap::{swap_in, swap_out};
 use crate::transitions::transfers::{complete_operation, load, store};
@@ -292,27 +291,6 @@ impl Manager {
         let mut given = Given::default();
         let number = given.maybe_count(MaybeCount(epoch))?;
         Self::change(slf, &given, Call::AdvanceEpoch(number), |state| advance_epoch(state, number))
-    }
-
-    /// Say the time in ms: levels whose duration is over end.
-    #[pyo3(signature = (now_ms))]
-    fn tick<'py>(slf: &Bound<'py, Self>, now_ms: CountArg<'_, 'py>) -> PyResult<()> {
-        let mut given = Given::default();
-        let now_ms = given.count(now_ms)?;
-        Self::change(slf, &given, Call::Number(calls::TICK, now_ms), |state| tick(state, now_ms))
-    }
-
-    /// Join more wishes to those of a request, for the blocks that it releases from now on.
-    #[pyo3(signature = (request_id, retention, /))]
-    fn extend_retention<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        retention: RetentionArg<'_, 'py>,
-    ) -> PyResult<()> {
-        let (mut given, pieces) = (Given::default(), arguments::pieces(retention)?);
-        let name = given.name(request_id.0);
-        let call = Call::ExtendRetention(name, &pieces);
-        Self::change(slf, &given, call, |state| extend_retention(state, name, &pieces))
     }
 
     /// Copy blocks to the external store under their keys; returns one operation per block.

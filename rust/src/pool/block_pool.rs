@@ -207,9 +207,7 @@ impl BlockPool {
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
         }
-        if self.retention.is_some() {
-            self.forget_wishes(&blocks);
-        }
+        self.forget_wishes(&blocks);
         blocks
     }
 
@@ -324,19 +322,6 @@ impl BlockPool {
         } else if self.retention.is_some() {
             self.lower(block);
         }
-    }
-
-    /// Forget every key.
-    pub fn clear_index(&mut self, effects: &mut Effects) {
-        let orders = self.policy.is_some();
-        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
-        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
-        self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
-        self.index.clear();
-        self.policy.iter_mut().for_each(|policy| policy.history.clear());
-        cached.into_iter().for_each(|block| self.move_by_policy(block));
-        self.lower_all();
-        effects.emit(Command::EvictAll);
     }
 
     /// Add an owner that is no request.

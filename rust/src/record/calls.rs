@@ -94,8 +94,7 @@ impl Call<'_> {
         state: &State,
         last_hit: impl Fn(u32) -> Option<&'h Hit>,
     ) -> Written {
-        let mut row = None;
-        let opcode = self.opcode();
+        let (mut row, opcode) = (None, self.opcode());
         out.put(opcode);
         match *self {
             Call::Plain(_) => {}
@@ -132,13 +131,10 @@ impl Call<'_> {
                 put_request(out, state, parent);
                 put_text(out, child);
             }
-            Call::AllocateSlots(id, slots) => {
+            Call::AllocateSlots(id, slots) | Call::Load(id, slots) => {
                 let row = put_request(out, state, id);
-                put_slots(out, slots, row.and_then(last_hit));
-            }
-            Call::Load(id, slots) => {
-                let row = put_request(out, state, id);
-                put_load(out, slots, row.and_then(last_hit));
+                let put = if opcode == LOAD { put_load } else { put_slots };
+                put(out, slots, row.and_then(last_hit));
             }
             Call::CompleteOperation(operation, done) => {
                 put_number(out, operation);

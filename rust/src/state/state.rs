@@ -337,12 +337,6 @@ impl State {
         }
     }
 
-    /// Whether a table's entry is the null block.
-    #[must_use]
-    pub fn is_null(&self, block: BlockId) -> bool {
-        self.device.is_null(block)
-    }
-
     /// Tokens that the request had computed before the open batch, drafts aside; 0 if the window
     /// that they need was given back since.
     #[must_use]

@@ -148,9 +148,7 @@ impl Namer {
         let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
         write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
         write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
-        if state.device.retention.is_some() {
-            self.write_levels(state, rows);
-        }
+        self.write_levels(state, rows);
         if let Some(host) = &state.host {
             let chains = &self.chains[state.device.num_blocks() as usize..];
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
@@ -254,6 +252,9 @@ impl Namer {
 
     /// The time, what was wished for the blocks that were met, and the wishes of requests.
     fn write_levels(&mut self, state: &State, rows: &[usize]) {
+        if state.device.retention.is_none() {
+            return;
+        }
         put(&mut self.name, state.device.now() as usize);
         for &block in &self.device.met {
             let kept = state.device.kept(block);
