@@ -39,8 +39,8 @@ T = TypeVar("T")
 SMALL, LARGE = 64, 65_536
 PATH_BYTES_MAX = 16 * 1024
 
-# All transitions but levels, and those that walk the pool: prompt, hit, decode, fork, copy-on-write,
-# cut, swap, preemption.
+# All transitions but levels, and those that walk the pool: prompt, hit, decode, fork,
+# copy-on-write, cut, swap, preemption.
 STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("add_request", (Request("a", list(range(9))),)),
     ("allocate_slots", ("a", 9)),
