@@ -48,14 +48,6 @@ class Manager:
         """
         Begin an epoch, the next one or a later one that is given; returns its number.
         """
-    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig, /) -> None:
-        """
-        Join more wishes to those of a request, for the blocks that it releases from now on.
-        """
-    def tick(self, /, now_ms: int) -> None:
-        """
-        Say the time in ms: levels whose duration is over end.
-        """
     def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int, num_output_placeholders: int) -> KVCacheBlocks | Refused:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
@@ -92,6 +84,10 @@ class Manager:
     def evict_blocks(self, block_ids: Iterable[int], /) -> None:
         """
         Forget the keys of blocks; their owners keep them.
+        """
+    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig, /) -> None:
+        """
+        Join more wishes to those of a request, for the blocks that it releases from now on.
         """
     def fork(self, /, parent_id: str, child_id: str) -> int:
         """
@@ -253,6 +249,10 @@ class Manager:
     def take_stats(self, /) -> PrefixCacheStats:
         """
         Hand out the look-up statistics since the last call.
+        """
+    def tick(self, /, now_ms: int) -> None:
+        """
+        Say the time in ms: levels whose duration is over end.
         """
     def truncate(self, /, request_id: str, num_tokens: int) -> None:
         """
