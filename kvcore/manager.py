@@ -240,7 +240,10 @@ class KVCacheManager(Recordable, Questions, Levels):
         return self._core.stale_requests()
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Store blocks, an operation each. Raises NotPublished, InOpenBatch, LoadUnconfirmed."""
+        """Copy device blocks to the external store by their keys; returns an operation each.
+
+        Raises UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
+        """
         return self._core.store(read_list("block_ids", block_ids))
 
     def load(

@@ -33,7 +33,7 @@ EXPECTED = {
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),
-    "advance": (REQUESTS, 105),  # of the epoch
+    "advance": (REQUESTS, 93),  # of the epoch
 }
 COLLECTED = re.compile(r"Collected : (\d+)")
 

@@ -103,7 +103,8 @@ def read_uses(source: Reader, state: State) -> State:
 def _read_use(source: Reader) -> Uses:
     uses, last, before, depth = source.u32(), source.u64(), source.u64(), source.u32()
     place = (source.u8(), source.u64())
-    if not uses or not before <= last or place[0] > MAIN or place[1] >= ORDERS_END:
+    is_place = KEYLESS[0] < place[0] <= MAIN and place[1] < ORDERS_END
+    if not uses or not before <= last or not (is_place or place == KEYLESS):
         raise source.damaged("a content was not used so")
     return Uses(uses, last, before, depth, place if place[0] else None)
 

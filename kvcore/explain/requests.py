@@ -122,7 +122,6 @@ class Namespaces:
         bare = None if parent.bare is None else bytes(parent.bare.labels)
         child = self._add(name, namespace, bytes(parent.labels), bare)
         child.num_prompt, child.was_admitted, child.is_odd = parent.num_prompt, True, True
-        child.published = list(parent.published)
         parent.is_odd = True
         return child
 

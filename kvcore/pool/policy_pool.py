@@ -104,12 +104,9 @@ class PolicyTransaction(PoolTransaction):
         """What the policy sees of a block with a key."""
         key = self.keys[block]
         assert key is not None
-        dues, group_id, now = (
-            self.dues.get(key),
-            int.from_bytes(key[HASH_SIZE:], "big"),
-            self.now + 1,
-        )
-        due, known = None if dues is None else dues[0], self.uses.get(block)
+        dues, known = self.dues.get(key), self.uses.get(block)
+        due, now = None if dues is None else dues[0], self.now + 1
+        group_id = int.from_bytes(key[HASH_SIZE:], "big")
         if known is None:
             return Seen(block, group_id, now, due=due)
         counts = (known.uses, known.last, known.before, known.depth, known.place)
@@ -241,11 +238,11 @@ class PolicyTransaction(PoolTransaction):
     def unpublish(self, block: int) -> None:
         """Forget the key of a block, if it has one; a free one goes to the front."""
         key = self.keys[block]
-        had_key = key is not None
         super().unpublish(block)
-        if key is not None:
-            self._remember(block, key)
-        if had_key and block in self.queue:
+        if key is None:
+            return
+        self._remember(block, key)
+        if block in self.queue:
             self._move(block, KEYLESS)
 
     def clear_index(self) -> None:

@@ -32,10 +32,10 @@ class Recorder:
 
     folder: made if it is not there; it may hold no record yet. tokens: "text" keeps the tokens,
     the extra keys, the ids and the seed of the hashes: as secret as the prompts. segment_bytes: a
-    file ends at the first step past this size. keep_segments: so many files stay, the oldest is
-    deleted. rotate: False if the engine itself calls `rotate`, since a new file begins with the
-    state, in a time of O(pool). sync: each step goes to the disk, too. Raises InvalidRecorder,
-    AlreadyRecording, OSError.
+    file ends at the first step past this size. keep_segments: the number of files that stay; the
+    oldest is deleted. rotate: False if the engine itself calls `rotate`, since a new file begins
+    with the state, in a time of O(pool). sync: each step goes to the disk, too. Raises
+    InvalidRecorder, AlreadyRecording, OSError.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from kvcore.state.state import State
 from kvcore.state.transaction import Transaction, transition
+from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import BeyondRequest
@@ -43,5 +44,6 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
                 output_from=tx.batch.number,
             )
         )
+        settle_waiting(tx, request_id)
 
     return transition(state, change)

@@ -15,7 +15,10 @@ import pytest
     [
         ("kvcore si", {"simulate", "size"}),
         ("kvcore r", {"replay"}),  # none of the files here
-        ("kvcore replay --policy l", {"lru", "lru2", "learned"}),
+        (
+            "kvcore replay --policy ",
+            {"lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned"},
+        ),
     ],
 )
 def test_a_shell_completes(line: str, expected: set[str]) -> None:

@@ -12,11 +12,12 @@ from kvcore import Config, KVCacheManager, Request
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
 from kvcore.trace.calls import Call
+from kvcore.types.errors import DamagedState
 from kvcore.types.policies import BUILT_IN
-from tests.conftest import need_twin
+from tests.conftest import Backend, need_twin
 from tests.helpers.lockstep import Lockstep, story
 
-NUM_RUNS, NUM_CALLS = 20, 120
+NUM_RUNS, NUM_CALLS = 20, 150
 
 
 def config_of(dice: random.Random, policy: Any) -> Config:
@@ -56,6 +57,7 @@ def next_call(dice: random.Random, run: Lockstep, names: list[str]) -> Call:
     in_flight = [batch.number for batch in run.state.in_flight]
     calls = [Call("add_tokens", (name, [dice.randrange(2)]), {}), Call("swap_in", ([name],), {})]
     calls += [Call("swap_out", ([name],), {}), Call("evict_blocks", ([1, 2],), {})]
+    calls += [Call("truncate", (name, 1), {})]
     calls += [Call("advance_epoch", (), {})] if dice.random() < 0.3 else []
     calls += [Call(each, (in_flight[0],), {}) for each in ("complete", "cancel") if in_flight]
     return dice.choice(calls)
@@ -84,3 +86,19 @@ def test_both_languages_agree_and_bytes_hold_everything(policy: str) -> None:
             raise
         num_evicted += sum(type(each).__name__ == "Evict" for each in run.executed)
     assert num_evicted > NUM_RUNS
+
+
+def test_a_place_has_one_form_in_the_bytes(backend: Backend) -> None:
+    config = Config(2, 1, eviction="s3fifo", null_block=False, hash_seed=b"seed")
+    manager = KVCacheManager(config, backend)
+    for name, token in (("a", 1), ("b", 2), ("c", 3)):  # a's content leaves, and is remembered
+        manager.add_request(Request(name, [token]))
+        manager.allocate_slots(name, 1)
+        manager.take_batch()
+        manager.free(name)
+    data = bytearray(manager.encode())
+    place = len(data) - 16  # the order of the last content that left, before the next number
+    assert data[place - 1 : place + 8] == bytes(9)
+    data[place] = 1
+    with pytest.raises(DamagedState, match="a content was not used so"):
+        manager.restore(bytes(data))

@@ -264,7 +264,7 @@ def test_a_call_larger_than_the_file_makes_it_grow(tmp_path: Path, backend: Back
 
 
 class FullDisk(Recorder):
-    """A recorder whose disk is full after so many allocations, and flushes."""
+    """A recorder whose disk is full after a given number of allocations, and of flushes."""
 
     left = 0
 

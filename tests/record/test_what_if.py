@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from kvcore import Config, KVCacheManager, Request
+from kvcore.record.reader import first_calls, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.replay.command import main
 from kvcore.replay.records.what_if import Variant, changed, what_if
@@ -180,6 +181,30 @@ def test_a_variant_that_is_none_is_refused(
     record(tmp_path / "record", CONFIG, story(), "python")
     assert main([str(tmp_path / "record"), "--what-if", words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--json"],
+        ["--what-if", "num_blocks=9", "--to", "3"],
+        ["--what-if", "num_blocks=9", "--from", "3"],
+        ["--what-if", "num_blocks=9", "--backend", "both"],
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(tmp_path: Path, words: list[str]) -> None:
+    record(tmp_path / "record", CONFIG, story(), "python")
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "record"), *words])
+
+
+def test_variants_end_where_a_file_is_missing(tmp_path: Path, backend: Backend) -> None:
+    record(tmp_path / "record", CONFIG, story(), backend, segment_bytes=1, keep_segments=100)
+    files = segment_files(tmp_path / "record")
+    missing = first_calls(files)[2]
+    assert 0 < missing < len(story())
+    files[2].unlink()
+    assert what_if(tmp_path / "record", {"same": CONFIG}, backend).num_calls == missing
 
 
 def test_words_change_what_they_name() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.policy_pool import PolicyTransaction
 from kvcore.types.policies import LRU2, S3FIFO, Learned, QueueAware
 from kvcore.types.policy import Front, Memory, Seen
@@ -92,3 +93,9 @@ def m_older_block_gets_a_place(patcher: Patcher) -> None:
     def enqueue(_: Any, self: PolicyTransaction, block: int) -> None:
         self.older -= {block}
         self._put(block, self.place_of(block))
+
+
+@mutant("policy-epoch", "DEADLOCK-FREE", "L-ADMIT")
+def m_epoch_leaves_the_policys_order(patcher: Patcher) -> None:
+    """The places of free blocks outlive the epoch, so the next one that leaves has no tail."""
+    patcher.replace(PolicyTransaction, "start_epoch", vars(PoolTransaction)["start_epoch"])

@@ -19,7 +19,7 @@ from kvcore.pool.block_pool import BlockPool
 from kvcore.types.policy import Place, Uses
 
 USES_KEPT = {"lru2": 1, "s3fifo": 3}
-"""The uses that a policy tells apart: it treats more as so many."""
+"""The uses that a policy tells apart: it treats all larger numbers alike."""
 
 
 def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:

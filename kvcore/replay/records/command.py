@@ -31,7 +31,12 @@ EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
 
 def main(arguments: Sequence[str]) -> int:
     """Make a record again; returns the exit code."""
-    given = parse(_parser(), arguments)
+    parser = _parser()
+    given = parse(parser, arguments)
+    if given.what_if and (given.first or given.last is not None or given.backend == "both"):
+        parser.error("--what-if runs the whole record, on one backend")
+    if given.json and not given.what_if:
+        parser.error("--json is for --what-if")
     if given.what_if:
         return _run_variants(given)
     backends: list[Backend] = ["rust", "python"] if given.backend == "both" else [given.backend]
@@ -49,7 +54,7 @@ def _run_variants(given: argparse.Namespace) -> int:
     try:
         config = decode(read_segment(segment_files(given.record)[0]).state).config
         variants = {words: changed(config, words) for words in given.what_if}
-        done = what_if(given.record, variants, "rust" if given.backend == "both" else given.backend)
+        done = what_if(given.record, variants, given.backend)
     except (KvcoreError, OSError) as error:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return USAGE_ERROR

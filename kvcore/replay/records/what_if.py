@@ -74,7 +74,7 @@ class WhatIf:
 def what_if(
     path: str | os.PathLike[str], variants: Mapping[str, Config], backend: Backend
 ) -> WhatIf:
-    """Make the calls of a record with each configuration, up to the first damage in it.
+    """Make the calls of a record with each configuration, up to the first damage or gap in it.
 
     Raises InvalidRecorder for a record that is not made again call by call, NotARecord,
     NewerRecord, DamagedRecord.
@@ -149,9 +149,16 @@ def _from_word(name: str, word: str) -> int | bool | str | None:
 
 def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
     """The calls that came back, as far as they follow each other without a gap."""
+    following = None
     for path in files:
         segment = read_segment(path)
-        yield from (call for call in read_calls(segment) if call.says is not None)
+        if following not in (None, segment.header.first_call):
+            return
+        following = segment.header.first_call
+        for call in read_calls(segment):
+            if call.says is not None:
+                following += 1
+                yield call
         if segment.dropped_bytes:
             return
 

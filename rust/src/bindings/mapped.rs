@@ -40,7 +40,7 @@ impl Mapped {
         self.buffer.len_bytes()
     }
 
-    /// The bytes from a place on, at most so many.
+    /// The bytes from a place on, up to a number of them.
     #[inline]
     pub(crate) fn room(&mut self, at: usize, most: usize) -> &mut [u8] {
         let start = at.min(self.len());

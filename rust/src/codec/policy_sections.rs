@@ -114,10 +114,10 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
 fn read_use(source: &mut Reader<'_>) -> Result<Uses, Error> {
     let (uses, last, before, depth) = (source.u32()?, source.u64()?, source.u64()?, source.u32()?);
     let place = (source.u8()?, source.u64()?);
-    if uses == 0 || before > last || place.0 > MAIN || place.1 >= ORDERS_END {
+    let is_place = (KEYLESS.0 + 1..=MAIN).contains(&place.0) && place.1 < ORDERS_END;
+    if uses == 0 || before > last || !(is_place || place == KEYLESS) {
         return Err(source.damaged("a content was not used so"));
     }
-    let place = if place.0 == 0 { KEYLESS } else { place };
     Ok(Uses { uses, depth, last, before, place })
 }
 

@@ -77,6 +77,7 @@ impl PolicyState {
     }
 
     /// Note that no block has a key or a place any more.
+    #[cold]
     pub(crate) fn start_epoch(&mut self) {
         self.places.fill(KEYLESS);
         self.tails.clear();

@@ -36,6 +36,7 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     if let Some(extra_keys) = &mut request.extra_keys {
         *extra_keys = Arc::new(extra_keys.cut(kept, size));
     }
+    state.settle_waiting(row);
     Ok(())
 }
 

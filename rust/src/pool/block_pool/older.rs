@@ -58,7 +58,9 @@ impl BlockPool {
         if !seeded(Mutant::EpochsAge) {
             self.queue.splice(CURRENT, OLDER);
         }
-        self.policy.iter_mut().for_each(|policy| policy.start_epoch());
+        if let Some(policy) = &mut self.policy {
+            policy.start_epoch();
+        }
         self.lower_all();
         effects.emit(Command::EvictAll);
     }
