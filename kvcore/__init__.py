@@ -7,6 +7,8 @@ pure functions behind it take a state and give a new one: `kvcore.transitions.al
 `kvcore.pool.transitions`. What misuse raises is in `kvcore.errors`.
 """
 
+from typing import TYPE_CHECKING
+
 from kvcore.manager import KVCacheManager
 from kvcore.metrics import BlockObserver, PrefixCachingMetrics
 from kvcore.state.state import State, make_state
@@ -34,7 +36,6 @@ from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Eve
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.groups import Group
 from kvcore.types.policy import EvictionPolicy
-from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.values import (
     Appended,
     Hit,
@@ -48,6 +49,19 @@ from kvcore.types.values import (
     Swapped,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import what few engines name when it is named."""
+        if name not in ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"):
+            raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
+        from kvcore.types import retention
+
+        return getattr(retention, name)
+
 
 __version__ = "0.1.0"
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import HANDED_ON, Recordable, decode_valid, default_backend, make_backend
+from kvcore.backend import HANDED_ON, Recordable, Timed, decode_valid, default_backend, make_backend
 from kvcore.explain import Questions
-from kvcore.explain.levels import Levels, check_retention
 from kvcore.invariants import pool_and_state
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
-from kvcore.types.arguments import check_kind, read_flag, read_list, read_once
+from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
@@ -34,7 +33,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager(Recordable, Questions, Levels):
+class KVCacheManager(Recordable, Questions, Timed):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
@@ -71,7 +70,7 @@ class KVCacheManager(Recordable, Questions, Levels):
 
         Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and own hashes.
         """
-        check_retention(request)
+        check_request(request)
         return self._core.add_request(request)
 
     def add_tokens(

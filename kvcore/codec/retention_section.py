@@ -17,7 +17,8 @@ from kvcore.pool.free_queue import num_older
 from kvcore.pool.retention import with_levels
 from kvcore.pool.retention_state import NOTHING, RetentionState
 from kvcore.state.state import RequestState, State
-from kvcore.types.retention import DEFAULT_STEPS, DURATION_MAX, LEVEL_MAX, TIME_MAX, Wish
+from kvcore.types.policies import DEFAULT_STEPS, Wish
+from kvcore.types.retention import DURATION_MAX, LEVEL_MAX, TIME_MAX
 from kvcore.types.wire import Reader, Writer
 
 
@@ -79,7 +80,7 @@ def read_retention(source: Reader, state: State) -> State:
 def place_levels(source: Reader, state: State) -> State:
     """The state with its free blocks in the rings of their levels. Raises DamagedState."""
     old = state.device
-    new = with_levels(old, old.retention or RetentionState())
+    new = with_levels(old)
     first = num_older(old.queue) if state.epoch else num_older(new.queue)
     if list(new.queue) != list(old.queue) or first != num_older(new.queue):
         raise source.damaged("the free queue is not in the order of its levels")

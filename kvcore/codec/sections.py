@@ -21,12 +21,6 @@ from kvcore.codec.policy_sections import (
     write_uses,
     write_waiting,
 )
-from kvcore.codec.retention_section import (
-    has_retention,
-    place_levels,
-    read_retention,
-    write_retention,
-)
 from kvcore.pool.free_queue import make_free_queue, num_older
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
@@ -53,7 +47,7 @@ def write_sections(out: Writer, state: State) -> None:
         (EPOCHS, state.epoch, write_epochs),
         (WAITING, state.next_due, write_waiting),
         (USES, policy is not None and policy.is_remembered, write_uses),
-        (RETENTION, has_retention(state), write_retention),
+        (RETENTION, _has_levels(state), _write_levels),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -138,7 +132,7 @@ def read_sections(source: Reader, state: State) -> State:
         EPOCHS: read_epochs,
         WAITING: read_waiting,
         USES: read_uses,
-        RETENTION: read_retention,
+        RETENTION: _read_levels,
     }
     last = -1
     while source.offset < len(source.data):
@@ -152,8 +146,11 @@ def read_sections(source: Reader, state: State) -> State:
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
-    place = place_levels if state.config.eviction == "retention" else place_blocks
-    return place(source, state)
+    if state.config.eviction == "retention":
+        from kvcore.codec.retention_section import place_levels
+
+        return place_levels(source, state)
+    return place_blocks(source, state)
 
 
 def read_loads(source: Reader, state: State) -> State:
@@ -296,3 +293,24 @@ def _with_ends(state: State) -> Iterator[RequestState]:
         keys = None if name is None else state.requests[name].extra_keys
         if name is not None and keys is not None and (keys.num_rows or keys.media_cut):
             yield state.requests[name]
+
+
+def _has_levels(state: State) -> bool:
+    """Whether levels hold more than defaults; their file is imported where there are any."""
+    if state.device.retention is None:
+        return False
+    from kvcore.codec.retention_section import has_retention
+
+    return has_retention(state)
+
+
+def _write_levels(out: Writer, state: State) -> None:
+    from kvcore.codec.retention_section import write_retention
+
+    write_retention(out, state)
+
+
+def _read_levels(source: Reader, state: State) -> State:
+    from kvcore.codec.retention_section import read_retention
+
+    return read_retention(source, state)

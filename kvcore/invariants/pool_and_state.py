@@ -15,7 +15,6 @@ from typing import Protocol
 
 from kvcore.invariants import requests
 from kvcore.invariants.requests import Property
-from kvcore.invariants.retention import rank_order
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
 from kvcore.state.batch_records import UnconfirmedLoad
@@ -349,6 +348,17 @@ def _is_target(state: State, operation: Operation) -> bool:
 
 OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_complete})
 """Properties that read the pools alone."""
+
+
+def rank_order(state: State) -> Iterator[str]:
+    """RANK-ORDER: each free block stands in the part of its level, one without a key in the first;
+    nothing is wished for those.
+    """
+    if state.device.retention is not None:
+        from kvcore.invariants.retention import misplaced  # few pools have levels
+
+        yield from misplaced(state.device, state.device.retention)
+
 
 PROPERTIES: dict[str, Property] = {
     "REF": ref,

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import CURRENT, OLDER
-from kvcore.pool.retention_state import NOTHING, level_of
-from kvcore.state.state import State
+from kvcore.pool.retention_state import NOTHING, RetentionState, level_of
 
 
-def rank_order(state: State) -> Iterator[str]:
-    """RANK-ORDER: each free block stands in the part of its level, one without a key in the first;
-    nothing is wished for those.
-    """
-    pool, known = state.device, state.device.retention
-    if known is None:
-        return
+def misplaced(pool: BlockPool, known: RetentionState) -> Iterator[str]:
+    """The free blocks that stand in a part of another level, or have a wish and no key."""
     following = pool.queue.following
     for ring in range(pool.queue.num_rings):
         block = following[pool.num_blocks + ring]

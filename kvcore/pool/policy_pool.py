@@ -24,7 +24,6 @@ from pyrsistent import pvector
 from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.pool.free_queue import OLDER
 from kvcore.pool.policy_state import KEYLESS, PolicyState
-from kvcore.pool.retention import RetentionTransaction
 from kvcore.types.effects import Effects
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.policies import policy_of
@@ -45,6 +44,8 @@ from kvcore.types.policy import (
 def make_transaction(pool: BlockPool, effects: Effects, now: int) -> PoolTransaction:
     """A transaction on the pool of a state, whose open batch has the number `now`."""
     if pool.retention is not None:
+        from kvcore.pool.retention import RetentionTransaction  # few pools have levels
+
         return RetentionTransaction(pool, effects)
     if pool.policy is None:
         return PoolTransaction(pool, effects)

@@ -18,7 +18,7 @@ from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.pool.free_queue import CURRENT, OLDER, FreeQueueTransaction, make_free_queue
 from kvcore.pool.retention_state import NOTHING, NUM_RINGS, RetentionState, level_of
 from kvcore.types.effects import Effects
-from kvcore.types.retention import Wish
+from kvcore.types.policies import Wish
 
 
 class RetentionTransaction(PoolTransaction):
@@ -110,10 +110,11 @@ class RetentionTransaction(PoolTransaction):
             self.kept = self.kept.delete(block)
 
 
-def with_levels(pool: BlockPool, state: RetentionState) -> BlockPool:
+def with_levels(pool: BlockPool) -> BlockPool:
     """The pool with its free blocks in the rings of their levels; those of a ring stay in their
     order.
     """
+    state = pool.retention or RetentionState()
     queue = FreeQueueTransaction(make_free_queue(pool.num_blocks, (), num_rings=NUM_RINGS))
     for block in pool.queue:
         level = level_of(state.kept.get(block, NOTHING), state.now)

@@ -14,8 +14,6 @@ from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
-from kvcore.pool.retention import with_levels
-from kvcore.pool.retention_state import RetentionState
 from kvcore.state.batch_records import BatchInFlight, UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.types.arguments import check_kind
@@ -24,7 +22,7 @@ from kvcore.types.events import Event
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.keys import GROUP_BYTES
 from kvcore.types.memory import check_memory
-from kvcore.types.retention import DEFAULT_STEPS, Step
+from kvcore.types.policies import DEFAULT_STEPS, Step
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
@@ -155,7 +153,9 @@ def make_state(config: Config) -> State:
         quarantine=waits,
     )
     if config.eviction == "retention":
-        device = with_levels(device, RetentionState())
+        from kvcore.pool.retention import with_levels  # few pools have levels
+
+        device = with_levels(device)
     return State(
         config=config,
         device=device,

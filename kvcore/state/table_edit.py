@@ -12,12 +12,10 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from kvcore.pool.retention import RetentionTransaction
 from kvcore.state.batch_records import RequestEntry
 from kvcore.state.state import NULL_BLOCK, RequestState, Table
 from kvcore.state.transaction import Transaction
 from kvcore.types.commands import CutTable, SetTable, Zero
-from kvcore.types.retention import wish_at
 
 
 class TableEdit:
@@ -101,8 +99,12 @@ class TableEdit:
     def _note_wishes(self, group_id: int, positions: range) -> None:
         """Note how long the blocks in these places should stay cached, which leave."""
         table, device = self.tables[group_id], self.tx.device
-        if not isinstance(device, RetentionTransaction):
+        if device.pool.retention is None:
             return
+        from kvcore.pool.retention import RetentionTransaction  # few pools have levels
+        from kvcore.types.retention import wish_at
+
+        assert isinstance(device, RetentionTransaction)
         size = self.tx.config.groups[group_id].block_size
         for position in positions:
             if not self.tx.is_null(table[position]):

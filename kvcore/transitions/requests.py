@@ -20,7 +20,6 @@ from pyrsistent import pvector
 
 from kvcore.hashing.block_hash import hash_blocks
 from kvcore.hashing.extra_keys import read_extra_keys
-from kvcore.pool.retention import RetentionTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import forget_waiting, settle_waiting
@@ -45,7 +44,6 @@ from kvcore.types.errors import (
     WrongBlockHashes,
 )
 from kvcore.types.keys import HASH_SIZE
-from kvcore.types.retention import steps_of
 from kvcore.types.tokens import read_request_tokens, read_tokens
 from kvcore.types.values import Outcome, Request
 
@@ -68,7 +66,9 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
             skip_reading=bool(request.skip_reading_prefix_cache),
             extra_keys=extra_keys,
         )
-        if request.retention is not None and isinstance(tx.device, RetentionTransaction):
+        if request.retention is not None and tx.device.pool.retention is not None:
+            from kvcore.types.retention import steps_of  # few pools have levels
+
             known = replace(known, wishes=steps_of(request.retention.pieces, len(tokens)))
         known = extend(tx, known, tokens)
         if request.block_hashes is not None:

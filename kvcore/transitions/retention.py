@@ -7,17 +7,18 @@ of eviction and refuses nothing. Twin: rust/src/transitions/retention.rs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from kvcore.pool.retention import RetentionTransaction
 from kvcore.state.state import State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import TimeWentBack
-from kvcore.types.retention import TIME_MAX, KvCacheRetentionConfig, join_steps, steps_of
 from kvcore.types.values import Outcome
+
+if TYPE_CHECKING:
+    from kvcore.types.retention import KvCacheRetentionConfig
 
 
 def tick(state: State, now_ms: int) -> Outcome[State, None]:
@@ -26,6 +27,9 @@ def tick(state: State, now_ms: int) -> Outcome[State, None]:
     O(free blocks); in the twin O(log) of those per level that ends. Under another policy the time
     has no effect, and is not kept. Raises TimeWentBack.
     """
+    from kvcore.pool.retention import RetentionTransaction  # few pools have levels
+    from kvcore.types.retention import TIME_MAX
+
     now: Any = read_int(now_ms)
 
     def change(tx: Transaction) -> None:
@@ -49,7 +53,9 @@ def extend_retention(
 
     def change(tx: Transaction) -> None:
         request = tx.request(request_id)
-        if isinstance(tx.device, RetentionTransaction):
+        if tx.device.pool.retention is not None:
+            from kvcore.types.retention import join_steps, steps_of
+
             more = steps_of(retention.pieces, len(request.tokens))
             tx.put(replace(request, wishes=join_steps(request.wishes, more)))
 

@@ -18,20 +18,15 @@ from operator import index
 import attrs
 
 from kvcore.types.base_error import InvalidRetention
+from kvcore.types.policies import DEFAULT_LEVEL, DEFAULT_STEPS, Step, Wish
 
-DEFAULT_LEVEL = 35
 LEVEL_MAX = 100
 DURATION_MAX = 2**40
 TIME_MAX = 2**53
 POSITION_MAX = 2**31 - 1
 
-Wish = tuple[int, int, int]
-"""Base, level, and the ms for which the level holds; 0 and 0 without a duration."""
-Step = tuple[int, Wish]
-"""The first position that has a wish, up to the next step."""
 Piece = tuple[int, int | None, Wish]
 """First position, end (None: that of the tokens), wish."""
-DEFAULT_STEPS: tuple[Step, ...] = ((0, (DEFAULT_LEVEL, 0, 0)),)
 
 
 @attrs.frozen

@@ -9,8 +9,9 @@ from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.pool.free_queue import CURRENT
 from kvcore.pool.retention import RetentionTransaction
 from kvcore.pool.retention_state import NOTHING, Kept
-from kvcore.transitions import requests
-from kvcore.types.retention import DEFAULT_STEPS, Piece, Step, Wish
+from kvcore.types import retention
+from kvcore.types.policies import DEFAULT_STEPS, Step, Wish
+from kvcore.types.retention import Piece
 
 ONLY_HITS = "who is evicted too early is computed again"
 
@@ -48,7 +49,7 @@ def m_end_of_a_level_overrides(patcher: Patcher) -> None:
 def m_wishes_from_behind_are_not_joined(patcher: Patcher) -> None:
     """A token has its own wish, whatever is wished for those behind it."""
 
-    @patcher.around(requests, "steps_of")
+    @patcher.around(retention, "steps_of")
     def steps_of(_: Any, pieces: tuple[Piece, ...], num_tokens: int) -> tuple[Step, ...]:
         *ranges, (_, _, decoded) = pieces
         steps = [DEFAULT_STEPS[0]] if not ranges or ranges[0][0] else []
