@@ -44,17 +44,17 @@ RETENTION: dict[str, Profile] = {
         backend="rust",
     ),
     "retention-equal": Profile(
-        "levels that end and hold for ever, which is the same",
+        "levels that end and are no higher than what holds for ever",
         world(
             *(2, 2, 2, 2, TICK),
             groups=(SLOT,),
             num_letters=1,
             without=SHARING,
             eviction="retention",
-            kinds_of_requests=(wish(0, 60, None), wish(0, 60, 2)),
+            kinds_of_requests=(wish(0, 60, None), wish(0, 20, 1)),
         ),
-        1513,
-        7917,
+        1364,
+        7126,
         backend="rust",
     ),
     "retention-evict": Profile(
