@@ -122,6 +122,12 @@ fn of_levels() -> State {
     run.state
 }
 
+/// Raise the level of a block that stays where it is.
+fn wish_while_free(state: &mut State) {
+    let last = state.device.queue.iter().last().expect("a block is free");
+    state.device.note_wish(last, Wish { base: 80, ..Wish::default() });
+}
+
 #[test]
 fn each_invariant_finds_its_own_damage() {
     let seen = &mut BTreeSet::new();
@@ -175,11 +181,7 @@ fn each_invariant_finds_its_own_damage() {
     assert!(found.contains(&"QUARANTINE"), "{found:?}");
     let found = damaged(state, seen, |state| state.batch.number = 0);
     assert!(found.contains(&"IN-FLIGHT"), "{found:?}");
-    let wish = Wish { base: 80, ..Wish::default() };
-    let found = damaged(&of_levels(), seen, |state| {
-        let last = state.device.queue.iter().last().expect("a block is free");
-        state.device.note_wish(last, wish);
-    });
+    let found = damaged(&of_levels(), seen, wish_while_free);
     assert!(found.contains(&"RANK-ORDER"), "{found:?}");
     let all: BTreeSet<&str> = PROPERTIES.iter().map(|each| each.0).collect();
     assert_eq!(*seen, all);
