@@ -44,7 +44,7 @@ def unpack(config: Config, data: bytes) -> State:
     if data.startswith(MAGIC):
         return decode(data)
     pools, requests, rest = pickle.loads(data)
-    device, host = (None if pool is None else _pool_of(config, *pool) for pool in pools)
+    device, host = (None if pool is None else _pool_of(*pool) for pool in pools)
     rows, free_rows, operations, next_operation, epoch = rest
     assert device is not None
     return State(
@@ -71,12 +71,12 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     queue, known = astuple(pool.queue), pool.retention
     levels = None if known is None else astuple(known)
     columns = (pool.ref_counts, pool.keys)
-    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels)
+    return (pool.first_block, pool.eviction, *columns, queue, links, pool.pins, pool.older, levels)
 
 
 def _pool_of(
-    config: Config,
     first_block: int,
+    eviction: Any,
     ref_counts: Any,
     keys: Any,
     queue: Any,
@@ -88,4 +88,4 @@ def _pool_of(
     queue, index = FreeQueue(*queue), HashIndex(*links)
     retention = None if levels is None else RetentionState(*levels)
     columns = (ref_counts, keys, queue, index, pins)
-    return BlockPool(first_block, config.eviction, *columns, older=older, retention=retention)
+    return BlockPool(first_block, eviction, *columns, older=older, retention=retention)
