@@ -23,7 +23,7 @@ from kvcore.pool.hash_index import HashIndex
 from kvcore.pool.retention_state import RetentionState
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
-from kvcore.types.config import Config
+from kvcore.types.config import Config, Eviction
 from kvcore.types.values import PrefixCacheStats
 
 
@@ -44,7 +44,10 @@ def unpack(config: Config, data: bytes) -> State:
     if data.startswith(MAGIC):
         return decode(data)
     pools, requests, rest = pickle.loads(data)
-    device, host = (None if pool is None else _pool_of(*pool) for pool in pools)
+    device, host = (
+        None if pool is None else _pool_of(eviction, *pool)
+        for eviction, pool in zip((config.eviction, config.host_eviction), pools, strict=True)
+    )
     rows, free_rows, operations, next_operation, epoch = rest
     assert device is not None
     return State(
@@ -71,12 +74,12 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     queue, known = astuple(pool.queue), pool.retention
     levels = None if known is None else astuple(known)
     columns = (pool.ref_counts, pool.keys)
-    return (pool.first_block, pool.eviction, *columns, queue, links, pool.pins, pool.older, levels)
+    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels)
 
 
 def _pool_of(
+    eviction: Eviction,
     first_block: int,
-    eviction: Any,
     ref_counts: Any,
     keys: Any,
     queue: Any,
