@@ -194,15 +194,12 @@ class PoolTransaction:
 
     def take(self, count: int) -> list[int]:
         """Give `count` blocks from the front one owner each; evicts those that have a key."""
-        blocks = []
-        for _ in range(count):
-            block = self._next()
-            self._dequeue(block)
+        blocks = self._take_front(count)
+        for block in blocks:
             if self.keys[block] is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
             self.effects.commands.append(Allocate(block))
-            blocks.append(block)
         return blocks
 
     def touch(self, block: int) -> None:
@@ -233,9 +230,9 @@ class PoolTransaction:
                 self._enqueue(block)
             self.effects.commands.append(Free(block, self.keys[block] is not None))
 
-    def _next(self) -> int:
-        """The free block that leaves next."""
-        return self.queue.front()
+    def _take_front(self, count: int) -> list[int]:
+        """Take the free blocks that leave next out of the queue."""
+        return self.queue.take_front(count)
 
     def _dequeue(self, block: int) -> None:
         """Take a block out of the free queue."""

@@ -115,6 +115,14 @@ class FreeQueueTransaction:
         self.preceding[block] = block
         self.length -= 1
 
+    def take_front(self, count: int) -> list[int]:
+        """Take this many blocks out, in the order in which they leave."""
+        blocks = []
+        for _ in range(count):
+            blocks.append(self.front())
+            self.remove(blocks[-1])
+        return blocks
+
     def append(self, block: int, ring: int = CURRENT) -> None:
         """Put a block at the back of a ring."""
         self.insert(self.preceding[self.sentinel(ring)], block)

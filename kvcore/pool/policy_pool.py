@@ -41,17 +41,6 @@ from kvcore.types.policy import (
 )
 
 
-def make_transaction(pool: BlockPool, effects: Effects, now: int) -> PoolTransaction:
-    """A transaction on the pool of a state, whose open batch has the number `now`."""
-    if pool.retention is not None:
-        from kvcore.pool.retention import RetentionTransaction  # few pools have levels
-
-        return RetentionTransaction(pool, effects)
-    if pool.policy is None:
-        return PoolTransaction(pool, effects)
-    return PolicyTransaction(pool, effects, now)
-
-
 class PolicyTransaction(PoolTransaction):
     """A transaction on a pool that is ordered by a policy. now: the number of the open batch."""
 
@@ -112,6 +101,13 @@ class PolicyTransaction(PoolTransaction):
             return Seen(block, group_id, now, due=due)
         counts = (known.uses, known.last, known.before, known.depth, known.place)
         return Seen(block, group_id, now, *counts, due)
+
+    def _take_front(self, count: int) -> list[int]:
+        blocks = []
+        for _ in range(count):
+            blocks.append(self._next())
+            self._dequeue(blocks[-1])
+        return blocks
 
     def _next(self) -> int:
         """The block that leaves next, by the policy's word."""

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from pyrsistent import PVector
 
 from kvcore.hashing.block_hash import root_hash
-from kvcore.pool.block_pool import PoolTransaction
-from kvcore.pool.policy_pool import make_transaction
+from kvcore.pool.block_pool import BlockPool, PoolTransaction
+from kvcore.pool.policy_pool import PolicyTransaction
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State, Table
@@ -48,7 +48,7 @@ class Transaction:
         self.state = state
         self.config = state.config
         self.effects = Effects(events_enabled=state.config.enable_events)
-        self.device = make_transaction(state.device, self.effects, state.batch.number)
+        self.device = _open_pool(state.device, self.effects, state.batch.number)
         self.host = None if state.host is None else PoolTransaction(state.host, Effects())
         self.requests = state.requests.mutate()
         self.rows = state.rows
@@ -216,6 +216,17 @@ def transition(state: State, change: Callable[[Transaction], T]) -> Outcome[Stat
     tx = Transaction(state)
     value = change(tx)
     return Outcome(tx.freeze(), tuple(tx.effects.commands), value)
+
+
+def _open_pool(pool: BlockPool, effects: Effects, now: int) -> PoolTransaction:
+    """A transaction on the pool of a state, whose open batch has the number `now`."""
+    if pool.retention is not None:
+        from kvcore.pool.retention import RetentionTransaction  # few pools have levels
+
+        return RetentionTransaction(pool, effects)
+    if pool.policy is None:
+        return PoolTransaction(pool, effects)
+    return PolicyTransaction(pool, effects, now)
 
 
 def _longer(items: PVector[T], more: list[T]) -> PVector[T]:

@@ -41,7 +41,6 @@ PYTHON_ONLY = {
     ("pool/block_pool", "start_epoch"): "in block_pool/older.rs",
     ("pool/policy_pool", "PolicyTransaction"): TRANSACTION,
     ("pool/policy_pool", "freeze"): TRANSACTION,
-    ("pool/policy_pool", "make_transaction"): TRANSACTION,
     ("pool/policy_pool", "seen"): "in policy_state.rs",
     ("pool/policy_pool", "place_of"): "in `enqueue_by_policy`",
     ("pool/policy_pool", "publish"): BY_POOL,
