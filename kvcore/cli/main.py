@@ -22,6 +22,19 @@ from kvcore.cli.pipes import ends_cleanly, holding_interrupts
 GROUP = "kvcore.commands"
 ELSEWHERE = {"generate": "kvcore-runtime"}
 """Subcommand to the distribution that brings it."""
+DOES = {
+    "check": "explore every state of a small world, or of a manager of your own",
+    "explain": "say why tokens of a workload were computed again",
+    "generate": "answer prompts with a small model over kvcore, and check each answer",
+    "replay": "replay a recorded workload in virtual time",
+    "sanitize": "hunt for wrong reads in an engine's scheduler",
+    "simulate": "run random engines at real sizes from a seed",
+    "size": "say how many requests of what length fit into a memory",
+    "trace": "generate and show workloads",
+}
+"""What a subcommand does, for the help text, which loads none of them."""
+HINTS = """`kvcore COMMAND --help` describes a command. To complete commands and options in a shell:
+pip install "kvcore[completion]", then eval "$(register-python-argcomplete kvcore)"."""
 
 USAGE_ERROR = 2
 
@@ -65,15 +78,15 @@ def _completed_command(names: list[str]) -> str | None:
 
 
 def _make_parser(names: list[str]) -> argparse.ArgumentParser:
+    lines = [f"  {name:<10}{DOES.get(name, '')}".rstrip() for name in names]
     parser = argparse.ArgumentParser(
         prog="kvcore",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Block manager for the key-value cache of LLM engines.",
-        epilog="`kvcore COMMAND --help` describes a command. To complete commands and options in "
-        'a shell: pip install "kvcore[completion]", then eval '
-        '"$(register-python-argcomplete kvcore)".',
+        epilog="\n".join(["commands:", *lines, "", HINTS]),
     )
     parser.add_argument("--version", action="version", version=f"kvcore {kvcore.__version__}")
-    known = ", ".join(names) or "none is installed"
+    known = "one of those below" if names else "none is installed"
     command: Any = parser.add_argument("command", nargs="?", metavar="COMMAND", help=known)
     command.completer = lambda **_: names
     rest: Any = parser.add_argument(

@@ -257,3 +257,9 @@ def test_a_cache_in_float32_that_was_asked_for_needs_no_note(
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         data = ask(capsys, path, "--memory", "1GiB", "--dtype", dtype)[1]
         assert (data["notes"], data["token_bytes"]) == ([], 2 * 2 * 64 * size * 4)
+
+
+def test_the_help_says_what_each_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  size      say how many requests of what length fit into a memory" in lines
