@@ -59,14 +59,13 @@ class BatchExecutor:
 
     def announce(self, inputs: StepInputs) -> None:
         """Say what the batch that is submitted next computes; without it, it computes nothing."""
-        if isinstance(self._worker, ForkedWorker):
-            self._worker.tell(self._side.announce, inputs)
-        else:
-            self._worker.submit(self._side.announce, inputs)
+        tell = self._worker.tell if isinstance(self._worker, ForkedWorker) else self._worker.submit
+        tell(self._side.announce, *inputs)
 
     def submit(self, batch: Batch) -> None:
         """Let a batch be applied and its step be computed."""
-        self._submitted.append(self._worker.submit(self._side.execute, batch))
+        plain = (batch.number, batch.buffer, batch.keys, batch.epoch)
+        self._submitted.append(self._worker.submit(self._side.execute, *plain))
 
     def wait(self) -> Executed:
         """Wait for the oldest batch.
@@ -130,20 +129,22 @@ class _OtherSide:
         """Let no batch begin."""
         self._stopped[0] = 1
 
-    def announce(self, inputs: StepInputs) -> None:
-        """Set the step of the next batch up; an error is that of the batch."""
+    def announce(self, *inputs: Any) -> None:
+        """Set the step of the next batch up, from its `StepInputs`; an error is the batch's."""
         try:
             with self._on_stream():
-                self._begun = self._forward.begin(inputs)
+                self._begun = self._forward.begin(StepInputs(*inputs))
         except Exception as error:
             self._begun = error
 
     def execute(
-        self, batch: Batch
+        self, *batch_fields: Any
     ) -> tuple[tuple[torch.Tensor | None, list[int]] | None, list[Finished]]:
         """Apply a batch and compute its step: the fields of `Executed`, which are pickled sooner
         than it is.
         """
+        number, buffer, *others = batch_fields
+        batch = Batch(number, bytearray(buffer), *others)
         begun, self._begun = self._begun, None
         if self._stopped[0]:
             raise NotExecuted(number=batch.number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of its own that runs calls one after another: plain data goes in and comes back.
+"""A process of its own that runs calls one after another: plain data goes in, results come back.
 
 Why a process: a thread shares Python's lock with its caller, so small operations of the two take
 turns (docs/performance.md). Why forked: it begins with the caller's objects as they are, models and
@@ -14,6 +14,7 @@ import collections
 import contextlib
 import gc
 import io
+import marshal
 import mmap
 import multiprocessing
 import os
@@ -42,6 +43,7 @@ NUM_NAPS_MAX = 50
 ends on the caller's core, and costs the process nothing. To wake a sleeper takes the process time,
 and the system may put the sleeper on the core of the process, before whose next call it then runs.
 """
+SIZE_BYTES = 8
 SENT_BYTES_MAX = 32 * 1024
 """Calls that are sent before their replies are read: if both sides sent more than the system keeps
 for them, both would wait for the other. It keeps 64 KiB, of which half may be gaps."""
@@ -90,7 +92,8 @@ class ForkedWorker:
     def submit(self, method: Callable[..., Any], *arguments: Any) -> Reply:
         """Let the fork call a method of its copy of the object.
 
-        The reply tells if the fork is dead.
+        arguments: as marshal takes them: numbers, strings, bytes, and lists, tuples and dicts of
+        such. The reply tells if the fork is dead.
         """
         reply = Reply(self)
         self._send(method, arguments, reply)
@@ -105,7 +108,8 @@ class ForkedWorker:
     ) -> None:
         if self._finalizer is None:
             self._begin()
-        call = pickle.dumps((method.__name__, arguments, reply is not None))
+        # The process is this program, so it reads marshal's format, in a tenth of pickle's time.
+        call = marshal.dumps((method.__name__, arguments, reply is not None))
         self._num_bytes_sent += len(call)
         if self._num_bytes_sent > SENT_BYTES_MAX:
             while self._waiting:
@@ -114,7 +118,7 @@ class ForkedWorker:
         if reply is not None:
             self._waiting.append(reply)
         try:
-            self._calls.write(call)
+            self._calls.write(len(call).to_bytes(SIZE_BYTES) + call)
             self._calls.flush()
         except (OSError, ValueError):  # the fork is gone, or buried
             self._bury()
@@ -187,7 +191,7 @@ def _end(calls: io.BufferedWriter, replies: Connection, process_id: int, caller:
     if os.getpid() != caller:
         return
     with contextlib.suppress(OSError):
-        pickle.dump(None, calls)
+        calls.write(bytes(SIZE_BYTES))
     _close(calls, replies)
     os.waitpid(process_id, 0)
 
@@ -214,13 +218,10 @@ def _serve(target: object, calls: io.BufferedReader, replies: Connection, bell: 
         while bell[0] == num_calls and time.perf_counter() < until:
             pass
         num_calls += 1
-        try:
-            call = pickle.load(calls)
-        except EOFError:
+        call = calls.read(int.from_bytes(calls.read(SIZE_BYTES)))
+        if not call:  # the end, or the caller is gone
             return
-        if call is None:
-            return
-        name, arguments, is_answered = call
+        name, arguments, is_answered = marshal.loads(call)
         if not is_answered:
             getattr(target, name)(*arguments)
             continue
