@@ -11,10 +11,8 @@ no request's: rows that pad a batch read it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,13 +32,13 @@ from kvcore_runtime.cache.table_merge import (
     KIND,
     PLACE,
     ROW,
+    Numbers,
     TableChange,
     entries_of,
     merge,
 )
 
 PADDING_BLOCK = 0
-Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class BlockTables:
@@ -96,18 +94,19 @@ class BlockTables:
         columns: [6, n] int32 on the CPU, rows as kvcore.types.commands.COLUMNS; other kinds are
         skipped. Raises TableOutOfRange or TableGap.
         """
-        kinds = columns[KIND]
-        chosen = ((kinds == SetTable.kind) | (kinds == CutTable.kind)).nonzero().view(-1)
-        if chosen.numel() == 0:
+        numbers = columns.numpy()
+        kinds = numbers[KIND]
+        chosen = np.flatnonzero((kinds == SetTable.kind) | (kinds == CutTable.kind))
+        if len(chosen) == 0:
             return []
-        changes = columns[:, chosen].to(torch.int64)
+        changes = numbers[:, chosen].astype(np.int64)
         self._check_changes(changes)
+        lengths = self.lengths.numpy().astype(np.int64)
         planned = []
         for group_id in range(self.num_groups):
-            in_group = changes[GROUP] == group_id
-            here = changes if self.num_groups == 1 else changes[:, in_group]
+            here = changes[:, changes[GROUP] == group_id]
             if here.shape[1]:
-                planned.append(merge(group_id, here, self.lengths[group_id], self.max_blocks))
+                planned.append(merge(group_id, here, lengths[group_id], self.max_blocks))
         return planned
 
     def commit(self, planned: Sequence[TableChange]) -> None:
@@ -121,11 +120,10 @@ class BlockTables:
                 kernels.write_entries(self.blocks, self._send(entries))
         for change in planned:
             if self.device.type != "cuda":
-                flat = self.blocks[change.group_id].view(-1)
-                flat.index_fill_(0, change.cleared, PADDING_BLOCK)
-                flat.index_copy_(0, change.places, change.blocks.to(torch.int32))
-            lengths = change.lengths.to(torch.int32)
-            self.lengths[change.group_id].index_copy_(0, change.rows, lengths)
+                flat = self.blocks[change.group_id].view(-1).numpy()
+                flat[change.cleared] = PADDING_BLOCK
+                flat[change.places] = change.blocks
+            self.lengths[change.group_id].numpy()[change.rows] = change.lengths
 
     def apply(self, columns: Tensor) -> None:
         """Change the tables as the columns of a batch say; raises as `plan`, before any change."""
@@ -176,7 +174,7 @@ class BlockTables:
                     length=lengths[row],
                 )
 
-    def _check_changes(self, changes: Tensor) -> None:
+    def _check_changes(self, changes: Numbers) -> None:
         is_set = changes[KIND] == SetTable.kind
         _check_range("row", changes[ROW], self.max_rows - 1)
         _check_range("group", changes[GROUP], self.num_groups - 1)
@@ -211,7 +209,7 @@ class BlockTables:
         return values
 
 
-def _check_range(name: str, values: Tensor | Numbers, last: int) -> None:
+def _check_range(name: str, values: Numbers, last: int) -> None:
     wrong = (values < 0) | (values > last)
     if wrong.any():
         raise TableOutOfRange(name=name, value=int(values[wrong][0]), last=last)
