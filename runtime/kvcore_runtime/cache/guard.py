@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -46,8 +46,7 @@ _READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
 _WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load)}
 
 
-@attrs.frozen
-class Reads:
+class Reads(NamedTuple):
     """What the forward pass of one step computes: positions starts[i] to ends[i] of rows[i].
 
     requests: the requests of the rows, for messages.
@@ -57,9 +56,6 @@ class Reads:
     starts: Sequence[int]
     ends: Sequence[int]
     requests: Sequence[str]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Reads, (self.rows, self.starts, self.ends, self.requests)
 
 
 @attrs.frozen

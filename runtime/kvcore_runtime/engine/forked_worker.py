@@ -218,8 +218,9 @@ def _serve(target: object, calls: io.BufferedReader, replies: Connection, bell: 
         while bell[0] == num_calls and time.perf_counter() < until:
             pass
         num_calls += 1
-        call = calls.read(int.from_bytes(calls.read(SIZE_BYTES)))
-        if not call:  # the end, or the caller is gone
+        size = int.from_bytes(calls.read(SIZE_BYTES))
+        call = calls.read(size)
+        if not size or len(call) < size:  # the end, or the caller is gone
             return
         name, arguments, is_answered = marshal.loads(call)
         if not is_answered:

@@ -111,6 +111,7 @@ class Begun:
     """A step as far as it can be computed before its batch is applied: what it reads is set up."""
 
     inputs: StepInputs
+    reads: Reads
     samplings: list[Sampling | None]
     tokens: Tensor
     to_come: tuple[Tensor, Tensor]
@@ -142,7 +143,6 @@ class Forward:
         self._model = model
         self._runtime = runtime
         self._keep_logits = keep_logits
-        self._is_guarded = runtime.guard is not None
         kinds = list(dict.fromkeys((each.group_id, each.visibility) for each in groups.places))
         self._kinds = kinds
         self._num_blocks_max = [num_blocks_gathered(each) for each in runtime.cache.groups]
@@ -213,6 +213,7 @@ class Forward:
         tokens, places, rows, wanted, newest, newest_rows = split[:6]
         return Begun(
             inputs=inputs,
+            reads=Reads(*inputs.reads),
             samplings=[None if each is None else Sampling(**each) for each in inputs.draws[1]],
             tokens=tokens,
             to_come=(places, rows),
@@ -228,24 +229,24 @@ class Forward:
         A token to come is what was sampled last for its row. Raises BeyondTable, in guard mode
         StaleRead.
         """
-        rows, _, ends, _ = begun.inputs.reads
-        reads = Reads(*begun.inputs.reads) if self._is_guarded else None
-        if reads is not None:
-            self._runtime.check_reads(reads)
-        for group_id in range(self._runtime.tables.num_groups):
-            self._runtime.tables.check_reach(rows, ends, group_id=group_id)
+        reads, tables = begun.reads, self._runtime.tables
+        self._runtime.check_reads(reads)
+        for group_id in range(tables.num_groups):
+            tables.check_reach(reads.rows, reads.ends, group_id=group_id)
         begun.attention.bind(self._tables)
-        places, rows_to_come = begun.to_come
-        if len(places):
-            begun.tokens.index_copy_(0, places, self._newest.index_select(0, rows_to_come))
+        places, rows = begun.to_come
+        tokens = begun.tokens
+        if len(rows):
+            newest = self._newest.index_select(0, rows)
+            is_all = len(rows) == len(tokens)
+            tokens = newest if is_all else tokens.index_copy(0, places, newest)
         with any_shape(self._model.device):
             logits = self._model.forward(
-                begun.tokens, begun.attention.positions, begun.attention, begun.wanted
+                tokens, begun.attention.positions, begun.attention, begun.wanted
             )
-        if reads is not None:
-            self._runtime.check_content(reads)
-        tokens = self._draw(begun, logits)
-        return Computed(logits=logits if self._keep_logits else None, tokens=tokens)
+        self._runtime.check_content(reads)
+        sampled = self._draw(begun, logits)
+        return Computed(logits=logits if self._keep_logits else None, tokens=sampled)
 
     def _draw(self, begun: Begun, logits: Tensor) -> list[int]:
         """Sample what a step is to sample, and keep it for the next step."""
@@ -283,7 +284,7 @@ class Forward:
         attentions = [
             PagedAttention(
                 groups[group_id],
-                ReadPlan(*plan, numbers=_NOTHING),
+                ReadPlan._make((*plan, _NOTHING)),
                 invariant=invariant,
                 visibility=visibility,
                 numbers=numbers[3 * index : 3 * index + 3],
