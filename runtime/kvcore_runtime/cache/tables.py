@@ -81,6 +81,7 @@ class BlockTables:
         shape = (num_groups, max_rows + 1, max_blocks)
         self.blocks = allocate(shape, torch.int32, self.device, fill=PADDING_BLOCK, shared=shared)
         self.lengths = allocate(shape[:2], torch.int32, torch.device("cpu"), shared=shared)
+        self._lengths = self.lengths.numpy()  # the same memory
         self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
 
     def row_blocks(self, row: int, group_id: int = 0) -> list[int]:
@@ -101,7 +102,7 @@ class BlockTables:
             return []
         changes = numbers[:, chosen].astype(np.int64)
         self._check_changes(changes)
-        lengths = self.lengths.numpy().astype(np.int64)
+        lengths = self._lengths.astype(np.int64)
         planned = []
         for group_id in range(self.num_groups):
             here = changes[:, changes[GROUP] == group_id]
@@ -123,7 +124,7 @@ class BlockTables:
                 flat = self.blocks[change.group_id].view(-1).numpy()
                 flat[change.cleared] = PADDING_BLOCK
                 flat[change.places] = change.blocks
-            self.lengths[change.group_id].numpy()[change.rows] = change.lengths
+            self._lengths[change.group_id, change.rows] = change.lengths
 
     def apply(self, columns: Tensor) -> None:
         """Change the tables as the columns of a batch say; raises as `plan`, before any change."""
@@ -163,7 +164,7 @@ class BlockTables:
 
     def check_reach(self, rows: Iterable[int], ends: Iterable[int], *, group_id: int = 0) -> None:
         """Raise BeyondTable if the table of rows[i] ends before position ends[i] - 1."""
-        size, lengths = self.block_sizes[group_id], self.lengths[group_id].tolist()
+        size, lengths = self.block_sizes[group_id], self._lengths[group_id].tolist()
         for row, end in zip(rows, ends, strict=True):
             if end > lengths[row] * size:
                 raise BeyondTable(

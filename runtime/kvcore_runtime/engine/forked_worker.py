@@ -210,6 +210,7 @@ def _run(
         os._exit(0)
 
 
+@torch.inference_mode()
 def _serve(target: object, calls: io.BufferedReader, replies: Connection, bell: memoryview) -> None:
     torch.set_num_threads(torch.get_num_threads())  # of the caller; a new thread has all cores
     num_calls = 0

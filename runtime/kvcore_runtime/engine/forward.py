@@ -132,7 +132,7 @@ class Computed:
 
 
 class Forward:
-    """Computes the chunks of a step with one model over one runtime.
+    """Computes the chunks of a step with one model over one runtime; in torch's inference mode.
 
     keep_logits: whether to hand them out.
     """
@@ -205,7 +205,6 @@ class Forward:
             plans=tuple(each[:-1] for each in plans),
         )
 
-    @torch.inference_mode()
     def begin(self, inputs: StepInputs) -> Begun:
         """Set a step up, as far as that needs neither its batch nor the tokens to come."""
         numbers = torch.frombuffer(bytearray(inputs.numbers), dtype=torch.int64)
@@ -222,7 +221,6 @@ class Forward:
             attention=self._attention(inputs.plans, split[6:]),
         )
 
-    @torch.inference_mode()
     def compute(self, begun: Begun) -> Computed:
         """Compute a step whose batch was applied, and sample from it.
 
@@ -257,7 +255,8 @@ class Forward:
             logits = logits[chosen]
         tokens = draw(logits, begun.samplings, indices)
         places, rows = begun.newest
-        self._newest.index_copy_(0, rows, tokens.index_select(0, places))
+        newest = tokens if len(places) == len(tokens) else tokens.index_select(0, places)
+        self._newest.index_copy_(0, rows, newest)
         sampled: list[int] = tokens.tolist()
         return sampled
 
