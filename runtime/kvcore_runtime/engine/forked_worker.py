@@ -16,7 +16,6 @@ import gc
 import io
 import marshal
 import mmap
-import multiprocessing
 import os
 import pickle
 import select
@@ -27,7 +26,6 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
@@ -132,16 +130,25 @@ class ForkedWorker:
             time.sleep(NAP_SECONDS)
         self._poll.poll()  # a Ctrl-C while it waits loses nothing
         try:
-            answer = self._replies.recv()
+            answer = pickle.loads(self._read(int.from_bytes(self._read(SIZE_BYTES))))
         except (EOFError, OSError):
             self._bury()
         else:
             self._waiting.popleft().answer = answer
 
+    def _read(self, num_bytes: int) -> bytearray:
+        """The next bytes of replies. Raises EOFError."""
+        found = bytearray()
+        while len(found) < num_bytes:
+            more = os.read(self._replies.fileno(), num_bytes - len(found))
+            if not more:
+                raise EOFError
+            found += more
+        return found
+
     def _begin(self) -> None:
-        self._replies, replies = multiprocessing.Pipe(duplex=False)
-        reading, writing = os.pipe()
-        calls, self._calls = os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+        calls, self._calls = _pipe()
+        self._replies, replies = _pipe()
         self._poll = select.poll()
         self._poll.register(self._replies, select.POLLIN)
         self._bell = memoryview(mmap.mmap(-1, 8)).cast("Q")
@@ -172,6 +179,11 @@ class ForkedWorker:
         self._waiting.clear()
 
 
+def _pipe() -> tuple[io.BufferedReader, io.BufferedWriter]:
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+
+
 def _stay_on(core: int) -> None:
     """Let the calling thread, and those that it will start, run on one core."""
     try:
@@ -180,13 +192,15 @@ def _stay_on(core: int) -> None:
         raise NoSuchCore(core=core) from None
 
 
-def _close(calls: io.BufferedIOBase, replies: Connection) -> None:
+def _close(calls: io.BufferedIOBase, replies: io.BufferedIOBase) -> None:
     with contextlib.suppress(OSError):
         calls.close()
     replies.close()
 
 
-def _end(calls: io.BufferedWriter, replies: Connection, process_id: int, caller: int) -> None:
+def _end(
+    calls: io.BufferedWriter, replies: io.BufferedReader, process_id: int, caller: int
+) -> None:
     """Let a fork end. It is told, since forks that were made later hold its pipes, too."""
     if os.getpid() != caller:
         return
@@ -197,7 +211,7 @@ def _end(calls: io.BufferedWriter, replies: Connection, process_id: int, caller:
 
 
 def _run(
-    target: object, calls: io.BufferedReader, replies: Connection, bell: memoryview
+    target: object, calls: io.BufferedReader, replies: io.BufferedWriter, bell: memoryview
 ) -> NoReturn:
     """The fork: serve calls until there are no more to come, and do nothing else."""
     try:
@@ -211,7 +225,9 @@ def _run(
 
 
 @torch.inference_mode()
-def _serve(target: object, calls: io.BufferedReader, replies: Connection, bell: memoryview) -> None:
+def _serve(
+    target: object, calls: io.BufferedReader, replies: io.BufferedWriter, bell: memoryview
+) -> None:
     torch.set_num_threads(torch.get_num_threads())  # of the caller; a new thread has all cores
     num_calls = 0
     while True:
@@ -232,7 +248,8 @@ def _serve(target: object, calls: io.BufferedReader, replies: Connection, bell: 
         except BaseException as error:
             answer = _packed(error)
         try:
-            replies.send_bytes(answer)
+            replies.write(len(answer).to_bytes(SIZE_BYTES) + answer)
+            replies.flush()
         except OSError:
             return
 

@@ -150,6 +150,7 @@ class Forward:
         self._tables = [runtime.tables.blocks[group_id] for group_id, _ in kinds]
         # Of each row, for the next step: it needs no one who reads it first.
         rows = runtime.tables.max_rows
+        self._sizes: tuple[int, ...] | None = None
         self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._places = [
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
@@ -206,10 +207,16 @@ class Forward:
         )
 
     def begin(self, inputs: StepInputs) -> Begun:
-        """Set a step up, as far as that needs neither its batch nor the tokens to come."""
-        numbers = torch.frombuffer(bytearray(inputs.numbers), dtype=torch.int64)
-        split = numbers.to(self._model.device).split_with_sizes(inputs.sizes)
-        tokens, places, rows, wanted, newest, newest_rows = split[:6]
+        """Set a step up, as far as that needs neither its batch nor the tokens to come.
+
+        The step before must be done: the two share their memory.
+        """
+        if inputs.sizes != self._sizes:  # else the views of the last step will do
+            self._sizes = inputs.sizes
+            self._numbers = self._newest.new_empty(sum(inputs.sizes))
+            self._views = self._numbers.split_with_sizes(inputs.sizes)
+        self._numbers.copy_(torch.frombuffer(bytearray(inputs.numbers), dtype=torch.int64))
+        tokens, places, rows, wanted, newest, newest_rows, *rest = self._views
         return Begun(
             inputs=inputs,
             reads=Reads(*inputs.reads),
@@ -218,7 +225,7 @@ class Forward:
             to_come=(places, rows),
             wanted=wanted,
             newest=(newest, newest_rows),
-            attention=self._attention(inputs.plans, split[6:]),
+            attention=self._attention(inputs.plans, rest),
         )
 
     def compute(self, begun: Begun) -> Computed:
