@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 import torch
@@ -46,7 +46,8 @@ _READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
 _WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load)}
 
 
-class Reads(NamedTuple):
+@attrs.frozen
+class Reads:
     """What the forward pass of one step computes: positions starts[i] to ends[i] of rows[i].
 
     requests: the requests of the rows, for messages.

@@ -32,6 +32,8 @@ from kvcore_runtime.engine.errors import ExecutorDied, NotExecuted
 from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
 from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
+_NO_CHANGE = contextlib.nullcontext()
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Executed:
@@ -162,15 +164,16 @@ class _OtherSide:
         given = None if computed is None else (computed.logits, computed.tokens)
         return given, self._runtime.take_finished()
 
-    def _in_mode(self) -> contextlib.ExitStack:
+    def _in_mode(self) -> contextlib.AbstractContextManager[object]:
         """Torch's inference mode, and the stream of this side; a fork has the mode on throughout,
         since to turn it on takes 4 us.
         """
+        if torch.is_inference_mode_enabled():
+            return _NO_CHANGE
         stack = contextlib.ExitStack()
-        if not torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode())
-            if self._stream is not None:
-                stack.enter_context(torch.cuda.stream(self._stream))
+        stack.enter_context(torch.inference_mode())
+        if self._stream is not None:
+            stack.enter_context(torch.cuda.stream(self._stream))
         return stack
 
     def restart(self, next_number: int) -> list[Finished]:

@@ -35,8 +35,8 @@ from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCor
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
 to be woken takes 30 to 100 us."""
-NAP_SECONDS = 50e-6
-NUM_NAPS_MAX = 50
+NAP_SECONDS = 20e-6
+NUM_NAPS_MAX = 100
 """How often the caller looks for a reply before it sleeps until it is woken: a nap takes 0.1 ms,
 ends on the caller's core, and costs the process nothing. To wake a sleeper takes the process time,
 and the system may put the sleeper on the core of the process, before whose next call it then runs.
@@ -90,8 +90,8 @@ class ForkedWorker:
     def submit(self, method: Callable[..., Any], *arguments: Any) -> Reply:
         """Let the fork call a method of its copy of the object.
 
-        arguments: as marshal takes them: numbers, strings, bytes, and lists, tuples and dicts of
-        such. The reply tells if the fork is dead.
+        arguments: as marshal takes them: numbers, strings, bytes, and lists, tuples, sets and dicts
+        of such. Raises ValueError for others. The reply tells if the fork is dead.
         """
         reply = Reply(self)
         self._send(method, arguments, reply)

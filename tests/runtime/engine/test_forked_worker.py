@@ -102,6 +102,15 @@ def test_what_is_told_runs_in_its_turn_and_has_no_reply() -> None:
         worker.submit(DESK.tell, 4).result()
 
 
+def test_what_is_no_plain_data_is_refused_and_leaves_the_worker_as_it_was() -> None:
+    worker = ForkedWorker(DESK)
+    first = worker.submit(DESK.tell, 1)
+    with pytest.raises(ValueError, match="unmarshallable"):
+        worker.submit(DESK.tell, DESK)
+    assert worker.submit(DESK.tell, 2).result() == [1, 2]
+    assert first.result() == [1]
+
+
 def test_more_than_the_system_keeps_may_be_told() -> None:
     worker = ForkedWorker(DESK)
     large = bytes(9 << 10)
