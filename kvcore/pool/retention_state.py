@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool keeps for levels; changed in retention.py. Twin: rust/src/pool/retention_state.rs."""
+"""A pool's records for levels; changed in retention.py. Twin: rust/src/pool/retention_state.rs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ content, the others have a level each."""
 
 
 class RetentionState(Struct, frozen=True, gc=False):
-    """What a pool keeps for levels. now: in ms. kept: block id -> what was wished for it."""
+    """A pool's records for levels. now: in ms. kept: block id -> what was wished for it."""
 
     now: int = 0
     kept: Map[int, Kept] = Map()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What levels may do to the free queue: followed by the commands of a call, by itself.
+"""Properties of the levels' effect on the free queue, followed by the commands of a call, by
+itself.
 
 No transition calls anything here. Twin: rust/src/check/properties/retention.rs.
 """
@@ -38,7 +39,7 @@ def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[
 
 
 def joined(before: State, after: State) -> dict[int, Kept]:
-    """What is wished for each block once the requests joined their wishes that lose it."""
+    """The wish for each block once the requests that lose it joined theirs."""
     old = before.device.retention
     assert old is not None
     kept = dict(old.kept)
