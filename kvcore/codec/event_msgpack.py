@@ -159,7 +159,9 @@ def _as_array(event: EventMap) -> list[Any]:
     """An event in the form of vLLM's older releases: its name, then its fields by their places."""
     kind = event["type"]
     values = [kind, *map(event.get, ARRAY_FIELDS[kind])]
-    while len(values) > 1 and values[-1] is None and ARRAY_FIELDS[kind][len(values) - 2] in OPTIONAL:
+    while (
+        len(values) > 1 and values[-1] is None and ARRAY_FIELDS[kind][len(values) - 2] in OPTIONAL
+    ):
         del values[-1]
     return values
 

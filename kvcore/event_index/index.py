@@ -172,9 +172,7 @@ class EventIndex:
                 break
         return depths | dict.fromkeys(_bits(alive), len(names))
 
-    def _with_windows(
-        self, names: Sequence[int], bit: int, windows: dict[int, int | None]
-    ) -> int:
+    def _with_windows(self, names: Sequence[int], bit: int, windows: dict[int, int | None]) -> int:
         """The longest beginning that all groups of a worker allow."""
         runs = {}  # per group, how many blocks in a row end with each block
         for group in windows:

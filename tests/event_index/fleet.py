@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random engines over real managers, whose events go through a log and a bad network to an index."""
+"""Random engines over real managers, whose events go over a bad network to an index."""
 
 from __future__ import annotations
 

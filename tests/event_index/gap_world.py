@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A publisher, a network that loses, doubles and reorders, and an index: every order of their moves.
+"""A publisher, a network that loses, doubles and reorders, and an index: every order of moves.
 
 The real `EventLog` and `EventIndex` are the model. A manager is a set of keys. The publisher's
 moves are to store or remove a key, to skip a batch since its queue is full, and to die and begin

@@ -17,7 +17,9 @@ def ask_often(seeds: range, groups: tuple[Group, ...], **form: object) -> tuple[
     for seed in seeds:
         index = EventIndex()
         lines = [
-            Line(f"engine {i}", Engine(2 * seed + i, ("python", "rust")[i], groups), seed + i, **form)
+            Line(
+                f"engine {i}", Engine(2 * seed + i, ("python", "rust")[i], groups), seed + i, **form
+            )
             for i in range(2)
         ]
         for _ in range(25):
