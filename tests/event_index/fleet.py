@@ -54,7 +54,7 @@ class Engine:
             manager.free(name)
             manager.remove_request(name)
             self.running.remove(name)
-        if not self.running:
+        if chance == 1.0:
             manager.take_batch()
             manager.reset_prefix_cache()
 
