@@ -59,7 +59,7 @@ def decode_events(payload: bytes) -> EventBatch:
 
 def is_cleared(event: EventMap) -> bool:
     """Whether the event says that nothing is findable any more."""
-    return event["type"] == "AllBlocksCleared"
+    return bool(event["type"] == "AllBlocksCleared")
 
 
 def _read(event: Any) -> EventMap:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from typing import Literal
 
 from kvcore import Config, Group, KVCacheManager, Request
 from kvcore.codec.event_msgpack import event_maps
@@ -19,7 +19,9 @@ HYBRID = (Group(SIZE), Group(SIZE, kind="sliding_window", window=10))
 class Engine:
     """A manager of few blocks, so that it evicts, under prompts of few families."""
 
-    def __init__(self, seed: int, backend: str, groups: Sequence[Group] = FULL) -> None:
+    def __init__(
+        self, seed: int, backend: Literal["rust", "python"], groups: tuple[Group, ...] = FULL
+    ) -> None:
         self.random = random.Random(seed)
         self.groups = groups
         self.manager = KVCacheManager(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import Group
-from kvcore.codec.event_msgpack import encode_maps
+from kvcore.codec.event_msgpack import EventMap, encode_maps
 from kvcore.event_index import Applied, DamagedEvents, EventIndex, EventLog, Gap, Stale
 from tests.event_index.fleet import FULL, HYBRID, Engine, Line
 
@@ -57,7 +57,11 @@ def test_the_index_answers_ten_thousand_questions_as_the_managers() -> None:
 
 
 def stored(*names: int, parent: int | None = None, **fields: object) -> bytes:
-    event = {"type": "BlockStored", "block_hashes": list(names), "parent_block_hash": parent}
+    event: EventMap = {
+        "type": "BlockStored",
+        "block_hashes": list(names),
+        "parent_block_hash": parent,
+    }
     event |= {"token_ids": [1] * len(names), "block_size": 1, **fields}
     return encode_maps([event], 0.0, 0, "map")
 

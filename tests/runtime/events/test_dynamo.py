@@ -71,7 +71,7 @@ class Indexer:
 @pytest.fixture
 def indexer(tmp_path: Path) -> Iterator[Indexer]:
     port = free_port()
-    command = [PYTHON, "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
+    command = [str(PYTHON), "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
     with (tmp_path / "log").open("wb") as log:
         service = subprocess.Popen(command, stdout=log, stderr=log)
     indexer = Indexer(port)
