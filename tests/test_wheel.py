@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -72,6 +73,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_says_that_it_fits_each_python_from_3_11_on(wheel: Path) -> None:
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+
+
+def test_the_wheel_has_what_is_no_python(wheel: Path) -> None:
+    others = {path.name for path in (ROOT / "kvcore" / "view").glob("*.[cj]s*")}
+    packed = {Path(name).name for name in ZipFile(wheel).namelist() if "kvcore/view/" in name}
+    assert packed >= others >= {"page.css", "page.js"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import attrs
 
+from kvcore.cli.page_style import LIGHT
 from kvcore.replay.loop import replay
-from kvcore.replay.plots import LIGHT, draw_course, draw_sweep, with_colours
+from kvcore.replay.plots import draw_course, draw_sweep, with_colours
 from kvcore.replay.results import Options, Result
 from kvcore.replay.summary import Report
 from kvcore.replay.synthetic import generate

@@ -31,6 +31,7 @@ DOES = {
     "simulate": "run random engines at real sizes from a seed",
     "size": "say how many requests of what length fit into a memory",
     "trace": "generate and show workloads",
+    "view": "write a page that shows the pool at any step of a record",
 }
 """What a subcommand does, for the help text, which loads none of them."""
 HINTS = """`kvcore COMMAND --help` describes a command. To complete commands and options in a shell:

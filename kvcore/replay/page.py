@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from kvcore.cli.page_style import css
 from kvcore.replay.explain.tables import cause_rows, evictor_rows
-from kvcore.replay.plots import DARK, LIGHT, draw_causes, draw_course, draw_sweep
+from kvcore.replay.plots import draw_causes, draw_course, draw_sweep
 from kvcore.replay.report_text import (
     advice,
     clock_note,
@@ -29,22 +30,6 @@ from kvcore.replay.results import REFUSED_MAX
 from kvcore.replay.summary import Report, rates_of
 
 CSS = """
-:root { color-scheme: light dark; LIGHT }
-@media (prefers-color-scheme: dark) { :root { DARK } }
-@media print { :root { LIGHT } }
-body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.2rem 4rem; background: var(--c-page);
-  color: var(--c-ink); font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem; }
-p { margin: .4rem 0; }
-.faint, th, dt { color: var(--c-faint); }
-.warn { color: var(--c-red); }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .7rem;
-  margin: 1.4rem 0; }
-dl div { background: var(--c-card); border: 1px solid var(--c-grid); border-radius: .5rem;
-  padding: .6rem .8rem; }
-dt { font-size: .85rem; }
-dd { margin: 0; font-size: 1.35rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem;
   font-variant-numeric: tabular-nums; }
@@ -63,7 +48,7 @@ def to_html(report: Report) -> Iterator[str]:
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
     yield f"<title>{title}</title>\n"
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-    yield f"\n<style>\n{_css()}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    yield f"\n<style>\n{css()}\n{CSS}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
     yield _paragraph(setting(result), "faint")
     if report.interrupted:
         yield _paragraph("Interrupted: this is what was done until then.", "warn")
@@ -97,15 +82,6 @@ def to_html(report: Report) -> Iterator[str]:
         yield _table(cost_rows(result.costs))
     yield _paragraph(f"Virtual time: {clock_note(result.options)}.", "faint")
     yield "</body>\n</html>\n"
-
-
-def _css() -> str:
-    """The style, with the colours of both screens."""
-    light, dark = (
-        " ".join(f"--c-{name}: {colour};" for name, colour in colours.items())
-        for colours in (LIGHT, DARK)
-    )
-    return CSS.replace("LIGHT", light).replace("DARK", dark)
 
 
 def _tiles(report: Report) -> Iterator[str]:

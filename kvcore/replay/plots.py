@@ -23,23 +23,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from kvcore.cli.page_style import COLOURS
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
 from kvcore.replay.summary import Report, rates_of, use_of
 
-COLOURS = {
-    "ink": ("#1f2328", "#e6e8eb"),
-    "faint": ("#6a737d", "#9aa4af"),
-    "grid": ("#e3e6ea", "#30363d"),
-    "blue": ("#0b6bb5", "#6cb6ff"),
-    "orange": ("#c4570b", "#f0a35e"),
-    "green": ("#1a7f4b", "#6fd39b"),
-    "red": ("#b4233a", "#ff8a98"),
-    "page": ("#ffffff", "#0f1317"),
-    "card": ("#f6f7f9", "#191f26"),
-}
-"""Each colour on a light and on a dark page."""
-LIGHT, DARK = ({name: pair[page] for name, pair in COLOURS.items()} for page in (0, 1))
 NAMES = {f"#0101{number:02}": name for number, name in enumerate(COLOURS)}
 """Colours that matplotlib gets, each of which stands for a name."""
 INK, FAINT, GRID, BLUE, ORANGE, GREEN, RED, _, _ = NAMES

@@ -15,6 +15,7 @@ import pytest
     [
         ("kvcore si", {"simulate", "size"}),
         ("kvcore r", {"replay"}),  # none of the files here
+        ("kvcore view --b", {"--backend"}),
         (
             "kvcore replay --policy ",
             {"lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned", "retention"},

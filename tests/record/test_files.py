@@ -220,8 +220,9 @@ def test_segments_end_at_a_step_and_the_oldest_goes(tmp_path: Path, backend: Bac
     made = check_replays(folder, states, backend)
     done = rerun(folder, [backend], first=len(story()) - made)
     assert (done.num_calls, done.num_segments, done.difference) == (made, 3, None)
+    assert rerun(folder, [backend]) == done
     with pytest.raises(InvalidRecorder, match="the record begins with call"):
-        rerun(folder, [backend])
+        rerun(folder, [backend], first=0)
 
 
 def test_an_engine_chooses_when_a_file_ends(tmp_path: Path, backend: Backend) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="kvcore[plots] is not installed")
 
+from kvcore.cli.page_style import DARK, LIGHT
 from kvcore.replay.page import to_html
-from kvcore.replay.plots import DARK, LIGHT, NAMES, draw_course, draw_sweep, with_colours
+from kvcore.replay.plots import NAMES, draw_course, draw_sweep, with_colours
 from kvcore.replay.summary import Report
 from tests.replay.results import REFUSED, RESULT, SAMPLES, made, of_size
 

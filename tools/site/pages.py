@@ -71,7 +71,9 @@ AROUND_SANITIZER = (
     *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
 )
 """What an adapter is made with, besides the names of `kvcore.sanitizer`."""
-COMMANDS = ("check", "simulate", "sanitize", "replay", "explain", "size", "trace", "generate")
+COMMANDS = (
+    *("check", "simulate", "sanitize", "replay", "explain", "view", "size", "trace", "generate"),
+)
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
 .md-grid { max-width: 72rem; }
@@ -125,7 +127,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 def _inside(readme: str) -> str:
     """README's links, as they are from within docs/."""
     here = re.sub(r"(\]\(|\[|src=\"|srcset=\")docs/", r"\1", readme)
-    return re.sub(r"\[([^\]]+)\]\((?!https?:|#|[\w./-]+\.(?:md|svg))([^)]+)\)", r"\1 (`\2`)", here)
+    return re.sub(
+        r"\[([^\]]+)\]\((?!https?:|#|[\w./-]+\.(?:md|svg|png))([^)]+)\)", r"\1 (`\2`)", here
+    )
 
 
 def _manager() -> str:

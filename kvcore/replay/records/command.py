@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
     backend = "rust" if _twin.available() else "python"
     parser.add_argument("--backend", choices=("rust", "python", "both"), default=backend)
-    parser.add_argument("--from", dest="first", metavar="CALL", type=natural, default=0)
+    parser.add_argument("--from", dest="first", metavar="CALL", type=natural)
     parser.add_argument("--to", dest="last", metavar="CALL", type=natural)
     parser.add_argument(
         "--what-if",

@@ -8,9 +8,9 @@ begins, its state must be the one that the calls before led to.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -67,7 +67,9 @@ class Rerun:
 
 
 class Player:
-    """A manager that makes recorded calls."""
+    """A manager that makes recorded calls. value: what the last one gave, None if it raised."""
+
+    value: Any = None
 
     def __init__(self, segment: Segment, backend: Backend) -> None:
         self.backend = backend
@@ -81,14 +83,14 @@ class Player:
 
     def make(self, call: RecordedCall) -> bytes:
         """Make a call; its outcome, as a record has it."""
-        arguments = call.arguments
+        arguments, self.value = call.arguments, None
         if isinstance(arguments.get("hit"), LastHit):
             found = self.hits.get(arguments["request_id"])
             arguments = arguments | {"hit": found}
         try:
             options = dict(arguments)
             given = [options.pop(field) for field in SHAPES[call.name].fields]
-            value = getattr(self.manager, call.name)(*given, **options)
+            value = self.value = getattr(self.manager, call.name)(*given, **options)
         except KvcoreError as error:
             return write_error(error)
         if isinstance(value, Hit):
@@ -100,8 +102,9 @@ def rerun(
     path: str | os.PathLike[str],
     backends: Sequence[Backend],
     *,
-    first: int = 0,
+    first: int | None = None,
     last: int | None = None,
+    make_player: Callable[[Segment, Backend], Player] = Player,
 ) -> Rerun:
     """Make the calls of a record again up to the first that differs.
 
@@ -111,6 +114,7 @@ def rerun(
     """
     files = segment_files(path)
     starts = first_calls(files)
+    first = starts[0] if first is None else first
     if first < starts[0]:
         reason = f"the record begins with call {starts[0]:,}"
         raise InvalidRecorder(name="first call", value=first, reason=reason)
@@ -120,7 +124,11 @@ def rerun(
         start = segment.header.first_call
         if last is not None and start > last:
             break
-        difference = _begin(players, segment, backends, whole=start == follows)
+        if not players:
+            players += [make_player(segment, backend) for backend in backends]
+            difference = None
+        else:
+            difference = _begin(players, segment, whole=start == follows)
         done = attrs.evolve(
             done,
             num_segments=done.num_segments + 1,
@@ -169,13 +177,8 @@ def differences(mine: State, other: State) -> Iterator[str]:
                     yield f"request {request_id!r}, {field}: {_short(a)} / {_short(b)}"
 
 
-def _begin(
-    players: list[Player], segment: Segment, backends: Sequence[Backend], *, whole: bool
-) -> Difference | None:
+def _begin(players: list[Player], segment: Segment, *, whole: bool) -> Difference | None:
     """Let the players go on with a segment; the difference if they are not at its state."""
-    if not players:
-        players += [Player(segment, backend) for backend in backends]
-        return None
     for player in players:
         if not segment.header.flags & CONTINUES or not whole:
             player.begin(segment)

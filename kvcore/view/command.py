@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore view RECORD --html FILE`: a record as one page that shows the pool after any step.
+
+Exit code 0: the page was written; 1: a call has another outcome than in the record, and the page
+ends there; 2: the call was wrong, or the record cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvcore import _twin
+from kvcore.cli.arguments import natural, parse
+from kvcore.cli.pipes import ends_cleanly
+from kvcore.replay.records.command import DIFFERENT, EQUAL, USAGE_ERROR, to_text
+from kvcore.replay.report_text import counted
+from kvcore.replay.whole_file import check_writable, write_whole
+from kvcore.types.errors import KvcoreError
+from kvcore.view.page import to_html
+from kvcore.view.recording import watch
+
+
+@ends_cleanly
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page of a record; returns the exit code.
+
+    arguments: those behind `kvcore view`, the process's by default.
+    """
+    given = parse(make_parser(), arguments)
+    try:
+        check_writable(given.html)
+        viewed = watch(given.record, given.backend, given.first, given.last)
+        lines = to_text(viewed.done).splitlines()
+        name = f"Record {Path(given.record).resolve().name}"
+        write_whole(given.html, to_html(name, viewed, lines))
+    except (KvcoreError, OSError) as error:
+        print(f"kvcore view: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    steps, size = counted(viewed.history.num_steps - 1, "step"), Path(given.html).stat().st_size
+    print(*lines, f"{given.html}: {steps}, {size / 1e6:.1f} MB", sep="\n")
+    return EQUAL if viewed.done.difference is None else DIFFERENT
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="kvcore view",
+        description="Write a record as one page, which needs no network: the pool after any step, "
+        "and the life of each request and block.",
+        epilog="Exit code: 0 written, 1 the record differs when its calls are made again, and the "
+        "page ends there, 2 the call was wrong or the record cannot be read.",
+    )
+    parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
+    parser.add_argument("--html", metavar="FILE", required=True, help="the page")
+    backend = "rust" if _twin.available() else "python"
+    parser.add_argument("--backend", choices=("rust", "python"), default=backend)
+    parser.add_argument("--from", dest="first", metavar="CALL", type=natural)
+    parser.add_argument("--to", dest="last", metavar="CALL", type=natural)
+    return parser

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened to each block, from the calls of a record and the commands of their batches.
+
+Owners follow from the tables that commands set, free and cached blocks from the commands too, so a
+step costs what it changed. Only the host tier is asked for, in steps that changed it.
+Invariant: after each batch, owners and findable free blocks are those of the manager's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvcore.manager import KVCacheManager
+from kvcore.record.calls import SHAPES
+from kvcore.record.reader import RecordedCall
+from kvcore.state.state import NO_HOST_BLOCK, State
+from kvcore.types.commands import (
+    Allocate,
+    Batch,
+    CopyOnWrite,
+    CutTable,
+    Evict,
+    EvictAll,
+    Free,
+    Load,
+    SetTable,
+    Store,
+    SwapIn,
+    SwapOut,
+    Touch,
+)
+from kvcore.view import columns
+from kvcore.view.columns import Columns
+
+COUNTS = (
+    *("num_new_tokens", "num_tokens", "num_accepted", "num_computed_tokens", "batch", "operation"),
+    *(
+        "total_computed_tokens",
+        "epoch",
+        "now_ms",
+        "tokens",
+        "hashes",
+        "block_ids",
+        "request_ids",
+        "requests",
+    ),
+)
+"""The argument that a call is shown with: the first that it has, of a list its length."""
+NOT_SHOWN = {"take_batch", "take_events", "take_stats", "take_new_block_ids"}
+MOVES = {
+    CopyOnWrite.kind: (columns.COPY, 1, 0),
+    SwapOut.kind: (columns.SWAP_OUT, 0, 1),
+    SwapIn.kind: (columns.SWAP_IN, 1, 0),
+    Store.kind: (columns.STORE, 1, 0),
+    Load.kind: (columns.LOAD, 2, 0),
+}
+"""Commands that move contents: the event, and which fields are its x and its z."""
+
+
+class Table:
+    """Blocks of a request in one group, None where it has none."""
+
+    __slots__ = ("blocks", "request")
+
+    def __init__(self, request: int) -> None:
+        self.request = request
+        self.blocks: list[int | None] = []
+
+
+class History:
+    """Events of a run. names: of the requests, by their numbers; an id that is added again gets
+    another one. lists: of requests, that calls name; the first one is empty.
+    """
+
+    def __init__(self) -> None:
+        self.events = Columns()
+        self.names: list[str] = []
+        self.lists: list[tuple[int, ...]] = [()]
+        self.outcomes: list[str] = ["done"]
+        self.num_steps = 0
+        self._known_lists: dict[tuple[int, ...], int] = {(): 0}
+        self.is_open = False
+        self._num_free_host = -1
+
+    def begin(self, manager: KVCacheManager) -> None:
+        """Begin with a manager's state, whatever was before."""
+        state = manager.state()
+        self.first_block, self.num_groups = state.device.first_block, len(state.config.groups)
+        self.numbers: dict[str, int] = {}
+        self.rows: dict[int, int] = {}
+        self.tables: dict[tuple[int, int], Table] = {}
+        self.host: dict[int, int] = {}
+        self._replaced: tuple[int, int, int] | None = None
+        self._freed: dict[int, bool] = {}
+        self._touched: set[int] = set()
+        self._evicted: int | None = None
+        self.events.add(columns.RESET)
+        keys, counts = state.device.keys, state.device.ref_counts
+        self._fresh = {
+            block: False
+            for block, count in enumerate(counts)
+            if count and block >= self.first_block
+        }
+        for row, name in enumerate(state.rows):
+            if name is not None:
+                self.rows[row] = self._new(name)
+                for group, table in enumerate(state.requests[name].tables):
+                    for position, block in enumerate(table):
+                        self._set(row, group, position, block)
+        for block, count in enumerate(counts):
+            if block >= self.first_block and not count and keys[block] is not None:
+                self.events.add(columns.FREE, block, 0, 1)
+        self._end_batch(state.batch.number - 1, 0, manager, moved=True)
+
+    def call(self, call: RecordedCall) -> None:
+        """Note a call that was made."""
+        says, arguments = call.says, call.arguments
+        if says is None or call.name in NOT_SHOWN:
+            return
+        self.is_open = True
+        named, count = 0, _count(arguments)
+        if "request_id" in arguments:
+            named = self._number(arguments["request_id"]) + 1
+        elif call.name in ("add_request", "fork"):
+            request = arguments.get("request")
+            name = request.request_id if request else arguments["child_id"]
+            if says.what == "done":
+                self.rows[says.numbers[0]] = self._new(name)
+            named = self._number(name) + 1
+            count = len(request.tokens) if request else self._number(arguments["parent_id"])
+        elif (several := arguments.get("requests", arguments.get("request_ids"))) is not None:
+            named = self._list(several)
+        if call.name == "get_computed_blocks" and says.what == "done":
+            count = says.numbers[0]
+        if says.what not in self.outcomes:
+            self.outcomes.append(says.what)
+        kind = columns.FIRST_CALL + SHAPES[call.name].opcode
+        self.events.add(kind, named, count, self.outcomes.index(says.what))
+        if says.what.startswith("refused"):
+            self.events.add(columns.REFUSED, *says.numbers[-3:])
+
+    def batch(self, batch: Batch, call: int, manager: KVCacheManager) -> None:
+        """Note a batch that the manager has just given, by a call of this number."""
+        rows = zip(*(batch.column(name).tolist() for name in ("kind", *"abcd")), strict=True)
+        moved = False
+        for kind, *fields in rows:
+            block = fields[0]
+            if self._replaced is not None and (kind != Free.kind or block + 1 != self._replaced[0]):
+                self._leave_replaced()
+            if kind == SetTable.kind:
+                self._set(*fields)
+            elif kind == Free.kind:
+                self._free(block, cached=bool(fields[1]))
+            elif kind == CutTable.kind:
+                self._cut(*fields[:3])
+            elif kind == Allocate.kind:
+                evicts, self._evicted = block == self._evicted, None
+                self._settle(block)
+                self._fresh[block] = evicts
+            elif kind == Touch.kind:
+                self._settle(block)
+                self._touched.add(block)
+            elif kind == Evict.kind:
+                self._settle(block)
+                self._evicted = block
+            elif kind == EvictAll.kind:
+                moved = True
+                self._settle_all()
+                self.events.add(columns.FORGET_ALL)
+            elif kind in MOVES:
+                moved = True
+                event, x, z = MOVES[kind]
+                self.events.add(event, fields[x], 0, fields[z])
+        self._end_batch(batch.number, call, manager, moved=moved)
+
+    def _end_batch(self, number: int, call: int, manager: KVCacheManager, *, moved: bool) -> None:
+        self._settle_all()
+        if manager.config.num_host_blocks:
+            if moved or manager.num_free_host_blocks != self._num_free_host:
+                self._follow_host(manager.state())
+            self._num_free_host = manager.num_free_host_blocks
+        self.events.add(columns.BATCH, number, call, manager.num_free_blocks)
+        self.num_steps += 1
+        self.is_open = False
+
+    def _set(self, row: int, group: int, position: int, block: int) -> None:
+        """Put a block, or none for the null block, into a place of a table."""
+        table = self.tables.get((row, group))
+        if table is None or not table.blocks:
+            table = self.tables[row, group] = Table(self.rows[row])
+        table.blocks += [None] * (position + 1 - len(table.blocks))
+        old, new = table.blocks[position], block if block >= self.first_block else None
+        if old == new:
+            return
+        place = position * self.num_groups + group
+        table.blocks[position] = new
+        if new is None:
+            if old is not None:
+                self._drop(old, table.request, place, implied=False)
+            return
+        if old is not None:
+            self._replaced = (old + 1, table.request, place)
+        if new in self._fresh:
+            kind = columns.TAKE_EVICTING if self._fresh.pop(new) else columns.TAKE
+        else:
+            self._settle(new, held=False)
+            kind = columns.HIT
+        self.events.add(kind, new, table.request, place)
+
+    def _cut(self, row: int, group: int, length: int) -> None:
+        """Shorten a table, its last block first."""
+        table = self.tables.get((row, group))
+        if table is None:
+            return
+        for position in range(len(table.blocks) - 1, length - 1, -1):
+            block = table.blocks[position]
+            if block is not None:
+                self._drop(block, table.request, position * self.num_groups + group)
+        del table.blocks[length:]
+
+    def _drop(self, block: int, request: int, place: int, *, implied: bool = True) -> None:
+        """A request has a block no more; if nobody has it, its command Free stood before."""
+        cached = self._freed.pop(block, None)
+        kind = (columns.FREED, columns.FREED_CACHED)[cached] if cached is not None else columns.DROP
+        self.events.add(kind, 0 if implied else block + 1, request, place)
+
+    def _free(self, block: int, *, cached: bool) -> None:
+        if self._replaced is None:
+            self._settle(block)
+            self._freed[block] = cached
+            return
+        kind = columns.FREED_CACHED if cached else columns.FREED
+        self.events.add(kind, *self._replaced)
+        self._replaced = None
+
+    def _leave_replaced(self) -> None:
+        if self._replaced is not None:
+            self.events.add(columns.DROP, *self._replaced)
+            self._replaced = None
+
+    def _settle(self, block: int, *, held: bool = True) -> None:
+        """Write what was known of a block so far, without what could have come behind.
+
+        held: it was touched for no table.
+        """
+        if self._evicted is not None:
+            self.events.add(columns.FORGET, self._evicted)
+            self._evicted = None
+        if block in self._freed:
+            self.events.add(columns.FREE, block, 0, self._freed.pop(block))
+        if block in self._fresh:
+            self._touched.add(block)
+            if self._fresh.pop(block):
+                self.events.add(columns.FORGET, block)
+        if block in self._touched:
+            self._touched.remove(block)
+            if held:
+                self.events.add(columns.HOLD, block)
+
+    def _settle_all(self) -> None:
+        self._leave_replaced()
+        for block in (*self._freed, *self._fresh, *self._touched):
+            self._settle(block)
+        if self._evicted is not None:
+            self.events.add(columns.FORGET, self._evicted)
+            self._evicted = None
+
+    def _follow_host(self, state: State) -> None:
+        """Write what changed in the host tier: who has which block."""
+        assert state.host is not None
+        now = {
+            block: 1
+            for block, count in enumerate(state.host.ref_counts)
+            if count or state.host.keys[block] is not None
+        }
+        for name, request in state.requests.items():
+            for table in request.host_tables:
+                now |= {block: self._number(name) + 2 for block in table if block != NO_HOST_BLOCK}
+        for block in sorted({*now, *self.host}):
+            if now.get(block, 0) != self.host.get(block, 0):
+                self.events.add(columns.HOST, block, now.get(block, 0))
+        self.host = now
+
+    def _number(self, name: str) -> int:
+        """The number of a request; a new one for an id that nobody has."""
+        return self.numbers[name] if name in self.numbers else self._new(name)
+
+    def _new(self, name: str) -> int:
+        self.numbers[name] = len(self.names)
+        self.names.append(name)
+        return self.numbers[name]
+
+    def _list(self, requests: Iterable[str | int]) -> int:
+        """The number of a list of ids or rows."""
+        numbers = tuple(
+            self._number(each) if isinstance(each, str) else self.rows[each]
+            for each in requests
+            if isinstance(each, str) or each in self.rows
+        )
+        if numbers not in self._known_lists:
+            self._known_lists[numbers] = len(self.lists)
+            self.lists.append(numbers)
+        return self._known_lists[numbers]
+
+
+def _count(arguments: dict[str, Any]) -> int:
+    """The number that a call is shown with."""
+    value = next((arguments[name] for name in COUNTS if arguments.get(name) is not None), 0)
+    return value if isinstance(value, int) else len(value)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record made again for its page, with what happened to each block."""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+
+from kvcore.record.errors import InvalidRecorder
+from kvcore.record.reader import RecordedCall
+from kvcore.record.segment import Segment
+from kvcore.replay.records.rerun import Backend, Player, Rerun, rerun
+from kvcore.types.config import Config
+from kvcore.types.errors import KvcoreError
+from kvcore.view.history import History
+
+
+@attrs.frozen
+class Viewed:
+    """What a page shows of a record."""
+
+    done: Rerun
+    config: Config
+    history: History
+
+
+class Watched(Player):
+    """Makes recorded calls, and notes them from the call `first` on."""
+
+    def __init__(self, segment: Segment, backend: Backend, history: History, first: int) -> None:
+        self.history, self.first = history, first
+        self._is_begun = False
+        super().__init__(segment, backend)
+
+    def begin(self, segment: Segment) -> None:
+        """Take over a segment's state."""
+        super().begin(segment)
+        if segment.header.first_call >= self.first:
+            self._begin()
+
+    def make(self, call: RecordedCall) -> bytes:
+        """Make a call; its outcome, as a record has it."""
+        if not self._is_begun and call.number >= self.first:
+            self._begin()
+        outcome = super().make(call)
+        if self._is_begun:
+            self.history.call(call)
+            if call.name == "take_batch" and self.value is not None:
+                self.history.batch(self.value, call.number, self.manager)
+        return outcome
+
+    def finish(self) -> None:
+        """Show what the calls behind the last batch changed, if a batch can be taken."""
+        if not self._is_begun:
+            self._begin()
+        if self.history.is_open:
+            try:
+                batch = self.manager.take_batch()
+            except KvcoreError:
+                return
+            self.history.batch(batch, 0, self.manager)
+
+    def _begin(self) -> None:
+        self._is_begun = True
+        self.history.begin(self.manager)
+
+
+def watch(
+    path: str | os.PathLike[str], backend: Backend, first: int | None, last: int | None
+) -> Viewed:
+    """Make the calls of a record again, from `first` to `last`.
+
+    Raises InvalidRecorder for calls before the record, and what `rerun` raises.
+    """
+    history, made = History(), list[Watched]()
+
+    def make_player(segment: Segment, backend: Backend) -> Player:
+        made.append(Watched(segment, backend, history, first or 0))
+        return made[0]
+
+    done = rerun(path, [backend], first=first, last=last, make_player=make_player)
+    if not made:
+        reason = "the record begins behind it"
+        raise InvalidRecorder(name="last call", value=last, reason=reason)
+    made[0].finish()
+    return Viewed(done, made[0].manager.config, history)

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of a busy pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvcore import KVCacheManager, _twin
+from kvcore.record.recorder import Recorder
+from kvcore.replay.loop import Loop, make_config
+from kvcore.replay.results import Options
+from kvcore.replay.synthetic import generate
+
+
+def record_replay(folder: Path, num_requests: int, options: Options, num_steps: int) -> None:
+    """Record the loop of `kvcore replay`, at most so many steps of it."""
+    manager = KVCacheManager(make_config(options), "rust" if _twin.available() else "python")
+    manager.start_recording(Recorder(folder, keep_segments=1 << 20))
+    loop = Loop(generate("turns", num_requests, 1), options, manager)
+    for _ in range(num_steps):
+        if loop.step() is None:
+            break
+    manager.stop_recording()
