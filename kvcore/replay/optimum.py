@@ -72,8 +72,8 @@ class LookUps:
         """Each prefix looked up: its number, full blocks, those to be found, whether it counts."""
         position = 0
         for num_tokens, unit, counts in self._lengths:
-            for share in shares(num_tokens, unit, self._block_size):
-                yield self._numbers[position], share.num_full, share.num_found, counts
+            for full, found in shares(num_tokens, unit, self._block_size):
+                yield self._numbers[position], full, found, counts
                 position += 1
 
     def _references(self) -> tuple[array[int], bytearray, array[int], dict[int, list[int]]]:
