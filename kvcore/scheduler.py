@@ -253,8 +253,9 @@ class Scheduler(Generic[S]):
     def _continue_prompts(self) -> None:
         """The next chunk of every prompt that is not wholly computed yet, oldest first."""
         for sequence in list(self.running):
-            waits = sequence.has_new_token or sequence.num_to_come > 0
-            if waits or sequence in self._scheduled or sequence not in self.running:
+            if sequence in self._scheduled or sequence not in self.running:
+                continue
+            if sequence.has_new_token or sequence.num_to_come > 0:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
             length = min(sequence.num_tokens - start, self._budget)

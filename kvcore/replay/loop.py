@@ -8,7 +8,8 @@ token and each decoding request.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 
 import attrs
 
@@ -17,7 +18,7 @@ from kvcore.metrics import measured
 from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidOption
-from kvcore.replay.expand import output_token, prompt_tokens
+from kvcore.replay.expand import outputs, prompt_tokens
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -98,8 +99,9 @@ def make_config(options: Options) -> Config:
 class Sequence:
     """A request that the manager knows.
 
-    prompt: its tokens. num_sampled: outputs so far; newest: the last of them. has_new_token: the
-    manager does not have that one yet. is_new: it never ran.
+    prompt: its tokens. num_wanted: outputs that end it. outputs: those to come. num_sampled: those
+    so far; newest: the last of them. has_new_token: the manager does not have that one yet. is_new:
+    it never ran.
     """
 
     request: TraceRequest
@@ -107,6 +109,8 @@ class Sequence:
     sequence_id: str
     prompt: array[int]
     row: int
+    num_wanted: int
+    outputs: Iterator[int]
     num_sampled: int = 0
     newest: int = 0
     has_new_token: bool = False
@@ -132,9 +136,9 @@ class Sequence:
     def tokens(self, start: int, end: int) -> array[int]:
         """Token ids at positions [start, end)."""
         length = len(self.prompt)
-        outputs = range(max(0, start - length), max(0, end - length))
         tokens = self.prompt[start:end]
-        tokens.extend(output_token(self.number, place) for place in outputs)
+        first = max(0, start - length)
+        tokens.extend(islice(outputs(self.number, first), max(0, end - length - first)))
         return tokens
 
     def give(self) -> None:
@@ -225,7 +229,8 @@ class Batcher(Scheduler[Sequence]):
             request, name = arrived.request, str(arrived.number)
             tokens = prompt_tokens(request.hash_ids, request.prompt_len, request.unit)
             row = self._manager.add_request(Request(name, tokens))
-            self.waiting.append(Sequence(request, arrived.number, name, tokens, row))
+            of_it = (request.output_len, outputs(arrived.number))
+            self.waiting.append(Sequence(request, arrived.number, name, tokens, row, *of_it))
 
     def _num_reserved(self, hit: Hit) -> int:
         """Blocks that are due to others, up to a share of the pool; none if nothing runs."""
@@ -316,13 +321,13 @@ class Loop:
         """Give computed sequences their next outputs; the last one ends a sequence."""
         ended = []
         for each in sequences:
-            each.newest = output_token(each.number, each.num_sampled)
+            each.newest = next(each.outputs)
             each.num_sampled += 1
             each.has_new_token = True
-            if each.num_sampled >= each.request.output_len:
+            if each.num_sampled >= each.num_wanted:
                 ended.append(each)
         for each in ended:
-            self.record.output_tokens += each.request.output_len
+            self.record.output_tokens += each.num_wanted
             self.record.finished += 1
             self._batcher.running.remove(each)
             self._metered.free(each.sequence_id)
