@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from kvcore import _twin
-from kvcore.backend import HANDED_ON, Recordable, decode_valid, default_backend, make_backend
+from kvcore.backend import HANDED_ON, Recordable, Timed, decode_valid, default_backend, make_backend
 from kvcore.explain import Questions
 from kvcore.invariants import pool_and_state
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
@@ -33,7 +33,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
 
 
-class KVCacheManager(Recordable, Questions):
+class KVCacheManager(Recordable, Questions, Timed):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,

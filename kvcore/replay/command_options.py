@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULTS = Options(num_blocks=1)
+WITHOUT_WISHES = tuple(each for each in EVICTIONS if each != "retention")
+"""No trace says how long content should stay: there `retention` is `uncached_first`."""
 HOMES = {"torch": "kvcore-runtime"}
 """Device to the distribution that brings it."""
 
@@ -87,7 +89,7 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         type=policies,
         metavar="NAME,NAME,...",
         default=(),
-        help="replay under each of these, too, on all cores: all for every policy",
+        help="replay under each of these, too, on all cores; all: those that need no wishes",
     )
     add("--backend", choices=("rust", "python"), help="the core (rust, if it is compiled)")
     add(
@@ -224,8 +226,8 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def policies(text: str) -> tuple[EvictionName, ...]:
-    """Names of policies with commas between, or all of them."""
-    names = EVICTIONS if text == "all" else tuple(each.strip() for each in text.split(","))
+    """Names of policies with commas between, or all of them that a trace can tell apart."""
+    names = WITHOUT_WISHES if text == "all" else tuple(each.strip() for each in text.split(","))
     known = tuple(each for each in EVICTIONS if each in names)
     for name in names:
         if name not in known:
