@@ -9,7 +9,6 @@ lies; so blocks of every size are known by their prefix and their place in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 
 class PrefixTree:
@@ -30,15 +29,10 @@ class PrefixTree:
         return numbers
 
 
-class Share(NamedTuple):
-    """The blocks that belong to one id of a prompt.
-
-    num_full: those that the prompt fills. num_found: those of them that a look-up can find, since
-    it leaves a token to compute.
-    """
-
-    num_full: int
-    num_found: int
+Share = tuple[int, int]
+"""The blocks that belong to one id of a prompt: those that the prompt fills, and those of them that
+a look-up can find, since it leaves a token to compute.
+"""
 
 
 def shares(num_tokens: int, unit: int, block_size: int) -> list[Share]:
@@ -46,11 +40,11 @@ def shares(num_tokens: int, unit: int, block_size: int) -> list[Share]:
     starts = range(0, num_tokens, unit)
     if unit % block_size:
         return [_share(start, num_tokens, unit, block_size) for start in starts]
-    whole = Share(unit // block_size, unit // block_size)
+    whole = (unit // block_size, unit // block_size)
     return [*[whole] * (len(starts) - 1), _share(starts[-1], num_tokens, unit, block_size)]
 
 
 def _share(start: int, num_tokens: int, unit: int, block_size: int) -> Share:
     first, end = start // block_size, start + unit
     full = min(end, num_tokens) // block_size - first
-    return Share(full, min(end, num_tokens - 1) // block_size - first)
+    return full, min(end, num_tokens - 1) // block_size - first
