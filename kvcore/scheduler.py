@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 import attrs
@@ -64,7 +63,7 @@ class Scheduled(Protocol):
 
     @property
     def can_decode(self) -> bool:
-        """Whether a position of its new token, or of one to come, can be planned."""
+        """With batches in flight: whether its new token, or one to come, can get its position."""
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""
@@ -147,7 +146,8 @@ class Scheduler(Generic[S]):
         self._in_flight = False
         self._refused = False
         self._short = False
-        self._chunks: dict[S, Chunk[S]] = {}
+        self._chunks: list[Chunk[S]] = []
+        self._scheduled: set[S] = set()
         self._budget = 0
 
     def schedule(self, in_flight: bool = False) -> list[Chunk[S]]:
@@ -156,7 +156,8 @@ class Scheduler(Generic[S]):
         in_flight: whether there are batches that are not completed.
         """
         preempted_before = self.preemptions.total
-        self._chunks, self._budget = {}, self._token_budget
+        self._chunks, self._scheduled = [], set()
+        self._budget = self._token_budget
         self._in_flight = in_flight
         self.has_moved = self._refused = self._short = False
         if not self._runs_ahead:
@@ -171,7 +172,7 @@ class Scheduler(Generic[S]):
         if not self.swapped and not keeps_out:
             self._admit()
         self.num_waits += self._short
-        return list(self._chunks.values())
+        return self._chunks
 
     def give_new_token(self, sequence: S) -> None:
         """Give the manager the newest token of a sequence, which is not to get a position now."""
@@ -207,12 +208,13 @@ class Scheduler(Generic[S]):
 
     def _ready(self) -> list[S]:
         """The requests that decode in this step, oldest first."""
-        ahead = self._runs_ahead
-        return [each for each in self.running if each.can_decode and (ahead or each.has_new_token)]
+        if self._runs_ahead:
+            return [each for each in self.running if each.can_decode]
+        return [each for each in self.running if each.has_new_token]
 
     def _decode(self) -> None:
         """One position for every sequence that decodes, oldest first."""
-        for sequence in self.running:
+        for sequence in self.running if self._runs_ahead else ():
             if sequence.has_new_token and not sequence.can_decode:
                 self.give_new_token(sequence)
         ready = self._ready()[: self._budget]
@@ -227,25 +229,33 @@ class Scheduler(Generic[S]):
         to come; takes those that got it out of the list.
         """
         new, batch = ready[0].has_new_token, ready[0].sampled_by
-        alike = list(
-            takewhile(lambda each: (each.has_new_token, each.sampled_by) == (new, batch), ready)
+        others = (
+            place
+            for place, each in enumerate(ready)
+            if each.sampled_by != batch or each.has_new_token != new
         )
+        alike = ready[: next(others, len(ready))]
         rows = array("i", [each.row for each in alike])
         tokens = array("I", [each.newest for each in alike]) if new else None
         appended = self._manager.append(rows, tokens, batch=batch if new else None)
-        for sequence in alike[: appended.done]:
-            if new:
+        self._decoded(alike[: appended.done], new)
+        del ready[: appended.done]
+        return appended.refused
+
+    def _decoded(self, sequences: list[S], given: bool) -> None:
+        """Note that each of these got its next position. given: with its new token."""
+        for sequence in sequences:
+            if given:
                 sequence.give()
             end = sequence.num_tokens + sequence.num_to_come
             self._computes(sequence, end - 1, end)
-        del ready[: appended.done]
-        return appended.refused
 
     def _continue_prompts(self) -> None:
         """The next chunk of every prompt that is not wholly computed yet, oldest first."""
         for sequence in list(self.running):
-            waits = sequence.has_new_token or sequence.num_to_come > 0
-            if waits or sequence in self._chunks or sequence not in self.running:
+            if sequence in self._scheduled or sequence not in self.running:
+                continue
+            if sequence.has_new_token or sequence.num_to_come > 0:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
             length = min(sequence.num_tokens - start, self._budget)
@@ -311,7 +321,8 @@ class Scheduler(Generic[S]):
 
     def _computes(self, sequence: S, start: int, end: int, drafts: tuple[int, ...] = ()) -> None:
         """Note that a sequence got these slots."""
-        self._chunks[sequence] = Chunk(sequence=sequence, start=start, end=end, drafts=drafts)
+        self._chunks.append(Chunk(sequence=sequence, start=start, end=end, drafts=drafts))
+        self._scheduled.add(sequence)
         self._budget -= end - start
 
     def _make_room(self, taker: S, refused: Refused) -> bool:
@@ -334,7 +345,7 @@ class Scheduler(Generic[S]):
 
     def _may_give_way(self, victim: S) -> bool:
         """Whether a running sequence may be preempted in this step."""
-        return victim not in self._chunks
+        return victim not in self._scheduled
 
     def _preempt(self, victim: S) -> None:
         """Take a running sequence's blocks, to the host tier if that has room."""

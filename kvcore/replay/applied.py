@@ -53,12 +53,13 @@ class OnDevice:
 
     def _pass(self, chunk: Chunk[Running]) -> Pass:
         sequence = chunk.sequence
+        tokens = sequence.tokens(0, chunk.end)
         return Pass(
             request_id=sequence.sequence_id,
             row=sequence.row,
             start=chunk.start,
             end=chunk.end,
-            nodes=self._prefixes[sequence.sequence_id].nodes(sequence.known, chunk.end),
+            nodes=self._prefixes[sequence.sequence_id].nodes(tokens, chunk.end),
         )
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import count
 from random import Random
 
 ID_BITS = 29
@@ -32,9 +33,10 @@ def prompt_tokens(ids: Sequence[int], num_tokens: int, unit: int) -> array[int]:
     return tokens
 
 
-def output_token(request: int, position: int) -> int:
-    """The output at a position of a request, which is given by its number in the trace."""
-    return (1 << OUTPUT_BITS) | ((request * _SCATTER + position) & ((1 << OUTPUT_BITS) - 1))
+def outputs(request: int, start: int = 0) -> Iterator[int]:
+    """Outputs without end, from a position on, of a request given by its number in the trace."""
+    for place in count(request * _SCATTER + start):
+        yield (1 << OUTPUT_BITS) | (place & ((1 << OUTPUT_BITS) - 1))
 
 
 @lru_cache(NUM_CACHED)

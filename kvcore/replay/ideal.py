@@ -27,13 +27,14 @@ class Ideal:
         """Look a prompt up and put it there; returns the tokens found, which are counted too."""
         filled, hit_blocks, matches = self._num_filled, 0, True
         numbers = self._tree.numbers(ids, unit)
-        for number, share in zip(numbers, shares(num_tokens, unit, self._block_size), strict=True):
+        of_ids = shares(num_tokens, unit, self._block_size)
+        for number, (full, found) in zip(numbers, of_ids, strict=True):
             there = filled.get(number, 0)
             if matches:
-                hit_blocks += min(there, share.num_found)
-                matches = there >= share.num_found
-            if share.num_full > there:
-                filled[number] = share.num_full
+                hit_blocks += min(there, found)
+                matches = there >= found
+            if full > there:
+                filled[number] = full
         self.looked_up_tokens += num_tokens
         self.hit_tokens += hit_blocks * self._block_size
         return hit_blocks * self._block_size

@@ -8,7 +8,8 @@ token and each decoding request.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 
 import attrs
 
@@ -17,7 +18,7 @@ from kvcore.metrics import measured
 from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidOption
-from kvcore.replay.expand import output_token, prompt_tokens
+from kvcore.replay.expand import outputs, prompt_tokens
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -98,32 +99,34 @@ def make_config(options: Options) -> Config:
 class Sequence:
     """A request that the manager knows.
 
-    known: the tokens that the manager has. num_sampled: outputs so far. has_new_token: the manager
-    does not have the newest yet. is_new: it never ran. is_decoding: its chunks are of one output
-    each.
+    prompt: its tokens. num_wanted: outputs that end it. outputs: those to come. num_sampled: those
+    so far; newest: the last of them. has_new_token: the manager does not have that one yet. is_new:
+    it never ran.
     """
 
     request: TraceRequest
     number: int
     sequence_id: str
-    known: array[int]
+    prompt: array[int]
     row: int
+    num_wanted: int
+    outputs: Iterator[int]
     num_sampled: int = 0
+    newest: int = 0
     has_new_token: bool = False
     is_new: bool = True
-    is_decoding: bool = False
     sampled_by: int | None = None
     num_to_come: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that the manager has, and the new one."""
-        return len(self.known) + self.has_new_token
+        """Prompt and outputs, the new one too."""
+        return len(self.prompt) + self.num_sampled
 
     @property
-    def newest(self) -> int:
-        """The newest output."""
-        return output_token(self.number, self.num_sampled - 1)
+    def num_known(self) -> int:
+        """The tokens that the manager has."""
+        return self.num_tokens - self.has_new_token
 
     @property
     def can_decode(self) -> bool:
@@ -132,11 +135,14 @@ class Sequence:
 
     def tokens(self, start: int, end: int) -> array[int]:
         """Token ids at positions [start, end)."""
-        return self.known[start:end]
+        length = len(self.prompt)
+        tokens = self.prompt[start:end]
+        first = max(0, start - length)
+        tokens.extend(islice(outputs(self.number, first), max(0, end - length - first)))
+        return tokens
 
     def give(self) -> None:
         """Note that the manager has the new token."""
-        self.known.append(self.newest)
         self.has_new_token = False
 
     def drop_output(self) -> None:
@@ -173,6 +179,7 @@ class Batcher(Scheduler[Sequence]):
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
+        self.decoding: list[Sequence] = []
         self.now = 0.0
 
     @property
@@ -181,14 +188,15 @@ class Batcher(Scheduler[Sequence]):
         return len(self.waiting) + len(self._arrivals.waiting)
 
     def schedule(self, in_flight: bool = False) -> list[Chunk[Sequence]]:
-        """Fill the open batch."""
+        """Fill the open batch; returns chunks of prompts: who is in `decoding` got a position."""
         self._was_refused = False
+        self.decoding = []
         if self._num_known:
             self._make_known()
         return super().schedule(in_flight)
 
     def _num_copied(self, sequence: Sequence) -> int:
-        return self._manager.config.blocks_for(len(sequence.known))
+        return self._manager.config.blocks_for(sequence.num_known)
 
     def _came_back(self, sequence: Sequence) -> None:
         self._record.swapped_in(sequence.request)
@@ -197,10 +205,13 @@ class Batcher(Scheduler[Sequence]):
         self._was_refused = True
         return super()._make_room(taker, refused)
 
-    def _preempt(self, victim: Sequence) -> None:
-        super()._preempt(victim)
-        if victim in self.waiting:
-            victim.is_decoding = False
+    def _decoded(self, sequences: list[Sequence], given: bool) -> None:
+        """No chunk for each: nearly all that a long run does is to decode."""
+        for each in sequences if given else ():
+            each.has_new_token = False
+        self.decoding += sequences
+        self._scheduled.update(sequences)
+        self._budget -= len(sequences)
 
     def _may_admit(self) -> bool:
         has_room = len(self.running) < self._max_running
@@ -218,7 +229,8 @@ class Batcher(Scheduler[Sequence]):
             request, name = arrived.request, str(arrived.number)
             tokens = prompt_tokens(request.hash_ids, request.prompt_len, request.unit)
             row = self._manager.add_request(Request(name, tokens))
-            self.waiting.append(Sequence(request, arrived.number, name, tokens, row))
+            of_it = (request.output_len, outputs(arrived.number))
+            self.waiting.append(Sequence(request, arrived.number, name, tokens, row, *of_it))
 
     def _num_reserved(self, hit: Hit) -> int:
         """Blocks that are due to others, up to a share of the pool; none if nothing runs."""
@@ -231,7 +243,7 @@ class Batcher(Scheduler[Sequence]):
         if sequence.is_new:
             self._record.admitted(request, self.now - request.arrival, hit.num_tokens)
         else:
-            self._record.admitted_again(request, len(sequence.known), hit.num_tokens)
+            self._record.admitted_again(request, sequence.num_known, hit.num_tokens)
         sequence.is_new = False
 
 
@@ -274,7 +286,7 @@ class Loop:
             batcher.now = max(self.now, upcoming)
             arrivals.pull(self.now)
         chunks = batcher.schedule()
-        if not chunks:
+        if not (chunks or batcher.decoding):
             raise InvariantViolation("REPLAY", f"step {self.record.steps} computes nothing")
         self._finish_step(chunks)
         sample = self._sample()
@@ -292,33 +304,34 @@ class Loop:
         options = self._options
         batch = self._metered.take_batch()
         self.record.evictions += batch.column("kind").tolist().count(Evict.kind)
-        num_decodes = sum(each.sequence.is_decoding for each in chunks)
-        num_prefill = sum(each.end - each.start for each in chunks) - num_decodes
+        decoding = self._batcher.decoding
+        num_prefill = sum(each.end - each.start for each in chunks)
         if self._apply is not None:
-            step = Step(self.record.steps, self.now, chunks, num_prefill, num_decodes)
-            self._apply(batch, step)
+            every = [*map(_decode, decoding), *chunks]
+            self._apply(batch, Step(self.record.steps, self.now, every, num_prefill, len(decoding)))
         self._batcher.now += (
             options.base_seconds
             + options.seconds_per_prefill_token * num_prefill
-            + options.seconds_per_decode * num_decodes
+            + options.seconds_per_decode * len(decoding)
         )
-        for each in chunks:
-            if each.num_wanted:
-                self._sample_output(each.sequence)
+        self._sample_outputs([*decoding, *(each.sequence for each in chunks if each.num_wanted)])
         self._meter.end_step()
 
-    def _sample_output(self, sequence: Sequence) -> None:
-        """Give a computed sequence its next output; the last one ends it."""
-        wanted = sequence.request.output_len
-        sequence.num_sampled += 1
-        sequence.is_decoding = sequence.has_new_token = True
-        if sequence.num_sampled < wanted:
-            return
-        self.record.output_tokens += wanted
-        self.record.finished += 1
-        self._batcher.running.remove(sequence)
-        self._metered.free(sequence.sequence_id)
-        self._metered.remove_request(sequence.sequence_id)
+    def _sample_outputs(self, sequences: list[Sequence]) -> None:
+        """Give computed sequences their next outputs; the last one ends a sequence."""
+        ended = []
+        for each in sequences:
+            each.newest = next(each.outputs)
+            each.num_sampled += 1
+            each.has_new_token = True
+            if each.num_sampled >= each.num_wanted:
+                ended.append(each)
+        for each in ended:
+            self.record.output_tokens += each.num_wanted
+            self.record.finished += 1
+            self._batcher.running.remove(each)
+            self._metered.free(each.sequence_id)
+            self._metered.remove_request(each.sequence_id)
 
     def _sample(self) -> Sample:
         record, usable = self.record, self._manager.config.num_usable_blocks
@@ -336,3 +349,9 @@ class Loop:
             evictions=record.evictions,
             preemptions=record.preemptions,
         )
+
+
+def _decode(sequence: Sequence) -> Chunk[Sequence]:
+    """The position that a decoding sequence got."""
+    end = sequence.num_tokens
+    return Chunk(sequence=sequence, start=end - 1, end=end)

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from heapq import heappop, heappush
 
-from kvcore.replay.prefix_tree import PrefixTree, shares
+from kvcore.replay.prefix_tree import PrefixTree, Share, shares
 
+Parts = tuple[int, list[int]]
+"""The first item of a prefix, and where each of its items ends."""
+NUM_CACHED = 4096
 _NEVER = 0
 """No later use that counts; as the next use of a reference, which is never the first one."""
 
@@ -46,20 +50,18 @@ class LookUps:
 
     def found_blocks(self, num_blocks: int) -> Iterator[bytearray]:
         """Of each look-up that counts, in order, a flag per full block: whether it is found."""
-        items, counted, widths, ends = self._references()
+        items, counted, widths, parts = self._references()
         hits = self._hits(items, counted, widths, num_blocks)
-        position = 0
-        for num_tokens, unit, counts in self._lengths:
+        for numbers, of_ids, counts in self._prefixes():
             flags = bytearray()
-            for share in shares(num_tokens, unit, self._block_size):
+            for number, (full, _) in zip(numbers, of_ids, strict=True):
                 start = 0
-                for end in ends[self._numbers[position]]:
-                    if end > share.num_full:
+                for end in parts[number][1]:
+                    if end > full:
                         break
                     num_hits = next(hits)
                     flags += b"\1" * num_hits + bytes(end - start - num_hits)
                     start = end
-                position += 1
             if counts:
                 yield flags
 
@@ -68,40 +70,48 @@ class LookUps:
     ) -> Iterator[int]:
         return _run(items, _next_uses(items, counted), counted, widths, num_blocks)
 
-    def _prefixes(self) -> Iterator[tuple[int, int, int, bool]]:
-        """Each prefix looked up: its number, full blocks, those to be found, whether it counts."""
+    def _prefixes(self) -> Iterator[tuple[Sequence[int], list[Share], bool]]:
+        """Of each look-up its prefixes' numbers, their blocks, and whether it counts."""
         position = 0
         for num_tokens, unit, counts in self._lengths:
-            for share in shares(num_tokens, unit, self._block_size):
-                yield self._numbers[position], share.num_full, share.num_found, counts
-                position += 1
+            of_ids = shares(num_tokens, unit, self._block_size)
+            yield self._numbers[position : position + len(of_ids)], of_ids, counts
+            position += len(of_ids)
 
-    def _references(self) -> tuple[array[int], bytearray, array[int], dict[int, list[int]]]:
+    def _references(self) -> tuple[array[int], bytearray, array[int], dict[int, Parts]]:
         """The items referenced in order, whether each reference counts, the items' widths, and
-        where the items of each prefix end in it.
+        the first item of each prefix with the places where its items end.
         """
-        cuts: dict[int, set[int]] = {}
-        for number, full, found, _ in self._prefixes():
-            known = cuts.get(number)
-            if known is None:
-                cuts[number] = {full, found}
-            else:
-                known.add(full)
-                known.add(found)
-        ends: dict[int, list[int]] = {}
-        first_items, widths = {}, array("I")
+        cuts: dict[int, tuple[int, ...]] = {}
+        for numbers, of_ids, _ in self._prefixes():
+            for number, share in zip(numbers, of_ids, strict=True):
+                known = cuts.setdefault(number, share)
+                if known != share:
+                    cuts[number] = tuple({*known, *share})
+        parts: dict[int, Parts] = {}
+        widths = array("I")
         for number, places in cuts.items():
-            ends[number] = sorted(places - {0})
-            first_items[number] = len(widths)
-            widths.extend(b - a for a, b in zip([0, *ends[number]], ends[number], strict=False))
+            ends, between = _parts(places)
+            parts[number] = len(widths), ends
+            widths.extend(between)
         items, counted = array("I"), bytearray()
-        for number, full, found, counts in self._prefixes():
-            for item, end in enumerate(ends[number], first_items[number]):
-                if end > full:
-                    break
-                items.append(item)
-                counted.append(counts and end <= found)
-        return items, counted, widths, ends
+        for numbers, of_ids, counts in self._prefixes():
+            for number, (full, found) in zip(numbers, of_ids, strict=True):
+                item, ends = parts[number]
+                for end in ends:
+                    if end > full:
+                        break
+                    items.append(item)
+                    counted.append(counts and end <= found)
+                    item += 1
+        return items, counted, widths, parts
+
+
+@lru_cache(NUM_CACHED)
+def _parts(cuts: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Where the items of a prefix end that is cut at these places, and how wide they are."""
+    ends = sorted({*cuts} - {0})
+    return ends, [b - a for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def _next_uses(items: array[int], counted: bytearray) -> array[int]:

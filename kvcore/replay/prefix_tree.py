@@ -8,9 +8,7 @@ lies; so blocks of every size are known by their prefix and their place in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import attrs
+from collections.abc import Sequence
 
 
 class PrefixTree:
@@ -31,22 +29,22 @@ class PrefixTree:
         return numbers
 
 
-@attrs.frozen
-class Share:
-    """The blocks that belong to one id of a prompt.
-
-    num_full: those that the prompt fills. num_found: those of them that a look-up can find, since
-    it leaves a token to compute.
-    """
-
-    num_full: int
-    num_found: int
+Share = tuple[int, int]
+"""The blocks that belong to one id of a prompt: those that the prompt fills, and those of them that
+a look-up can find, since it leaves a token to compute.
+"""
 
 
-def shares(num_tokens: int, unit: int, block_size: int) -> Iterator[Share]:
+def shares(num_tokens: int, unit: int, block_size: int) -> list[Share]:
     """The share of each id in a prompt of this many tokens."""
-    for start in range(0, num_tokens, unit):
-        first, end = start // block_size, start + unit
-        full = min(end, num_tokens) // block_size - first
-        found = min(end, num_tokens - 1) // block_size - first
-        yield Share(full, found)
+    starts = range(0, num_tokens, unit)
+    if unit % block_size:
+        return [_share(start, num_tokens, unit, block_size) for start in starts]
+    whole = (unit // block_size, unit // block_size)
+    return [*[whole] * (len(starts) - 1), _share(starts[-1], num_tokens, unit, block_size)]
+
+
+def _share(start: int, num_tokens: int, unit: int, block_size: int) -> Share:
+    first, end = start // block_size, start + unit
+    full = min(end, num_tokens) // block_size - first
+    return full, min(end, num_tokens - 1) // block_size - first

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.replay.expand import id_bytes, output_token, prompt_tokens
+from kvcore.replay.expand import id_bytes, outputs, prompt_tokens
 
 IDS = st.integers(0, 2**64 - 1)
 
@@ -51,6 +51,6 @@ def test_two_passes_over_many_ids_agree() -> None:
 
 @pytest.mark.parametrize("position", [0, 1, 4095])
 def test_outputs_are_no_prompts_and_differ_between_requests(position: int) -> None:
-    tokens = [output_token(request, position) for request in range(20_000)]
+    tokens = [next(outputs(request, position)) for request in range(20_000)]
     assert len(set(tokens)) == len(tokens)
     assert all(2**30 <= token < 2**31 for token in tokens)

@@ -102,9 +102,9 @@ def test_every_token_is_computed_once_or_found(
         widths = [chunk.end - chunk.start for chunk in step.chunks]
         assert sum(widths) == step.num_prefill_tokens + step.num_decodes <= options.token_budget
         for chunk in step.chunks:
-            name, held = chunk.sequence.sequence_id, chunk.sequence.known
-            known = list(held[: chunk.end])
-            assert chunk.start <= chunk.end - 1 < len(held)
+            name, held = chunk.sequence.sequence_id, chunk.sequence.num_known
+            known = list(chunk.sequence.tokens(0, chunk.end))
+            assert chunk.start <= chunk.end - 1 < held == chunk.sequence.num_tokens
             before = tokens.get(name, [])
             assert known[: len(before)] == before[: len(known)]
             tokens[name] = max(before, known, key=len)

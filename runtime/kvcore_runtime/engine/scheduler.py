@@ -133,7 +133,7 @@ class Scheduler(batching.Scheduler[Sequence]):
         self, sequence: Sequence, start: int, end: int, drafts: tuple[int, ...] = ()
     ) -> None:
         super()._computes(sequence, start, end, drafts)
-        sequence.num_to_come += self._chunks[sequence].num_wanted > 0
+        sequence.num_to_come += self._chunks[-1].num_wanted > 0
 
     def _begin_load(self, sequence: Sequence, hit: Hit) -> int | Refused:
         loads = self._exchange.begin(sequence, hit)
