@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -123,6 +123,9 @@ bench-engines: setup ## what engines' steps cost over kvcore and over their own 
 engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own manager: the same steps
 	$(BIN)/python -m benches.vllm $(ARGS)
 
+engines-vllm-shadow: setup ## run vLLM 0.33.0's schedulers with kvcore in the shadow: 4 random runs of each mode
+	$(BIN)/python -m benches.vllm --shadow --seeds 4 --steps 200 $(ARGS)
+
 engines-vllm-tests: setup ## run vLLM 0.33.0's own tests of its scheduler and manager over kvcore
 	$(BIN)/python -m tests.engines.vllm_environment $(ARGS)
 
@@ -139,7 +142,7 @@ engines-dynamo: setup ## install Dynamo 1.6.1's indexer outside the project and 
 engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines that are installed
 	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_sanitize_command.py $(ARGS)
 
-engines: engines-nano engines-transformers engines-dynamo engines-vllm-tests engines-vllm engines-sanitizer ## all adapters for engines, each under its engine (an hour)
+engines: engines-nano engines-transformers engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
 
 demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
 	$(BIN)/python -m tests.engines.transformers_environment demo

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run vLLM 0.33.0's schedulers over its own manager and over kvcore, and compare every step.
 
-Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200].
+Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200] [--shadow].
 Installs vLLM first, outside the project (benches/peers/install.py). Ends with status 1 where a step
-differs.
+differs. With --shadow one scheduler runs, with kvcore in the shadow of its manager (shadow.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PATHS = (ROOT, ROOT / "engines" / "vllm")
 
 def main() -> int:
     """Install, and compare in vLLM's environment."""
-    read_options()
+    module = "shadow" if read_options().is_shadow else "compare"
     install.install([FAMILY])
-    command = [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *sys.argv[1:]]
+    command = [str(install.python_of(FAMILY)), "-m", f"benches.vllm.{module}", *sys.argv[1:]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,21 @@ def watch(side: Side) -> Watch:
     return Watch(manager, side.world.block_size, lambda block: blocks[block].block_hash is not None)
 
 
+def send(traffic: Traffic, number: int, sides: Sequence[Side]) -> None:
+    """The traffic before a step, as the first side's requests have it, to every side."""
+    first = sides[0]
+    arrivals = traffic.arrivals(first.answered)
+    if MODES[first.world.mode].has_sessions:
+        # Fewer come, since those that wait for input hold blocks.
+        arrivals = arrivals[number % 3 :] + traffic.next_inputs(sorted(first.scheduler.requests))
+    for arrival in arrivals:
+        for side in sides:
+            side.add(arrival)
+    for name in traffic.aborted(sorted(first.scheduler.requests)):
+        for side in sides:
+            side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+
 def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
     """The steps of both sides; the core's invariants are checked now and then."""
     config = make_config(world, model)
@@ -307,16 +322,7 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
     for number in range(1, num_steps + 1):
         for each in watches:
             each.begin()
-        arrivals = traffic.arrivals(own.answered)
-        if MODES[world.mode].has_sessions:
-            # Fewer come, since those that wait for input hold blocks.
-            arrivals = arrivals[number % 3 :] + traffic.next_inputs(sorted(own.scheduler.requests))
-        for arrival in arrivals:
-            for side in (own, kvcore):
-                side.add(arrival)
-        for name in traffic.aborted(sorted(own.scheduler.requests)):
-            for side in (own, kvcore):
-                side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        send(traffic, number, (own, kvcore))
         vllm = own.step(number)
         try:
             ours = kvcore.step(number)

@@ -42,11 +42,12 @@ MODES = {
 
 @attrs.frozen
 class Options:
-    """Which runs are compared."""
+    """Which runs are compared; is_shadow: in one scheduler, with kvcore in the shadow."""
 
     modes: list[str]
     seeds: range
     steps: int
+    is_shadow: bool
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
@@ -59,9 +60,10 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--seeds", type=int, default=20, help="runs of each mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     parser.add_argument("--steps", type=int, default=300, help="of a run")
+    parser.add_argument("--shadow", action="store_true", help="kvcore behind vLLM's manager")
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
     unknown = set(modes) - set(MODES)
     if unknown:
         parser.error(f"no modes are called {', '.join(sorted(unknown))}")
-    return Options(modes, range(given.first, given.first + given.seeds), given.steps)
+    return Options(modes, range(given.first, given.first + given.seeds), given.steps, given.shadow)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvcore.compat.shadow_steps import read_every
 from kvcore_transformers.pinned import NotServed, check_release
 from kvcore_transformers.statistics import Statistics
 
@@ -31,9 +32,9 @@ def install() -> Statistics:
     shadow = is_set(SHADOW)
     check_release()
     from kvcore_transformers.cache import KvcoreCache
-    from kvcore_transformers.shadow import ShadowCache, read_every
+    from kvcore_transformers.shadow import ShadowCache
 
-    ShadowCache.every = read_every() if shadow else 1
+    ShadowCache.every = read_every(NotServed) if shadow else 1
     KvcoreCache.of_installation = Statistics()
     for holder, name, ours in shadowing() if shadow else replacements():
         _before.append((holder, name, _get(holder, name), ours))

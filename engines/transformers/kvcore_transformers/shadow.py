@@ -12,7 +12,6 @@ step only. The clock is read in one step of STEPS_PER_TIMED, since it takes as l
 from __future__ import annotations
 
 import operator
-import os
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -25,12 +24,11 @@ from transformers.generation.continuous_batching.requests import RequestState, R
 from transformers.generation.continuous_batching.utils import logger
 
 from kvcore import CopyOnWrite, Evict
+from kvcore.compat.shadow_steps import stopped
 from kvcore_transformers.allocators import group_of
 from kvcore_transformers.cache import KvcoreCache
-from kvcore_transformers.pinned import NotServed
 from kvcore_transformers.statistics import Statistics
 
-EVERY = "KVCORE_SHADOW_EVERY"
 STEPS_PER_TIMED = 16
 
 
@@ -363,16 +361,3 @@ class ShadowCache(PagedAttentionCache):
     def _num_free(self) -> int:
         """Free blocks inside the sectors of each allocator."""
         return sum(self.pool.count_free_blocks(a.index) for a in self.cache_allocators.values())
-
-
-def stopped() -> int:
-    """The clock of steps that are not timed."""
-    return 0
-
-
-def read_every() -> int:
-    """How many steps there are for each that is compared. Raises NotServed."""
-    value = os.environ.get(EVERY, "1")
-    if not value.isdecimal() or int(value) < 1:
-        raise NotServed(f"{EVERY}={value!r} is not a number of steps, 1 or more")
-    return int(value)

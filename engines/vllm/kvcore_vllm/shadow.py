@@ -11,7 +11,6 @@ since it takes as long as a small call.
 from __future__ import annotations
 
 import operator
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 import attrs
 from vllm.logger import init_logger
 
+from kvcore.compat.shadow_steps import read_every, stopped
 from kvcore.types.commands import Batch, Evict
 from kvcore_vllm.blocks import read_ids
 from kvcore_vllm.later_calls import LaterCalls
@@ -29,7 +29,6 @@ from kvcore_vllm.pinned import NotServed
 from kvcore_vllm.short_ways import KVCacheManager
 
 logger = init_logger("vllm.kvcore")
-EVERY = "KVCORE_SHADOW_EVERY"
 SIDES = ("vLLM", "kvcore")
 COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
 """Calls that both managers get as they come, with answers that compare."""
@@ -88,7 +87,7 @@ class Shadow:
         self.tally = Tally()
         self.block_pool = ShadowPool(self)
         self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
-        self._every = read_every()
+        self._every = read_every(NotServed)
         self._clock: Callable[[], int] = perf_counter_ns
         self._later = LaterCalls(own.empty_kv_cache_blocks)
         allocate, publish = own.allocate_slots, own.cache_blocks
@@ -316,19 +315,6 @@ def shadowed(own: type[Any]) -> Callable[..., Shadow]:
         return Shadow(own(*args, **options), KVCacheManager(*args, **options))
 
     return make
-
-
-def stopped() -> int:
-    """The clock of steps that are not timed."""
-    return 0
-
-
-def read_every() -> int:
-    """How many steps there are for each that is compared. Raises NotServed."""
-    value = os.environ.get(EVERY, "1")
-    if not value.isdecimal() or int(value) < 1:
-        raise NotServed(f"{EVERY}={value!r} is not a number of steps, 1 or more")
-    return int(value)
 
 
 def shown(answer: Any) -> str:
