@@ -65,7 +65,7 @@ class WatchedLockstep(Lockstep):
         if not request.skip_reading and before.config.enable_caching:
             hit = QUERIES["get_computed_blocks"](before, each.request)
             found = hit.num_tokens
-            if not any(map(any, hit.blocks.blocks)):  # a chunk's start: nobody need have computed it
+            if not any(map(any, hit.blocks.blocks)):  # a chunk's start, computed or not
                 found = min(found, each.lengths[LENGTHS.index("this_epoch")])
             assert each.lengths[-2] == max(found, each.hits), (found, each)
 
