@@ -49,7 +49,7 @@ class Live:
         self._removed = RemovedKeys(num_entries)
         self.forget()
         self._removed.has_dropped = False  # nothing was removed yet
-        notes = {
+        notes: dict[str, Callable[..., None]] = {
             "add_request": self._add_request,
             "fork": self._fork,
             "remove_request": self._remove_request,
