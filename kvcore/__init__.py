@@ -7,6 +7,8 @@ pure functions behind it take a state and give a new one: `kvcore.transitions.al
 `kvcore.pool.transitions`. What misuse raises is in `kvcore.errors`.
 """
 
+from typing import TYPE_CHECKING
+
 from kvcore.manager import KVCacheManager
 from kvcore.metrics import BlockObserver, PrefixCachingMetrics
 from kvcore.state.state import State, make_state
@@ -48,6 +50,19 @@ from kvcore.types.values import (
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import what few engines name when it is named."""
+        if name not in ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"):
+            raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
+        from kvcore.types import retention
+
+        return getattr(retention, name)
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -73,6 +88,7 @@ __all__ = [
     "InvariantViolation",
     "KVCacheBlocks",
     "KVCacheManager",
+    "KvCacheRetentionConfig",
     "KvcoreError",
     "LoRA",
     "Load",
@@ -91,6 +107,7 @@ __all__ = [
     "SwapIn",
     "SwapOut",
     "Swapped",
+    "TokenRangeRetentionConfig",
     "Touch",
     "Verdict",
     "Zero",

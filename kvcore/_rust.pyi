@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
+from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
@@ -83,6 +84,10 @@ class Manager:
     def evict_blocks(self, block_ids: Iterable[int], /) -> None:
         """
         Forget the keys of blocks; their owners keep them.
+        """
+    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig, /) -> None:
+        """
+        Join more wishes to those of a request, for the blocks that it releases from now on.
         """
     def fork(self, /, parent_id: str, child_id: str) -> int:
         """
@@ -255,6 +260,10 @@ class Manager:
     def take_stats(self, /) -> PrefixCacheStats:
         """
         Hand out the look-up statistics since the last call.
+        """
+    def tick(self, /, now_ms: int) -> None:
+        """
+        Say the time in ms: levels whose duration is over end.
         """
     def truncate(self, /, request_id: str, num_tokens: int) -> None:
         """

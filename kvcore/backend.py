@@ -21,7 +21,7 @@ from kvcore.codec import encode as encoding
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
-from kvcore.types.arguments import check_kind
+from kvcore.types.arguments import check_kind, check_retention
 from kvcore.types.commands import Evict, Free
 from kvcore.types.config import Config
 from kvcore.types.errors import (
@@ -38,9 +38,10 @@ from kvcore.types.values import Outcome
 if TYPE_CHECKING:
     from kvcore.record.recorder import Recorder
     from kvcore.record.tape import Files, Tape
+    from kvcore.types.retention import KvCacheRetentionConfig
 
 T = TypeVar("T")
-READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key"}
+READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key", "retention"}
 """Arguments that a manager reads before either language sees them."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that are the twin's own, with the same arguments by the same names."""
@@ -148,6 +149,23 @@ class PythonBackend:
         finally:
             self._running.release()
         return outcome.value
+
+
+class Timed:
+    """A manager that is told the time, and how long content stays cached, for "retention"."""
+
+    _core: _twin.Backend
+
+    def tick(self, now_ms: int) -> None:
+        """Say the time in ms: levels whose duration is over end. Raises TimeWentBack."""
+        self._core.tick(now_ms)
+
+    def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig) -> None:
+        """Join more wishes to those of a request, for the blocks that it releases from now on. A
+        range without an end ends with the tokens that it has.
+        """
+        check_retention(retention)
+        self._core.extend_retention(request_id, retention)
 
 
 class Recordable:

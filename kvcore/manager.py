@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
-from kvcore.backend import HANDED_ON, Recordable, default_backend, make_backend
+from kvcore.backend import HANDED_ON, Recordable, Timed, default_backend, make_backend
 from kvcore.explain import Questions
 from kvcore.transitions import TRANSITIONS
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
@@ -32,7 +32,7 @@ from kvcore.types.values import (
 OWN = {"config", "backend", "_core", "_live", *HANDED_ON, *TRANSITIONS}  # others: a subclass's
 
 
-class KVCacheManager(Recordable, Questions):
+class KVCacheManager(Recordable, Questions, Timed):
     """Decides which block holds which tokens; touches no tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. explain_entries:

@@ -27,10 +27,10 @@ from kvcore.state.state import RequestState, State
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES = range(1, 9)
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES, RETENTION = range(1, 10)
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
 the first batches whose output belongs to requests, of the rows that are held back, of epochs, of
-the order in which requests arrived, of what an eviction policy remembers."""
+the order in which requests arrived, of what an eviction policy remembers, of levels."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
@@ -47,6 +47,7 @@ def write_sections(out: Writer, state: State) -> None:
         (EPOCHS, state.epoch, write_epochs),
         (WAITING, state.next_due, write_waiting),
         (USES, policy is not None and policy.is_remembered, write_uses),
+        (RETENTION, _has_levels(state), _write_levels),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -131,6 +132,7 @@ def read_sections(source: Reader, state: State) -> State:
         EPOCHS: read_epochs,
         WAITING: read_waiting,
         USES: read_uses,
+        RETENTION: _read_levels,
     }
     last = -1
     while source.offset < len(source.data):
@@ -144,6 +146,10 @@ def read_sections(source: Reader, state: State) -> State:
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
+    if state.config.eviction == "retention":
+        from kvcore.codec.retention_section import place_levels
+
+        return place_levels(source, state)
     return place_blocks(source, state)
 
 
@@ -287,3 +293,24 @@ def _with_ends(state: State) -> Iterator[RequestState]:
         keys = None if name is None else state.requests[name].extra_keys
         if name is not None and keys is not None and (keys.num_rows or keys.media_cut):
             yield state.requests[name]
+
+
+def _has_levels(state: State) -> bool:
+    """Whether levels hold more than defaults; their file is imported where there are any."""
+    if state.device.retention is None:
+        return False
+    from kvcore.codec.retention_section import has_retention
+
+    return has_retention(state)
+
+
+def _write_levels(out: Writer, state: State) -> None:
+    from kvcore.codec.retention_section import write_retention
+
+    write_retention(out, state)
+
+
+def _read_levels(source: Reader, state: State) -> State:
+    from kvcore.codec.retention_section import read_retention
+
+    return read_retention(source, state)

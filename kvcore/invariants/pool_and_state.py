@@ -277,6 +277,8 @@ def epochs(state: State) -> Iterator[str]:
     keyed = [block for block in (*leaving, *pool.older) if pool.keys[block] is not None]
     if keyed or free:
         yield f"blocks {keyed} of older epochs have keys, {sorted(free)} are free among others"
+    if pool.retention is not None:
+        leaving = []
     if not first <= state.epoch or (first == state.epoch and (leaving or pool.older)):
         yield f"epoch {state.epoch} follows {first}, blocks {leaving} are of older ones"
     for request_id, request in state.requests.items():
@@ -347,6 +349,17 @@ def _is_target(state: State, operation: Operation) -> bool:
 OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_complete})
 """Properties that read the pools alone."""
 
+
+def rank_order(state: State) -> Iterator[str]:
+    """RANK-ORDER: each free block stands in the part of its level, one without a key in the first;
+    nothing is wished for those.
+    """
+    if state.device.retention is not None:
+        from kvcore.invariants.retention import misplaced  # few pools have levels
+
+        yield from misplaced(state.device, state.device.retention)
+
+
 PROPERTIES: dict[str, Property] = {
     "REF": ref,
     "PARTITION": partition,
@@ -360,6 +373,7 @@ PROPERTIES: dict[str, Property] = {
     "LEAK": leak,
     "ROWS": rows,
     "EPOCHS": epochs,
+    "RANK-ORDER": rank_order,
     "OPEN-BATCH": records,
     "OPERATIONS": operations,
     **requests.PROPERTIES,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from immutables import Map
 from msgspec import Struct
@@ -36,6 +36,9 @@ from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
 from kvcore.types.policies import policy_of
 
+if TYPE_CHECKING:
+    from kvcore.pool.retention_state import RetentionState
+
 PoolEviction = Literal["lru", "uncached_first", "priority"]
 """The policies of the pool layer; "priority" is for managers that set when a block was used."""
 
@@ -48,7 +51,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     None if batches are never in flight. priorities: block id -> its eviction priority.
     last_placed: the block that was put into its place by priority last. older: blocks outside the
     free queue whose key was of an older epoch. policy: what a policy that orders the queue has to
-    go by, None if there is none.
+    go by, None if there is none. retention: what levels go by, None without them.
     """
 
     first_block: int
@@ -63,6 +66,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     last_placed: int | None = None
     older: frozenset[int] = frozenset()
     policy: PolicyState | None = None
+    retention: RetentionState | None = None
 
     @property
     def num_blocks(self) -> int:

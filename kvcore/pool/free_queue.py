@@ -43,11 +43,13 @@ class FreeQueue(Struct, frozen=True, gc=False):
         return _walk(self.following, self.num_blocks)
 
 
-def make_free_queue(num_blocks: int, order: Iterable[int], num_older: int = 0) -> FreeQueue:
+def make_free_queue(
+    num_blocks: int, order: Iterable[int], num_older: int = 0, num_rings: int = NUM_RINGS
+) -> FreeQueue:
     """A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first: the first
     `num_older` in the ring of older epochs, the others in that of this epoch.
     """
-    links = pvector(range(num_blocks + NUM_RINGS))
+    links = pvector(range(num_blocks + num_rings))
     queue = FreeQueueTransaction(FreeQueue(links, links, 0, num_blocks))
     for place, block in enumerate(order):
         queue.append(block, OLDER if place < num_older else CURRENT)

@@ -43,6 +43,10 @@ from kvcore.types.policy import (
 
 def make_transaction(pool: BlockPool, effects: Effects, now: int) -> PoolTransaction:
     """A transaction on the pool of a state, whose open batch has the number `now`."""
+    if pool.retention is not None:
+        from kvcore.pool.retention import RetentionTransaction  # few pools have levels
+
+        return RetentionTransaction(pool, effects)
     if pool.policy is None:
         return PoolTransaction(pool, effects)
     return PolicyTransaction(pool, effects, now)

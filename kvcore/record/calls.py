@@ -24,6 +24,7 @@ from kvcore.record.fields import (
     NEW_REQUEST,
     REQUEST,
     REQUESTS,
+    RETENTION,
     TOKENS,
     Field,
     Known,
@@ -96,6 +97,8 @@ SHAPES = {
     "take_new_block_ids": Shape(30),
     "get_computed_blocks": Shape(31, OF_ONE),
     "advance_epoch": Shape(32, {}, {"epoch": COUNT}),
+    "tick": Shape(33, {"now_ms": COUNT}),
+    "extend_retention": Shape(34, OF_ONE | {"retention": RETENTION}),
 }
 """The calls that are recorded: all transitions, and the look-up."""
 NAMES = {shape.opcode: name for name, shape in SHAPES.items()}

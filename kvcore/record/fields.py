@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import attrs
@@ -22,12 +23,13 @@ from kvcore.types.arguments import read_bool, read_int, read_once
 from kvcore.types.errors import KvcoreError
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.keys import HASH_SIZE
+from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.tokens import read_named, read_tokens
 from kvcore.types.values import Hit, KVCacheBlocks, Request
 
 NEAR, FAR = 2**60, 2**61
 SIGN = 2**31
-LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP = 1, 2, 4, 8, 16, 32
+LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
 """The parts of a request, in the order in which they stand."""
 
 
@@ -303,6 +305,7 @@ def put_new_request(out: bytearray, request: Request) -> None:
     parts = LORA * (lora is not None) | MEDIA * bool(request.media)
     parts |= SALT * (request.cache_salt is not None) | EMBEDS * (embeds is not None)
     parts |= HASHES * (hashes is not None) | SKIP * bool(request.skip_reading_prefix_cache)
+    parts |= LEVELS * (request.retention is not None)
     put_varint(out, parts)
     if lora is not None:
         put_text(out, lora.name)
@@ -321,6 +324,8 @@ def put_new_request(out: bytearray, request: Request) -> None:
         out += embeds.data
     if hashes is not None:
         put_hashes(out, list(hashes))
+    if request.retention is not None:
+        put_retention(out, request.retention)
 
 
 def read_new_request(source: Source) -> Request:
@@ -345,7 +350,28 @@ def read_new_request(source: Source) -> Request:
         prompt_embeds=embeds,
         block_hashes=read_hashes(source) if parts & HASHES else None,
         skip_reading_prefix_cache=bool(parts & SKIP),
+        retention=read_retention(source) if parts & LEVELS else None,
     )
+
+
+def put_retention(out: bytearray, levels: KvCacheRetentionConfig) -> None:
+    """Write how many ranges, the start, end, level and ms of each, and those of what is decoded."""
+    ranges = levels.token_range_retention_configs
+    numbers = [(r.token_start, r.token_end, r.priority, r.duration_ms) for r in ranges]
+    decoded = (levels.decode_retention_priority, levels.decode_duration_ms)
+    for number in (len(numbers), *chain(*numbers), *decoded):
+        put_varint(out, number or 0)
+
+
+def read_retention(source: Source) -> KvCacheRetentionConfig:
+    """Levels; an end or ms of 0 is none. Raises NotReadable."""
+    numbers = [source.varint() for _ in range(4 * source.varint() + 2)]
+    parts = [*zip(*[iter(numbers[:-2])] * 4, strict=True)]
+    try:
+        ranges = [TokenRangeRetentionConfig(a, b or None, c, d or None) for a, b, c, d in parts]
+        return KvCacheRetentionConfig(ranges, numbers[-2], numbers[-1] or None)
+    except KvcoreError:
+        raise NotReadable from None
 
 
 def check_flag(value: Any) -> bool:
@@ -366,5 +392,6 @@ TOKENS = Field(lambda out, value, *_: put_tokens(out, value), get_tokens)
 BLOCKS = Field(lambda out, value, *_: put_numbers(out, value), read_blocks)
 BLOCK_HASHES = Field(lambda out, value, *_: put_hashes(out, value), read_hashes)
 HIT = Field(lambda out, value, known, of: put_hit(out, value, known.last_hit(of)), read_hit)
+RETENTION = Field(lambda out, value, *_: put_retention(out, value), read_retention)
 FLAG = Field(lambda *_: None, lambda _: True)
 """The bit that says that it is there is its value."""

@@ -35,7 +35,7 @@ ERRORS = (
     *("StaleHits", "CachingDisabled", "SwappedOut", "NotSwapped", "NotRunning"),
     *("StillHoldsBlocks", "HitInOpenBatch", "NoHostTier", "UnknownBlock", "NotPinned"),
     *("UnusedBlock", "InvalidExtraKey", "UnsortedMedia", "CountMismatch", "EpochWentBack"),
-    *("StaleRequest", "PolicyFailed"),
+    *("StaleRequest", "PolicyFailed", "TimeWentBack"),
 )
 DONE, LATER, NEVER, FIRST_ERROR, OTHER = 0, 1, 2, 3, 255
 ROWS, BATCH = ("add_request", "fork"), "take_batch"

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 TRACES = "JSONL of Mooncake or Bailian, or another form (docs/replay.md); - for standard input"
 DEFAULTS = Options(num_blocks=1)
+WITHOUT_WISHES = tuple(each for each in EVICTIONS if each != "retention")
+"""No trace says how long content should stay: there `retention` is `uncached_first`."""
 HOMES = {"torch": "kvcore-runtime"}
 """Device to the distribution that brings it."""
 
@@ -89,7 +91,7 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         type=policies,
         metavar="NAME,NAME,...",
         default=(),
-        help="replay under each of these, too, on all cores: all for every policy",
+        help="replay under each of these, too, on all cores; all: those that need no wishes",
     )
     add("--backend", choices=("rust", "python"), help="the core (rust, if it is compiled)")
     add(
@@ -234,8 +236,8 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def policies(text: str) -> tuple[EvictionName, ...]:
-    """Names of policies with commas between, or all of them."""
-    names = EVICTIONS if text == "all" else tuple(each.strip() for each in text.split(","))
+    """Names of policies with commas between, or all of them that a trace can tell apart."""
+    names = WITHOUT_WISHES if text == "all" else tuple(each.strip() for each in text.split(","))
     known = tuple(each for each in EVICTIONS if each in names)
     for name in names:
         if name not in known:

@@ -22,6 +22,7 @@ from kvcore.types.events import Event
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.keys import GROUP_BYTES
 from kvcore.types.memory import check_memory
+from kvcore.types.policies import DEFAULT_STEPS, Step
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
@@ -43,7 +44,8 @@ class RequestState(Struct, frozen=True, gc=False):
     host_tables: the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of
     the null block. num_loading: its unfinished loads. load_end: tokens up to the first
     failed one. output_from: the first batch whose output still belongs here. epoch: in which it
-    began to count; 0 while it counts nothing.
+    began to count; 0 while it counts nothing. wishes: how long its content should stay cached; the
+    defaults unless the policy goes by levels.
     """
 
     request_id: str
@@ -63,6 +65,7 @@ class RequestState(Struct, frozen=True, gc=False):
     load_end: int = 0
     output_from: int = 0
     epoch: int = 0
+    wishes: tuple[Step, ...] = DEFAULT_STEPS
 
     @property
     def status(self) -> Status:
@@ -149,6 +152,10 @@ def make_state(config: Config) -> State:
         eviction=config.eviction,
         quarantine=waits,
     )
+    if config.eviction == "retention":
+        from kvcore.pool.retention import with_levels  # few pools have levels
+
+        device = with_levels(device)
     return State(
         config=config,
         device=device,

@@ -24,13 +24,14 @@ class TableEdit:
     tables: as they are by now; the transition puts them into the request.
     """
 
-    __slots__ = ("request_id", "row", "tables", "tx")
+    __slots__ = ("request_id", "row", "tables", "tx", "wishes")
 
     def __init__(self, tx: Transaction, request: RequestState) -> None:
         self.tx = tx
         self.request_id = request.request_id
         self.row = request.row
         self.tables = list(request.tables)
+        self.wishes = request.wishes
 
     def extend(self, group_id: int, blocks: Iterable[int], *, fresh: bool = False) -> None:
         """Put blocks at the end of a table, each when it comes. fresh: nothing fills them."""
@@ -60,6 +61,7 @@ class TableEdit:
         if fresh:
             self._note_new(group_id, block)
         self.tx.effects.commands.append(SetTable(self.row, group_id, position, block))
+        self._note_wishes(group_id, range(position, position + 1))
         self.tx.device.release([table[position]])
         self.tables[group_id] = table.set(position, block)
 
@@ -67,6 +69,7 @@ class TableEdit:
         """Put the null block in places [first, end) and release the blocks, the last one first."""
         table = self.tables[group_id]
         self._keep_in_use(group_id, range(first, end))
+        self._note_wishes(group_id, range(first, end))
         self.tx.device.release(table[first:end][::-1])
         changed = table.evolver()
         for position in range(first, end):
@@ -80,6 +83,7 @@ class TableEdit:
         tx, table = self.tx, self.tables[group_id]
         self._keep_in_use(group_id, range(length, len(table)))
         self._shorten(group_id, length)
+        self._note_wishes(group_id, range(length, len(table)))
         tx.device.release([block for block in table[length:][::-1] if not tx.is_null(block)])
         tx.effects.commands.append(CutTable(self.row, group_id, length))
         self.tables[group_id] = table[:length]
@@ -91,6 +95,21 @@ class TableEdit:
             if not self.tx.is_null(block):
                 for number in users(self.tx, self.request_id, group_id, position):
                     self.tx.device.use(block, number)
+
+    def _note_wishes(self, group_id: int, positions: range) -> None:
+        """Note how long the blocks in these places should stay cached, which leave."""
+        table, device = self.tables[group_id], self.tx.device
+        if device.pool.retention is None:
+            return
+        from kvcore.pool.retention import RetentionTransaction  # few pools have levels
+        from kvcore.types.retention import wish_at
+
+        assert isinstance(device, RetentionTransaction)
+        size = self.tx.config.groups[group_id].block_size
+        for position in positions:
+            if not self.tx.is_null(table[position]):
+                wish = wish_at(self.wishes, (position + 1) * size - 1)
+                device.note_wish(table[position], wish)
 
     def _shorten(self, group_id: int, length: int) -> None:
         """Note that a table is cut: batches in flight do not use blocks that come behind later."""

@@ -9,6 +9,9 @@ Twin: rust/src/trace/runner.rs.
 
     add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip] [embeds=abcdefg]
                                a letter for the row of each token
+    add_request r0 0-14 [retain=0+4@80/1000,8+@50,decode@20]
+                               tokens 0 to 3 at 80 for 1000 ms, those from 8 on at 50
+    extend_retention r0 0+@80  tick 1000
     add_tokens r0 15-18        remove_request r0          append r0=15 r1=7
     add_block_hashes r0 cd     a letter for each hash of the engine's own
     add_drafts r0 15-16        accept r0 1                rewind 8 r0 r1
@@ -25,6 +28,7 @@ Twin: rust/src/trace/runner.rs.
     take_events                take_stats                 in_flight
     take_new_block_ids         restore: go on from the state's bytes
     queue, host_queue          free queues, front first
+    levels                     free blocks with a key, front first, each with its level
     waiting, host_waiting      quarantined blocks, in the order of their release
     owners, keys               blocks that have any, by id
     table r0                   host_table r0              computed r0
@@ -40,6 +44,7 @@ from typing import Any, Literal, TypeVar
 
 from kvcore.manager import KVCacheManager
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.retention_state import NOTHING, RetentionState, level_of
 from kvcore.state.state import State
 from kvcore.trace.text import (
     BadWord,
@@ -57,9 +62,10 @@ from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.transitions.queries import find_request
 from kvcore.transitions.slot_request import DEFAULTS, FLAGS
 from kvcore.types.config import Config
-from kvcore.types.errors import InvalidExtraKey, KvcoreError
+from kvcore.types.errors import InvalidExtraKey, InvalidRetention, KvcoreError
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.keys import HASH_SIZE
+from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
 
 WORDS = {name.removeprefix("num_").partition("_")[0]: name for name in DEFAULTS}
@@ -123,6 +129,8 @@ class Runner:
                 options["prompt_embeds"] = PromptEmbeds(value.encode(), 1)
             elif name == "own":
                 options["block_hashes"] = _read_hashes(value)
+            elif name == "retain":
+                options["retention"] = _read_retention(value)
             elif (name, value) == ("skip", ""):
                 options["skip_reading_prefix_cache"] = True
             else:
@@ -197,6 +205,14 @@ class Runner:
     def queue(self) -> str:
         return write_ids(self.manager.state().device.queue)
 
+    def levels(self) -> str:
+        pool = self.manager.state().device
+        known = pool.retention or RetentionState()
+        free = [block for block in pool.queue if pool.keys[block] is not None]
+        levels = [level_of(known.kept.get(block, NOTHING), known.now) for block in free]
+        pairs = zip(free, levels, strict=True)
+        return " ".join(f"{block}@{level}" for block, level in pairs) or "none"
+
     def host_queue(self) -> str:
         host = self.manager.state().host
         return write_ids(() if host is None else host.queue)
@@ -257,6 +273,28 @@ def _read_media(word: str) -> MediaItem:
     return _made(MediaItem, identifier, read_u32(offset), read_u32(length))
 
 
+def _read_retention(word: str) -> KvCacheRetentionConfig:
+    """The retention of `0+4@80/1000,8+@50,decode@20`: ranges by offset and length, with level and
+    ms. Raises BadWord.
+    """
+    ranges, options = [], dict[str, Any]()
+    try:
+        for part in word.split(","):
+            place, _, wish = part.partition("@")
+            priority, slash, duration = wish.partition("/")
+            level, ms = read_u32(priority), read_number(duration) if slash else None
+            if place == "decode":
+                options = {"decode_retention_priority": level, "decode_duration_ms": ms}
+                continue
+            first, _, length = place.partition("+")
+            start = read_u32(first)
+            end = start + read_u32(length) if length else None
+            ranges.append(TokenRangeRetentionConfig(start, end, level, ms))
+        return KvCacheRetentionConfig(ranges, **options)
+    except InvalidRetention as error:
+        raise BadWord(str(error)) from None
+
+
 def _read_output(words: Sequence[str]) -> dict[str, int]:
     """The options of a batch's output."""
     options = {}
@@ -290,6 +328,7 @@ READERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("request_id", "parent_id", "child_id", "request_ids"), str),
     "tokens": read_tokens,
     "hashes": _read_hashes,
+    "retention": _read_retention,
     "done": _read_done,
 }
 """How a word reads as an argument of this name, or as an item of it; any other is a number."""

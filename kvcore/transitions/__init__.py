@@ -25,6 +25,7 @@ from kvcore.transitions import (
     publish,
     queries,
     requests,
+    retention,
     rewind,
     swap,
     transfers,
@@ -47,6 +48,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(transfers.store, transfers.load, transfers.complete_operation),
         *(batches.take_batch, batches.complete, cancel.cancel),
         *(drain.take_events, drain.take_stats, drain.take_new_block_ids, epochs.advance_epoch),
+        *(retention.tick, retention.extend_retention),
     )
 }
 """Each takes a state and gives the next one, with the commands and a value."""

@@ -66,6 +66,10 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
             skip_reading=bool(request.skip_reading_prefix_cache),
             extra_keys=extra_keys,
         )
+        if request.retention is not None and tx.device.pool.retention is not None:
+            from kvcore.types.retention import steps_of  # few pools have levels
+
+            known = replace(known, wishes=steps_of(request.retention.pieces, len(tokens)))
         known = extend(tx, known, tokens)
         if request.block_hashes is not None:
             known = extend_hashes(tx, known, request.block_hashes)

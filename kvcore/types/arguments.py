@@ -92,6 +92,15 @@ def check_request(request: Any) -> None:
     if request.block_hashes is not None:
         check_items("block_hashes", request.block_hashes, "a list of hashes")
     read_flag("skip_reading_prefix_cache", request.skip_reading_prefix_cache)
+    if request.retention is not None:
+        check_retention(request.retention)
+
+
+def check_retention(value: Any) -> None:
+    """Raise WrongArgument unless a value is a `KvCacheRetentionConfig`."""
+    from kvcore.types.retention import KvCacheRetentionConfig  # few requests have one
+
+    check_kind("retention", value, KvCacheRetentionConfig)
 
 
 def check_items(name: str, values: Any, expected: str) -> None:

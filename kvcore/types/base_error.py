@@ -89,6 +89,24 @@ class EpochWentBack(KvcoreError):
     message = "epoch {epoch!r} cannot follow epoch {current}: it must be from {least} to {most}"
 
 
+class InvalidRetention(KvcoreError):
+    """A level, a range or a duration that no retention can have."""
+
+    message = "retention {value!r}: {reason}"
+
+
+class TimeWentBack(KvcoreError):
+    """The time of a manager never falls."""
+
+    message = "time {now_ms!r} ms cannot follow {current}: it must be from {current} to {most}"
+
+
+class AlreadyPublished(KvcoreError):
+    """A block has at most one key."""
+
+    message = "block {block!r} already has a key"
+
+
 class StaleRequest(KvcoreError):
     """A request that began with older weights loads nothing: stored content is of the new ones."""
 

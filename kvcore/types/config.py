@@ -20,7 +20,9 @@ from kvcore.types.groups import Group, admission_cap
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
 from kvcore.types.policy import EvictionPolicy
 
-EvictionName = Literal["lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned"]
+EvictionName = Literal[
+    "lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned", "retention"
+]
 Eviction = EvictionName | EvictionPolicy
 Duplicates = Literal["keep", "merge"]
 Publish = Literal["scheduled", "completed"]
@@ -129,6 +131,8 @@ class Config:
     @property
     def host_eviction(self) -> Eviction:
         """The policy of the host tier, whose blocks have no keys."""
+        if self.eviction == "retention":
+            return "uncached_first"
         return self.eviction if self.eviction in ("lru", "uncached_first") else "lru"
 
     @property

@@ -7,14 +7,17 @@ them, and the state is as before. `tier`: of a block off the device. Twin: rust/
 
 from __future__ import annotations
 
+from kvcore.types.base_error import AlreadyPublished as AlreadyPublished
 from kvcore.types.base_error import BackendMissing as BackendMissing
 from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
 from kvcore.types.base_error import EpochWentBack as EpochWentBack
+from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
 from kvcore.types.base_error import PolicyFailed as PolicyFailed
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
 from kvcore.types.base_error import StaleRequest as StaleRequest
+from kvcore.types.base_error import TimeWentBack as TimeWentBack
 
 
 class WrongArgument(KvcoreError):
@@ -346,12 +349,6 @@ class NoOwner(KvcoreError):
     """A block that is copied or taken over has an owner."""
 
     message = "block {block!r} has no owner"
-
-
-class AlreadyPublished(KvcoreError):
-    """A block has at most one key."""
-
-    message = "block {block!r} already has a key"
 
 
 class InvalidKey(KvcoreError):

@@ -23,6 +23,12 @@ DUE_SECTION = 2
 SMALL, MAIN = 1, 2
 KINDS, RATE_BITS, COUNT_MAX = 64, 16, 1024
 """Of `Learned`: kinds of contents, bits of a rate, and the count at which a kind's are halved."""
+DEFAULT_LEVEL = 35
+Wish = tuple[int, int, int]
+"""Of `retention`: base, level, and the ms for which the level holds; 0 and 0 without a duration."""
+Step = tuple[int, Wish]
+"""The first position that has a wish, up to the next step."""
+DEFAULT_STEPS: tuple[Step, ...] = ((0, (DEFAULT_LEVEL, 0, 0)),)
 
 
 class QueueAware(EvictionPolicy):

@@ -18,6 +18,9 @@ from msgspec import Struct
 from kvcore.types.commands import Command
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 
+if TYPE_CHECKING:
+    from kvcore.types.retention import KvCacheRetentionConfig
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -56,7 +59,8 @@ class Request:
     cache_salt, prompt_embeds: what the request's keys hold besides its tokens. block_hashes: the
     engine's own hashes of full blocks, 32 bytes each, in order, which then must stand for all of
     these, the salt too; None: kvcore hashes.
-    skip_reading_prefix_cache: never hit, but publish.
+    skip_reading_prefix_cache: never hit, but publish. retention: how long its content should stay
+    cached, under `eviction="retention"`; without effect under any other.
     """
 
     request_id: str
@@ -67,6 +71,7 @@ class Request:
     prompt_embeds: PromptEmbeds | None = attrs.field(default=None, kw_only=True)
     block_hashes: Sequence[bytes] | None = attrs.field(default=None, kw_only=True)
     skip_reading_prefix_cache: bool = attrs.field(default=False, kw_only=True)
+    retention: KvCacheRetentionConfig | None = attrs.field(default=None, kw_only=True)
 
 
 class KVCacheBlocks(Struct, frozen=True, gc=False):

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore import Group, KvcoreError, Request, _twin
+from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.moves import moves
 from kvcore.check.search.search import check
 from kvcore.check.world.world import World
@@ -51,6 +52,7 @@ WORLDS = {
         enable_caching=False,
         num_encoder=2,
     ),
+    "levels": PROFILES["retention"].world,
     "salts": world(2, 2, 2, kinds_of_requests=({}, {"cache_salt": "s"}), without=("fork",)),
 }
 IN_FLIGHT = {
@@ -62,7 +64,7 @@ IN_FLIGHT = {
     ),
 }
 NUM_MET, NUM_STATES, NUM_DAMAGED = 1000, 150, 500
-NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE"}
+NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE", "RANK-ORDER"}
 """What bytes cannot break: the free queue and the index are made anew from them."""
 
 

@@ -17,7 +17,7 @@ import pytest
         ("kvcore r", {"replay"}),  # none of the files here
         (
             "kvcore replay --policy ",
-            {"lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned"},
+            {"lru", "uncached_first", "queue_aware", "lru2", "s3fifo", "learned", "retention"},
         ),
     ],
 )

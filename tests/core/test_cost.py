@@ -6,8 +6,8 @@ exactly as many function calls, into Python and into C, and run as many lines. T
 C function that copies the whole pool, so the memory that a call takes at its peak is bounded as
 well: for each column that it changes a persistent vector copies one path, in the larger pool two
 nodes of 32 pointers longer, while a copy of one column would be 512 KiB. `reset_prefix_cache` is
-O(pool) by design, and so is `advance_epoch` here; the twin's takes the same instructions in every
-pool (`make counts`).
+O(pool) by design, and so are `advance_epoch` and `tick` here; the twin's `advance_epoch` takes the
+same instructions in every pool (`make counts`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvcore import Config, Request, State, make_state
+from kvcore import (
+    Config,
+    KvCacheRetentionConfig,
+    Request,
+    State,
+    TokenRangeRetentionConfig,
+    make_state,
+)
 from kvcore.transitions import TRANSITIONS, queries
 from kvcore.transitions.allocate import can_allocate
 from kvcore.types.values import Outcome
@@ -32,7 +39,8 @@ T = TypeVar("T")
 SMALL, LARGE = 64, 65_536
 PATH_BYTES_MAX = 16 * 1024
 
-# All transitions but two: prompt, hit, decode, fork, copy-on-write, cut, swap, preemption.
+# All transitions but levels, and those that walk the pool: prompt, hit, decode, fork,
+# copy-on-write, cut, swap, preemption.
 STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("add_request", (Request("a", list(range(9))),)),
     ("allocate_slots", ("a", 9)),
@@ -96,6 +104,26 @@ FLIGHTS: list[tuple[str, tuple[Any, ...]]] = [
     ("free", ("a",)),
     ("take_batch", ()),
     ("complete", (4,)),
+]
+
+# Levels of contents that are freed, lose a key, are found again, and leave.
+HIGH = KvCacheRetentionConfig([TokenRangeRetentionConfig(0, 4, 80, 50)])
+LEVELS: list[tuple[str, tuple[Any, ...]]] = [
+    ("add_request", (Request("a", list(range(9)), retention=HIGH),)),
+    ("allocate_slots", ("a", 9)),
+    ("take_batch", ()),
+    ("extend_retention", ("a", KvCacheRetentionConfig([], 90))),
+    ("free", ("a",)),
+    ("evict_blocks", ([1],)),
+    ("add_request", (Request("b", list(range(9)), retention=HIGH),)),
+    ("allocate_slots", ("b", 9)),
+    ("free", ("b",)),
+    ("take_batch", ()),
+]
+STORIES: list[tuple[list[tuple[str, tuple[Any, ...]]], dict[str, Any]]] = [
+    (FLIGHTS, {"max_in_flight": 2, "publish": "completed"}),
+    (LEVELS, {"eviction": "retention"}),
+    (STORY, {}),
 ]
 
 QUERIES: dict[str, Callable[[State], object]] = {
@@ -164,14 +192,13 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 def measure(num_blocks: int, meter: Callable[[Callable[[], object]], T]) -> list[tuple[str, T]]:
     """What the meter says of each call of the stories, and of each query at their end."""
-    figures = []
-    state = fresh(num_blocks, max_in_flight=2, publish="completed")
-    for story in (FLIGHTS, STORY):
+    figures, state = [], fresh(num_blocks)
+    for story, options in STORIES:
+        state = fresh(num_blocks, **options)
         for name, args in story:
             # The call is pure, so it can be made twice: once to look, once for its state.
             figures.append((name, meter(partial(perform, state, name, args))))
             state = perform(state, name, args)
-        state = state if story is STORY else fresh(num_blocks)
     return figures + [(name, meter(partial(query, state))) for name, query in QUERIES.items()]
 
 
@@ -180,9 +207,9 @@ def clear(num_blocks: int) -> Callable[[], object]:
     return partial(TRANSITIONS["reset_prefix_cache"], fresh(num_blocks))
 
 
-def test_the_story_has_every_transition_but_those_that_forget_all_keys() -> None:
-    forgetting = {"reset_prefix_cache", "advance_epoch"}
-    assert {name for name, _ in STORY + FLIGHTS} == set(TRANSITIONS) - forgetting
+def test_the_stories_have_every_transition_but_those_that_walk_the_pool() -> None:
+    walking = {"reset_prefix_cache", "advance_epoch", "tick"}
+    assert {name for story, _ in STORIES for name, _ in story} == set(TRANSITIONS) - walking
 
 
 @pytest.mark.seed("S001-10", "S004-01")

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcore import Config, KVCacheManager, Request
+from kvcore import (
+    Config,
+    KVCacheManager,
+    KvCacheRetentionConfig,
+    Request,
+    TokenRangeRetentionConfig,
+)
 from kvcore.record.reader import read_calls, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
@@ -94,3 +100,26 @@ def story() -> list[Call]:
 
 
 CONFIG = Config(8, 2, num_host_blocks=8, hash_seed=SEED, enable_events=True)
+
+RETENTION = KvCacheRetentionConfig(
+    [TokenRangeRetentionConfig(0, 2, 80, 1000), TokenRangeRetentionConfig(2, None, 20)], 60, 300
+)
+MORE = KvCacheRetentionConfig([TokenRangeRetentionConfig(2, 4, 0, 5)], 100)
+LEVELS = Config(6, 2, hash_seed=SEED, eviction="retention")
+
+
+def levels_story() -> list[Call]:
+    """Wishes, for ever and for a time that ends while blocks are free; then the time falls."""
+    return [
+        Call("add_request", (Request("a", [1, 2, 3, 4, 5], retention=RETENTION),)),
+        Call("allocate_slots", ("a", 5)),
+        Call("take_batch"),
+        Call("extend_retention", ("a", MORE)),
+        Call("free", ("a",)),
+        Call("take_batch"),
+        Call("tick", (1000,)),
+        Call("tick", (999,)),
+        Call("add_request", (Request("b", [6, 7, 8, 9, 0, 1, 2]),)),
+        Call("allocate_slots", ("b", 7)),
+        Call("take_batch"),
+    ]

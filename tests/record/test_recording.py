@@ -15,23 +15,34 @@ from kvcore import Config, KVCacheManager, Request, _twin
 from kvcore.record.calls import SHAPES
 from kvcore.record.checksum import crc32c_by_table
 from kvcore.record.outcomes import ERRORS
-from kvcore.record.reader import read_calls
+from kvcore.record.reader import read_calls, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
 from kvcore.replay.records.rerun import rerun
+from kvcore.trace.calls import Call
 from kvcore.transitions import TRANSITIONS
 from kvcore.types import errors
 from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend, need_twin
 from tests.helpers.amount import examples
 from tests.helpers.machine import Machine
-from tests.record.records import CONFIG, check_replays, contents, record, story
+from tests.record.records import (
+    CONFIG,
+    LEVELS,
+    MORE,
+    RETENTION,
+    check_replays,
+    contents,
+    levels_story,
+    record,
+    story,
+)
 
 RAISED_BY_NO_TRANSITION = {
     *("KvcoreError", "BackendMissing", "ConcurrentCall", "PoolTooLarge"),
     *("WrongArgument", "InvalidConfig", "GroupsDoNotFit", "UnsupportedBuffer", "DamagedState"),
     *("DamagedBatch", "TraceError", "InvalidKey", "DoubleFree", "WrongKey", "NoOwner"),
-    "AlreadyPublished",
+    *("AlreadyPublished", "InvalidRetention"),
 }
 """Errors that no record has: of the arguments' kinds, of other doors, and of the pool alone."""
 
@@ -64,10 +75,24 @@ def test_a_story_is_replayed_to_the_byte(tmp_path: Path, backend: Backend) -> No
     assert check_replays(tmp_path / "record", states, backend) == len(story())
 
 
-def test_both_languages_write_the_same_bytes(tmp_path: Path) -> None:
+def test_levels_are_replayed_to_the_byte(tmp_path: Path, backend: Backend) -> None:
+    states = record(tmp_path / "record", LEVELS, levels_story(), backend)
+    assert check_replays(tmp_path / "record", states, backend) == len(levels_story())
+    (path,) = segment_files(tmp_path / "record")
+    read = [*read_calls(read_segment(path))]
+    wished = {call.name: call.arguments for call in read if call.name == "extend_retention"}
+    assert read[0].arguments["request"].retention == RETENTION
+    assert wished == {"extend_retention": {"request_id": "a", "retention": MORE}}
+    assert [str(call.says) for call in read if call.name == "tick"] == ["done", "TimeWentBack"]
+
+
+@pytest.mark.parametrize(("config", "calls"), [(CONFIG, story()), (LEVELS, levels_story())])
+def test_both_languages_write_the_same_bytes(
+    tmp_path: Path, config: Config, calls: list[Call]
+) -> None:
     need_twin()
-    record(tmp_path / "rust", CONFIG, story(), "rust")
-    record(tmp_path / "python", CONFIG, story(), "python")
+    record(tmp_path / "rust", config, calls, "rust")
+    record(tmp_path / "python", config, calls, "python")
     assert contents(tmp_path / "rust") == contents(tmp_path / "python")
 
 

@@ -27,7 +27,8 @@ METHODS = {
     "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
     "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
     "Release and eviction": "free unschedule remove_skipped_blocks evict_blocks reset_prefix_cache"
-    " advance_epoch stale_requests pin unpin",
+    " advance_epoch stale_requests tick extend_retention"
+    " pin unpin",
     "Swap between tiers": "swap_out swap_in",
     "External tokens, store and load": "cache_blocks rewind store load complete_operation",
     "Batches": "take_batch complete cancel in_flight",

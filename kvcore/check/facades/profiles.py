@@ -42,6 +42,7 @@ ONE_GROUP = "a sequence has one table, for all layers (S002-66, S003-06)"
 NO_LOADS = "no call takes tokens from outside; the last manager alone does (S000-04)"
 NO_EVENTS = "the facades make no events"
 NO_EPOCHS = "no call of the facades changes weights: no fact speaks of it"
+NO_LEVELS = "no call of the facades says how long content stays cached: no fact speaks of it"
 OWN_KINDS = "it checks what users bring"
 LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
@@ -59,6 +60,7 @@ LIFTED: Mapping[str, str] = {
     "CROSS": "no world has an encoder: no fact speaks of one",
     "EVT-COPY": NO_EVENTS,
     **dict.fromkeys(("EPOCHS", "EPOCH-FIRST"), NO_EPOCHS),
+    **dict.fromkeys(("WISHES", "RANK-ORDER", "LEVEL-CHAIN"), NO_LEVELS),
     **dict.fromkeys(("LOAD-FAILED", "UNCONFIRMED", "PINS"), NO_LOADS),
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),
     "DETERMINISM": "a node is its calls made again, so it could not be explored else",

@@ -14,6 +14,7 @@ from kvcore.check.mutants import (
     policies,
     progress,
     requests,
+    retention,
     tiers,
     windows,
 )
@@ -21,7 +22,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies),
+    *(epochs, policies, retention),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -26,6 +26,7 @@ from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
 from kvcore.pool.policy_state import KEYLESS
+from kvcore.pool.retention_state import NOTHING, RetentionState
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.types.policy import Uses
 
@@ -148,6 +149,8 @@ def _name(
     places = {batch.number: place for place, batch in enumerate(state.in_flight)}
     places[state.batch.number] = len(places)
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
+    if state.device.retention is not None:
+        name += levels(state.device.retention, order, device)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
     if state.next_due:
@@ -198,6 +201,17 @@ def _pool(
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]
         name += tree.names(letters)[-tree.width :]
+    return name
+
+
+def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> Name:
+    """The time, what was wished for the blocks that were met, and the wishes of requests."""
+    name = [known.now]
+    for block in blocks.order():
+        name += known.kept.get(block, NOTHING)
+    for request in order:
+        name.append(len(request.wishes))
+        name += [each for first, wish in request.wishes for each in (first, *wish)]
     return name
 
 

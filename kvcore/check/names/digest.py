@@ -21,6 +21,7 @@ from msgspec.structs import astuple
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.policy_state import PolicyState
+from kvcore.pool.retention_state import RetentionState
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS
@@ -122,6 +123,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(pool.pins.items()) if len(pool.pins) else None,
         sorted(pool.older) if pool.older else None,
         None if pool.policy is None else _remembered(pool.policy),
+        None if pool.retention is None else _levels(pool.retention),
         None
         if quarantine is None
         else (
@@ -132,6 +134,10 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
             ),
         ),
     )
+
+
+def _levels(known: RetentionState) -> tuple[Any, ...]:
+    return known.now, sorted(known.kept.items())
 
 
 def _remembered(policy: PolicyState) -> tuple[Any, ...]:
@@ -162,6 +168,7 @@ def _request(request: RequestState) -> tuple[Any, ...]:
         request.num_loading,
         request.load_end,
         request.epoch,
+        request.wishes,
     )
 
 

@@ -20,9 +20,10 @@ from kvcore.codec.encode import MAGIC, encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
+from kvcore.pool.retention_state import RetentionState
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
-from kvcore.types.config import Config
+from kvcore.types.config import Config, Eviction
 from kvcore.types.values import PrefixCacheStats
 
 
@@ -43,7 +44,10 @@ def unpack(config: Config, data: bytes) -> State:
     if data.startswith(MAGIC):
         return decode(data)
     pools, requests, rest = pickle.loads(data)
-    device, host = (None if pool is None else _pool_of(config, *pool) for pool in pools)
+    device, host = (
+        None if pool is None else _pool_of(eviction, *pool)
+        for eviction, pool in zip((config.eviction, config.host_eviction), pools, strict=True)
+    )
     rows, free_rows, operations, next_operation, epoch = rest
     assert device is not None
     return State(
@@ -67,12 +71,14 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     assert pool.quarantine is None
     index = pool.index
     links = (index.firsts, index.following, index.preceding)
-    queue = astuple(pool.queue)
-    return (pool.first_block, pool.ref_counts, pool.keys, queue, links, pool.pins, pool.older)
+    queue, known = astuple(pool.queue), pool.retention
+    levels = None if known is None else astuple(known)
+    columns = (pool.ref_counts, pool.keys)
+    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels)
 
 
 def _pool_of(
-    config: Config,
+    eviction: Eviction,
     first_block: int,
     ref_counts: Any,
     keys: Any,
@@ -80,8 +86,9 @@ def _pool_of(
     links: Any,
     pins: Any,
     older: frozenset[int],
+    levels: Any,
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
-    return BlockPool(
-        first_block, config.eviction, ref_counts, keys, queue, index, pins, older=older
-    )
+    retention = None if levels is None else RetentionState(*levels)
+    columns = (ref_counts, keys, queue, index, pins)
+    return BlockPool(first_block, eviction, *columns, older=older, retention=retention)

@@ -26,6 +26,7 @@ from kvcore.check.profiles.profile import (
     Profile,
     world,
 )
+from kvcore.check.profiles.retention import RETENTION
 from kvcore.types.groups import Group
 
 __all__ = ["PROFILES", "Profile"]
@@ -224,4 +225,5 @@ PROFILES: dict[str, Profile] = {
     **FEATURES,
     **EPOCHS,
     **POLICIES,
+    **RETENTION,
 }

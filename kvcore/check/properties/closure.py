@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
+from kvcore.pool.retention_state import NOTHING
 from kvcore.state.state import State
 
 ClosureCheck = Callable[[State, Prefixes], Iterator[str]]
@@ -45,6 +46,26 @@ def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
                     yield f"block {block} stays longer than the block before its prefix"
 
 
+def level_chain(state: State, prefixes: Prefixes) -> Iterator[str]:
+    """LEVEL-CHAIN: what was wished for a free cached block was wished for some copy of its parent,
+    too, or that is held.
+    """
+    pool = state.device
+    if pool.retention is None:
+        return
+    kept, free = pool.retention.kept, set(pool.queue)
+    for size, found in _full_groups(state, prefixes):
+        for letters, blocks in found.items():
+            parents = found.get(letters[:-size], ()) if len(letters) > size else ()
+            if not parents or not free.issuperset(parents):
+                continue
+            for block in free.intersection(blocks):
+                mine = kept.get(block, NOTHING)
+                theirs = [kept.get(each, NOTHING) for each in parents]
+                if not any(all(map(int.__ge__, each, mine)) for each in theirs):
+                    yield f"block {block} has {mine}, the blocks before its prefix {theirs}"
+
+
 def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]]:
     """The block size of each group that keeps all, and its cached prefixes with their blocks."""
     groups: dict[int, Found] = {}
@@ -59,4 +80,5 @@ def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]
 CLOSURE_CHECKS: dict[str, ClosureCheck] = {
     "PREFIX-CLOSED": prefix_closed,
     "EVICT-ORDER": evict_order,
+    "LEVEL-CHAIN": level_chain,
 }

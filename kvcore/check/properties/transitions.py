@@ -15,6 +15,7 @@ from typing import Any
 
 from kvcore.check.properties.epochs import epoch_first, join
 from kvcore.check.properties.published import published
+from kvcore.check.properties.retention import leaves_by_level, wishes
 from kvcore.codec.encode import encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
@@ -32,6 +33,9 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     """
     same = outcome.state.device is before.device and not outcome.commands
     if same or call.name == "cancel" or before.device.policy is not None:
+        return
+    if before.device.retention is not None:
+        yield from leaves_by_level(before, call, outcome)
         return
     pool, waits = outcome.state.device, quarantined(outcome.state.device)
     queue, num_first = list(before.device.queue), num_older(before.device.queue)
@@ -225,6 +229,7 @@ OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
 TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "LRU": lru,
     "EPOCH-FIRST": epoch_first,
+    "WISHES": wishes,
     "ROW-LIFE": row_life,
     "GROWN": grown,
     "PINS": pins,

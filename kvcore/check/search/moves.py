@@ -37,6 +37,8 @@ from kvcore.types.values import Refused, Request, Status
 TO_COME = "num_output_placeholders"
 EPOCHS_MAX = 2
 """The last epoch that a world reaches."""
+TIME_MAX = 2
+"""The last ms that a world reaches."""
 
 
 def moves(
@@ -71,6 +73,9 @@ def moves(
         yield Call("reset_prefix_cache")
     if "advance_epoch" in world.calls and state.epoch < EPOCHS_MAX:
         yield Call("advance_epoch")
+    levels = state.device.retention
+    if "tick" in world.calls and levels is not None and levels.now < TIME_MAX:
+        yield Call("tick", (levels.now + 1,))
 
 
 def _admit(world: World, request: Request) -> Script:

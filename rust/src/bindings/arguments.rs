@@ -20,6 +20,7 @@ use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, KINDS};
 use crate::types::keys::Hashing;
+use crate::types::retention::{Piece, Wish};
 use crate::types::values::GivenHashes;
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
@@ -50,6 +51,8 @@ macro_rules! arguments {
 arguments! {
     /// A `Config`.
     ConfigArg: CONFIG;
+    /// A `KvCacheRetentionConfig`.
+    RetentionArg: RETENTION;
     /// A `Request`.
     RequestArg: REQUEST;
     /// A request id.
@@ -268,6 +271,17 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
 pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
     let known = name.extract().ok().and_then(Eviction::of_name);
     known.ok_or_else(|| wrong_config("eviction", name, "is no policy of the compiled twin"))
+}
+
+/// The pieces of a retention config, which were checked when it was made.
+pub(crate) fn pieces(retention: RetentionArg<'_, '_>) -> PyResult<Vec<Piece>> {
+    let piece = |piece: Bound<'_, PyAny>| {
+        type Parts = (u32, Option<u32>, (u8, u8, u64));
+        let (first, end, (base, level, duration)) = piece.extract::<Parts>()?;
+        Ok((first, end, Wish { base, level, duration }))
+    };
+    let pieces = retention.0.getattr(intern!(retention.0.py(), "pieces"))?;
+    items(pieces.as_borrowed())?.iter().map(piece).collect()
 }
 
 /// Eviction policy of a pool, by its name.

@@ -85,6 +85,7 @@ impl<'py> Stories<'py> {
             Call::Complete { batch } | Call::Cancel { batch } | Call::Execute { batch } => {
                 vec![batch.into_pyobject(self.py)?.into_any()]
             }
+            Call::Tick { now } => vec![self.number(*now as u32)?],
             Call::ResetPrefixCache | Call::AdvanceEpoch | Call::TakeBatch => Vec::new(),
         })
     }

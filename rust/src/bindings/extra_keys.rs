@@ -10,7 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::bindings::arguments::{RequestArg, items};
+use crate::bindings::arguments::{RequestArg, RetentionArg, items, pieces};
 use crate::bindings::errors::Given;
 use crate::check::world::world::KindOfRequest;
 use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
@@ -73,7 +73,7 @@ pub(crate) fn kind_of_request(kind: &Bound<'_, PyAny>) -> PyResult<KindOfRequest
     let py = kind.py();
     let said = PyDict::new(py);
     said.set_item("media", PyTuple::empty(py))?;
-    for name in ["lora", "cache_salt", "prompt_embeds", "skip_reading_prefix_cache"] {
+    for name in ["lora", "cache_salt", "prompt_embeds", "skip_reading_prefix_cache", "retention"] {
         said.set_item(name, py.None())?;
     }
     for name in kind.call_method0("keys")?.try_iter()? {
@@ -87,7 +87,10 @@ pub(crate) fn kind_of_request(kind: &Bound<'_, PyAny>) -> PyResult<KindOfRequest
     let request = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&said))?;
     let parts = Parts::read(RequestArg(request.as_borrowed()))?;
     let embeds = parts.prompt_embeds.as_ref();
+    let retention = request.getattr("retention")?;
+    let retention = (!retention.is_none()).then(|| pieces(RetentionArg(retention.as_borrowed())));
     Ok(KindOfRequest {
+        retention: retention.transpose()?,
         cache_salt: parts.cache_salt.as_ref().map(|salt| salt.extract()).transpose()?,
         embeds: embeds.map(|(data, size)| (data.as_bytes().to_vec(), *size)),
         skip_reading: request.getattr("skip_reading_prefix_cache")?.is_truthy()?,

@@ -15,6 +15,8 @@ pub(crate) const INT: PyStaticExpr = type_hint_identifier!("builtins", "int");
 pub(crate) const STR: PyStaticExpr = type_hint_identifier!("builtins", "str");
 pub(crate) const CONFIG: PyStaticExpr = type_hint_identifier!("kvcore.types.config", "Config");
 pub(crate) const REQUEST: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Request");
+pub(crate) const RETENTION: PyStaticExpr =
+    type_hint_identifier!("kvcore.types.retention", "KvCacheRetentionConfig");
 pub(crate) const IDS: PyStaticExpr = type_hint_subscript!(
     type_hint_identifier!("collections.abc", "Iterable"),
     type_hint_identifier!("builtins", "str")

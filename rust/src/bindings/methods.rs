@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of `kvcore._rust.Manager` that change its state; `queries.rs` has the others, and
-//! `slot_requests.rs` has `allocate_slots`.
+//! `slot_requests.rs` has `allocate_slots`, and `retention.rs` those of levels.
 //!
 //! They are those of `kvcore.backend.Backend` that change the state, in that order, with the same
 //! arguments, results and errors. A wrong argument is reported when the transition would report it,

@@ -23,6 +23,7 @@ mod mutants;
 mod queries;
 mod recording;
 mod requests;
+mod retention;
 mod sanitizer;
 mod slot_requests;
 mod tables;

@@ -7,7 +7,7 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{HashesArg, RequestArg, TokensArg, hashes};
+use crate::bindings::arguments::{HashesArg, RequestArg, RetentionArg, TokensArg, hashes, pieces};
 use crate::bindings::errors::Given;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
@@ -31,6 +31,9 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let extra_keys = parts.keys(&mut given);
     let skip_reading_prefix_cache =
         request.0.getattr(intern!(py, "skip_reading_prefix_cache"))?.is_truthy()?;
+    let retention = request.0.getattr(intern!(py, "retention"))?;
+    let retention = (!retention.is_none()).then(|| pieces(RetentionArg(retention.as_borrowed())));
+    let retention = retention.transpose()?;
     let tokens_to_come = Vec::new();
     let request = Request {
         request_id,
@@ -38,6 +41,7 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
         extra_keys,
         block_hashes,
         skip_reading_prefix_cache,
+        retention,
     };
     let note = |manager: &mut Manager, tokens: ReadTokens<'_>, request: &Request<'_>| {
         manager.begin(py, &Call::AddRequest(request, tokens));

@@ -5,4 +5,5 @@ pub mod decode;
 pub(crate) mod decode_batch;
 pub mod encode;
 pub(crate) mod policy_sections;
+pub(crate) mod retention_section;
 pub(crate) mod sections;

@@ -11,10 +11,13 @@ use std::sync::Arc;
 use crate::codec::policy_sections::{
     place_blocks, read_uses, read_waiting, write_uses, write_waiting,
 };
+use crate::codec::retention_section::{
+    has_retention, place_levels, read_retention, write_retention,
+};
 use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
-use crate::types::config::MAX_EPOCH;
+use crate::types::config::{Eviction, MAX_EPOCH};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::ExtraKeys;
 use crate::types::ids::{BlockId, Row};
@@ -36,6 +39,8 @@ const EPOCHS: u8 = 6;
 const WAITING: u8 = 7;
 /// The tag of what an eviction policy remembers.
 const USES: u8 = 8;
+/// The tag of levels.
+const RETENTION: u8 = 9;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -45,7 +50,7 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 8] = [
+    let sections: [Section; 9] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -54,6 +59,7 @@ pub(crate) fn write_sections(out: &mut Writer, state: &State) {
         (EPOCHS, state.epoch > 0, write_epochs),
         (WAITING, state.waiting.as_ref().is_some_and(|each| each.next_due > 0), write_waiting),
         (USES, state.device.policy.as_ref().is_some_and(|each| each.is_remembered()), write_uses),
+        (RETENTION, has_retention(state), write_retention),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -139,9 +145,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             HELD_ROWS => read_held_rows,
             EPOCHS => read_epochs,
             WAITING => read_waiting,
-            _ => read_uses,
+            USES => read_uses,
+            _ => read_retention,
         };
-        if !(LOADS..=USES).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=RETENTION).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -159,7 +166,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     if !state.requests().all(keys) {
         return Err(source.damaged("embeddings without a number of rows"));
     }
-    place_blocks(source, state)
+    match state.config.eviction {
+        Eviction::Retention => place_levels(source, state),
+        _ => place_blocks(source, state),
+    }
 }
 
 /// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.

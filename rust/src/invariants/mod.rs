@@ -3,3 +3,4 @@
 
 pub mod pool_and_state;
 pub mod requests;
+pub(crate) mod retention;

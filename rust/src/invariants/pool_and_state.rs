@@ -11,6 +11,7 @@ pub mod in_flight;
 
 use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
+use crate::invariants::retention::rank_order;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::num_older;
 use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
@@ -22,7 +23,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 25] = [
+pub const PROPERTIES: [(&str, Property); 26] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
@@ -35,6 +36,7 @@ pub const PROPERTIES: [(&str, Property); 25] = [
     ("LEAK", leak),
     ("ROWS", rows),
     ("EPOCHS", epochs),
+    ("RANK-ORDER", rank_order),
     ("OPEN-BATCH", records),
     ("OPERATIONS", operations),
     ("TABLEN", requests::table_length),
@@ -249,7 +251,8 @@ fn epochs(state: &State, _: &mut Scratch) -> Finding {
     if let Some(block) = pool.queue.iter().take(num_first).find(|&each| pool.key(each).is_some()) {
         return Err(format!("block {} of an older epoch has a key", block.0));
     }
-    if epoch < start || (epoch == start && (num_first > 0 || !pool.older().is_empty())) {
+    let has_older = !pool.older().is_empty() || (num_first > 0 && pool.retention.is_none());
+    if epoch < start || (epoch == start && has_older) {
         return Err(format!("epoch {epoch} follows {start}, {num_first} blocks are of older ones"));
     }
     for row in (0..state.requests.len() as u32).map(Row) {

@@ -122,6 +122,7 @@ calls! {
     EvictBlocks { block: u32 } = "evict_blocks";
     ResetPrefixCache = "reset_prefix_cache";
     AdvanceEpoch = "advance_epoch";
+    Tick { now: u64 } = "tick";
     SwapOut { names: Vec<Name> } = "swap_out";
     SwapIn { names: Vec<Name> } = "swap_in";
     Pin { block: u32 } = "pin";

@@ -19,6 +19,7 @@ use crate::pool::policy_state::{PolicyState, make_policy_state};
 use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
+use crate::pool::retention_state::RetentionState;
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
@@ -50,6 +51,8 @@ pub struct BlockPool {
     pub(crate) priorities: Option<Box<Priorities>>,
     /// What a policy that orders the queue has to go by; None if there is none.
     pub(crate) policy: Option<Box<PolicyState>>,
+    /// What levels go by; None without them.
+    pub(crate) retention: Option<Box<RetentionState>>,
 }
 
 clone_in_place!(BlockPool {
@@ -61,7 +64,8 @@ clone_in_place!(BlockPool {
     pins,
     quarantine,
     priorities,
-    policy
+    policy,
+    retention
 });
 
 /// One word per block with everything that a write or a release reads of it.
@@ -90,8 +94,13 @@ pub fn make_pool(
         quarantine: quarantine.then(make_quarantine),
         priorities: None,
         policy: make_policy_state(eviction, num_blocks),
+        retention: None,
     };
     let _ = pool.place_blocks(); // without keys they have one place
+    if eviction == Eviction::Retention {
+        pool.set_kept(0, &[]);
+        pool.place_by_level();
+    }
     pool
 }
 
@@ -198,6 +207,7 @@ impl BlockPool {
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
         }
+        self.forget_wishes(&blocks);
         blocks
     }
 
@@ -245,7 +255,9 @@ impl BlockPool {
 
     /// Put a block without owner at the side of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
-        if self.is_older(block) {
+        if self.retention.is_some() {
+            self.enqueue_by_level(block);
+        } else if self.is_older(block) {
             self.forget_older(block);
             self.queue.append(block, OLDER);
         } else if self.policy.is_some() {
@@ -307,19 +319,9 @@ impl BlockPool {
         if let Some(policy) = &mut self.policy {
             policy.history.remember(block, *self.index.key(block));
             self.move_by_policy(block);
+        } else if self.retention.is_some() {
+            self.lower(block);
         }
-    }
-
-    /// Forget every key.
-    pub fn clear_index(&mut self, effects: &mut Effects) {
-        let orders = self.policy.is_some();
-        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
-        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
-        self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
-        self.index.clear();
-        self.policy.iter_mut().for_each(|policy| policy.history.clear());
-        cached.into_iter().for_each(|block| self.move_by_policy(block));
-        effects.emit(Command::EvictAll);
     }
 
     /// Add an owner that is no request.

@@ -208,8 +208,7 @@ pub fn make_free_queue(
     order: impl IntoIterator<Item = BlockId>,
     num_older: u32,
 ) -> FreeQueue {
-    let links = (0..num_blocks + NUM_RINGS).map(Links::to_itself).collect();
-    let mut queue = FreeQueue { links, num_blocks, length: 0, filled: 0 };
+    let mut queue = make_rings(num_blocks, NUM_RINGS);
     for (place, block) in (0..).zip(order) {
         queue.append(block, if place < num_older { OLDER } else { CURRENT });
     }
@@ -224,6 +223,12 @@ pub(crate) fn num_older(queue: &FreeQueue) -> u32 {
         (block, count) = (queue.links(block).1, count + 1);
     }
     count
+}
+
+/// An empty queue over blocks 0 to num_blocks - 1 with this many rings, at most 128.
+pub(crate) fn make_rings(num_blocks: u32, num_rings: u32) -> FreeQueue {
+    let links = (0..num_blocks + num_rings).map(Links::to_itself).collect();
+    FreeQueue { links, num_blocks, length: 0, filled: 0 }
 }
 
 #[cfg(test)]

@@ -9,4 +9,6 @@ pub(crate) mod policy_state;
 pub(crate) mod prefetch;
 pub mod priority_eviction;
 pub mod quarantine;
+pub(crate) mod retention;
+pub mod retention_state;
 pub mod transitions;

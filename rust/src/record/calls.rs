@@ -6,13 +6,14 @@
 
 use crate::record::fields::{
     ReadTokens, put_hashes, put_hit, put_new_request, put_number, put_numbers, put_request,
-    put_requests, put_rows, put_text, put_tokens,
+    put_requests, put_retention, put_rows, put_text, put_tokens,
 };
 use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::append::Requests;
 use crate::transitions::slot_request::SlotRequest;
 use crate::types::keys::BlockHash;
+use crate::types::retention::Piece;
 use crate::types::values::{Hit, Request};
 
 macro_rules! opcodes {
@@ -28,7 +29,7 @@ opcodes! {
     PIN = 17, UNPIN = 18, REMOVE_SKIPPED_BLOCKS = 19, REWIND = 20, UNSCHEDULE = 21, STORE = 22,
     LOAD = 23, COMPLETE_OPERATION = 24, TAKE_BATCH = 25, COMPLETE = 26, CANCEL = 27,
     TAKE_EVENTS = 28, TAKE_STATS = 29, TAKE_NEW_BLOCK_IDS = 30, GET_COMPUTED_BLOCKS = 31,
-    ADVANCE_EPOCH = 32,
+    ADVANCE_EPOCH = 32, TICK = 33, EXTEND_RETENTION = 34,
 }
 
 /// A call, by its opcode and its arguments as the transition takes them.
@@ -67,6 +68,8 @@ pub(crate) enum Call<'a> {
     CompleteOperation(i64, bool),
     /// `advance_epoch`.
     AdvanceEpoch(Option<i64>),
+    /// `extend_retention`.
+    ExtendRetention(&'a str, &'a [Piece]),
 }
 
 /// A call that was written: its opcode, and the row of its request.
@@ -91,8 +94,7 @@ impl Call<'_> {
         state: &State,
         last_hit: impl Fn(u32) -> Option<&'h Hit>,
     ) -> Written {
-        let mut row = None;
-        let opcode = self.opcode();
+        let (mut row, opcode) = (None, self.opcode());
         out.put(opcode);
         match *self {
             Call::Plain(_) => {}
@@ -129,19 +131,20 @@ impl Call<'_> {
                 put_request(out, state, parent);
                 put_text(out, child);
             }
-            Call::AllocateSlots(id, slots) => {
+            Call::AllocateSlots(id, slots) | Call::Load(id, slots) => {
                 let row = put_request(out, state, id);
-                put_slots(out, slots, row.and_then(last_hit));
-            }
-            Call::Load(id, slots) => {
-                let row = put_request(out, state, id);
-                put_load(out, slots, row.and_then(last_hit));
+                let put = if opcode == LOAD { put_load } else { put_slots };
+                put(out, slots, row.and_then(last_hit));
             }
             Call::CompleteOperation(operation, done) => {
                 put_number(out, operation);
                 put_bits(out, &[done]);
             }
             Call::AdvanceEpoch(epoch) => put_counts(out, epoch, None),
+            Call::ExtendRetention(id, pieces) => {
+                put_request(out, state, id);
+                put_retention(out, pieces);
+            }
         }
         (opcode, row)
     }
@@ -165,6 +168,7 @@ impl Call<'_> {
             Call::Load(..) => LOAD,
             Call::CompleteOperation(..) => COMPLETE_OPERATION,
             Call::AdvanceEpoch(_) => ADVANCE_EPOCH,
+            Call::ExtendRetention(..) => EXTEND_RETENTION,
         }
     }
 }

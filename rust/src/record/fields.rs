@@ -11,6 +11,7 @@ use crate::state::state::State;
 use crate::transitions::slot_request::RequestedHit;
 use crate::types::ids::BlockId;
 use crate::types::keys::BlockHash;
+use crate::types::retention::{Piece, Wish};
 use crate::types::values::{Hit, Request};
 
 const NEAR: u64 = 1 << 60;
@@ -21,6 +22,7 @@ const SALT: u64 = 4;
 const EMBEDS: u64 = 8;
 const HASHES: u64 = 16;
 const SKIP: u64 = 32;
+const LEVELS: u64 = 64;
 
 /// Tokens that were read, and whether ids below 0 are among them; None if they could not be.
 pub(crate) type ReadTokens<'a> = Option<(&'a [u32], bool)>;
@@ -134,6 +136,7 @@ pub(crate) fn put_new_request(out: &mut Pen<'_>, request: &Request<'_>, tokens: 
         (EMBEDS, keys.prompt_embeds.is_some()),
         (HASHES, request.block_hashes.is_some()),
         (SKIP, request.skip_reading_prefix_cache),
+        (LEVELS, request.retention.is_some()),
     ];
     out.put_varint(parts.iter().map(|(bit, is_there)| bit * u64::from(*is_there)).sum());
     if let Some(lora) = &keys.lora {
@@ -159,4 +162,24 @@ pub(crate) fn put_new_request(out: &mut Pen<'_>, request: &Request<'_>, tokens: 
     if let Some(hashes) = &request.block_hashes {
         put_hashes(out, hashes);
     }
+    if let Some(pieces) = &request.retention {
+        put_retention(out, pieces);
+    }
+}
+
+/// Write how many ranges, the start, end, level and ms of each, and those of what is decoded.
+pub(crate) fn put_retention(out: &mut Pen<'_>, pieces: &[Piece]) {
+    let Some(((_, _, decoded), ranges)) = pieces.split_last() else { return };
+    out.put_varint(ranges.len() as u64);
+    for (start, end, wish) in ranges {
+        out.put_varint((*start).into());
+        out.put_varint(end.unwrap_or(0).into());
+        put_wish(out, wish);
+    }
+    put_wish(out, decoded);
+}
+
+fn put_wish(out: &mut Pen<'_>, wish: &Wish) {
+    out.put_varint(if wish.duration > 0 { wish.level } else { wish.base }.into());
+    out.put_varint(wish.duration);
 }

@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 51] = [
+const ERRORS: [&str; 52] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -68,6 +68,7 @@ const ERRORS: [&str; 51] = [
     "EpochWentBack",
     "StaleRequest",
     "PolicyFailed",
+    "TimeWentBack",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";

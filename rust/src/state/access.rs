@@ -7,7 +7,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{RequestState, State, request_mut};
-use crate::types::ids::Row;
+use crate::types::ids::{BlockId, Row};
 
 impl RequestState {
     /// Tokens of the request.
@@ -34,6 +34,12 @@ impl State {
     #[must_use]
     pub fn device(&self) -> &BlockPool {
         &self.device
+    }
+
+    /// Whether a table's entry is the null block.
+    #[must_use]
+    pub fn is_null(&self, block: BlockId) -> bool {
+        self.device.is_null(block)
     }
 
     /// The numbers of the batches in flight, oldest first.

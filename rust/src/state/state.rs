@@ -27,6 +27,7 @@ use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
 use crate::types::policies::Waiting;
+use crate::types::retention::Wishes;
 use crate::types::values::{PrefixCacheStats, Status};
 
 /// Entry of a device table for a block that no query sees any more.
@@ -178,6 +179,8 @@ clone_in_place! {
         pub(crate) epoch: u32,
         /// The epoch in which the request in each row began to count, if it counts tokens.
         pub(crate) epochs: Vec<u32>,
+        /// How long the content of requests should stay cached.
+        pub(crate) wishes: Wishes,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
         /// Rows to use again once a batch is finished, each with the number of that batch, in the
@@ -223,6 +226,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         output_from: Vec::new(),
         epoch: config.epoch,
         epochs: Vec::new(),
+        wishes: Wishes::default(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
         held_rows: Vec::new(),
@@ -331,12 +335,6 @@ impl State {
             Some(last) => self[row].block_hashes[last],
             None => self.root,
         }
-    }
-
-    /// Whether a table's entry is the null block.
-    #[must_use]
-    pub fn is_null(&self, block: BlockId) -> bool {
-        self.device.is_null(block)
     }
 
     /// Tokens that the request had computed before the open batch, drafts aside; 0 if the window

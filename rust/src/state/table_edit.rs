@@ -17,6 +17,7 @@ use crate::types::commands::Command;
 use crate::types::effects::Effects;
 use crate::types::groups::{Group, Kind};
 use crate::types::ids::{BlockId, Row, Table};
+use crate::types::retention::{wish_at, wishes_of};
 
 /// One table of a request while a transition changes it.
 pub(crate) struct TableEdit<'a> {
@@ -63,6 +64,7 @@ impl<'a> TableEdit<'a> {
     /// nothing fills the new one.
     pub(crate) fn replace(mut self, position: u32, block: BlockId, fresh: bool) {
         self.keep_in_use(position..position + 1);
+        self.note_wishes(position..position + 1);
         self.note_replaced(position);
         let TableEdit { state, row, group_id } = self;
         let State { config, device, effects, requests, new_blocks, .. } = state;
@@ -79,6 +81,7 @@ impl<'a> TableEdit<'a> {
     /// Put the null block in places [first, end) and release the blocks, the last one first.
     pub(crate) fn blank(mut self, first: u32, end: u32) {
         self.keep_in_use(first..end);
+        self.note_wishes(first..end);
         let (row, group_id) = (self.row, self.group_id);
         let State { device, effects, requests, .. } = self.state;
         let table = &mut request_mut(requests, row).tables[group_id as usize];
@@ -96,6 +99,7 @@ impl<'a> TableEdit<'a> {
         let (row, group_id) = (self.row, self.group_id);
         let end = self.state[row].tables[group_id as usize].len() as u32;
         self.keep_in_use(length..end);
+        self.note_wishes(length..end);
         self.shorten(length);
         let State { device, effects, requests, .. } = self.state;
         let table = &mut request_mut(requests, row).tables[group_id as usize];
@@ -127,6 +131,24 @@ impl<'a> TableEdit<'a> {
                 if !device.is_null(block) && !batch.replaced.contains(&(row, group_id, position)) {
                     device.note_use(block, batch.number);
                 }
+            }
+        }
+    }
+
+    /// Note how long the blocks in these places should stay cached, which leave.
+    #[inline]
+    fn note_wishes(&mut self, positions: Range<u32>) {
+        if self.state.device.retention.is_none() {
+            return;
+        }
+        let State { config, device, requests, wishes, .. } = &mut *self.state;
+        let table = &request_mut(requests, self.row).tables[self.group_id as usize];
+        let size = config.groups[self.group_id as usize].block_size;
+        let steps = wishes_of(wishes, self.row);
+        for position in positions {
+            let block = table[position as usize];
+            if !device.is_null(block) {
+                device.note_wish(block, wish_at(steps, (position + 1) * size - 1));
             }
         }
     }

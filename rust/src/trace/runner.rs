@@ -15,8 +15,8 @@ use crate::invariants::requests::Scratch;
 use crate::state::state::{State, make_state};
 use crate::trace::runner::words::{
     Called, Failure, admitted, listed, nothing, number, numbers, read_append, read_done,
-    read_hashes, read_output, read_request, read_slot_request, text, write_operations,
-    write_owners, write_queue, write_verdict, write_waiting,
+    read_hashes, read_output, read_pieces, read_request, read_slot_request, text, write_levels,
+    write_operations, write_owners, write_queue, write_verdict, write_waiting,
 };
 use crate::trace::text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
@@ -25,8 +25,8 @@ use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::cancel::cancel;
 use crate::transitions::{
-    allocate, append, drain, epochs, fork, free, pins, publish, queries, requests, rewind, swap,
-    transfers, truncate, unschedule, window,
+    allocate, append, drain, epochs, fork, free, pins, publish, queries, requests, retention,
+    rewind, swap, transfers, truncate, unschedule, window,
 };
 use crate::types::commands::Command;
 use crate::types::config::Config;
@@ -166,6 +166,11 @@ impl Runner {
                 let given = words.first().map(|word| number(word)).transpose()?;
                 text(epochs::advance_epoch(state, given)?)
             }
+            ("tick", [now]) => nothing(retention::tick(state, number(now)?)),
+            ("extend_retention", [id, pieces]) => {
+                let pieces = read_pieces(pieces).ok_or(Failure::Words)?;
+                nothing(retention::extend_retention(state, id, &pieces))
+            }
             ("complete", [batch]) => nothing(complete(state, number(batch)?)),
             ("cancel", [batch]) => nothing(cancel(state, number(batch)?)),
             ("take_events", []) => text(format!("{} events", drain::take_events(state).len())),
@@ -203,6 +208,7 @@ impl Runner {
                 text(format!("stale{}", names.collect::<String>()))
             }
             ("queue", []) => text(write_queue(Some(&state.device))),
+            ("levels", []) => text(write_levels(&state.device)),
             ("host_queue", []) => text(write_queue(state.host.as_ref())),
             ("waiting", []) => text(write_waiting(Some(&state.device))),
             ("host_waiting", []) => text(write_waiting(state.host.as_ref())),

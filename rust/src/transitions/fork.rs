@@ -44,6 +44,9 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     state[row] = child;
     state.output_from[row.index()] = state.output_from[parent_row.index()];
     state.epochs[row.index()] = state.epochs[parent_row.index()];
+    if let Some(steps) = state.wishes.get(&parent_row).cloned() {
+        state.wishes.insert(row, steps);
+    }
     for (group, mut table) in (0..).zip(tables) {
         table.truncate(state.num_kept(group, &table, computed));
         TableEdit::of(state, row, group).share(table);

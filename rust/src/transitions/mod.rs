@@ -18,6 +18,7 @@ pub mod prefix_lookup;
 pub mod publish;
 pub mod queries;
 pub mod requests;
+pub mod retention;
 pub mod rewind;
 pub mod slot_request;
 pub mod swap;

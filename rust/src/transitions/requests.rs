@@ -16,11 +16,13 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
 use crate::transitions::output::{check_output, check_sampled, check_surplus, publish_filled};
+use crate::transitions::retention::set_wishes;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
 use crate::types::ids::{Row, Table};
 use crate::types::keys::HASH_SIZE;
+use crate::types::retention::steps_of;
 use crate::types::values::{GivenHashes, Output, Request};
 
 /// Make a request known; returns its row.
@@ -44,6 +46,9 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
     known.tokens = tokens;
     known.block_hashes.extend(block_hashes.into_iter().flatten().flatten());
     hash_new_blocks(state, row);
+    if let Some(pieces) = &request.retention {
+        set_wishes(state, row, steps_of(pieces, num_tokens));
+    }
     state.settle_waiting(row);
     Ok(row)
 }
@@ -167,6 +172,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     }
     state.requests[row.index()] = None;
     state.output_from[row.index()] = 0;
+    state.wishes.remove(&row);
     state.forget_waiting(row);
     forget_entries(state, row);
     forget_reporter(state, row);

@@ -37,16 +37,19 @@ pub enum Eviction {
     S3Fifo,
     /// The one of the kind that is least often used again.
     Learned,
+    /// Blocks without content, then by level, then the one that was freed first.
+    Retention,
 }
 
 /// All policies with their names, in the order of their codes.
-pub const EVICTIONS: [(Eviction, &str); 6] = [
+pub const EVICTIONS: [(Eviction, &str); 7] = [
     (Eviction::Lru, "lru"),
     (Eviction::UncachedFirst, "uncached_first"),
     (Eviction::QueueAware, "queue_aware"),
     (Eviction::Lru2, "lru2"),
     (Eviction::S3Fifo, "s3fifo"),
     (Eviction::Learned, "learned"),
+    (Eviction::Retention, "retention"),
 ];
 
 impl Eviction {

@@ -130,6 +130,9 @@ errors! {
     /// The number of the weights rises.
     EpochWentBack { epoch: i64, current: i64, least: i64, most: i64 }
         "epoch {epoch:?} cannot follow epoch {current}: it must be from {least} to {most}";
+    /// The time of a manager never falls.
+    TimeWentBack { now_ms: i64, current: i64, most: i64 }
+        "time {now_ms:?} ms cannot follow {current}: it must be from {current} to {most}";
     /// A request that began with older weights loads nothing: stored content is of the new ones.
     StaleRequest { request: String, epoch: i64, current: i64 }
         "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";

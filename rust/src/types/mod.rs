@@ -15,6 +15,7 @@ pub mod ids;
 pub mod keys;
 pub mod memory;
 pub(crate) mod policies;
+pub mod retention;
 pub mod values;
 pub mod violation;
 pub mod wire;

@@ -81,13 +81,13 @@ impl Eviction {
     /// Whether the free queue is ordered by places that it gives.
     #[must_use]
     pub fn has_places(self) -> bool {
-        !matches!(self, Eviction::Lru | Eviction::UncachedFirst)
+        !matches!(self, Eviction::Lru | Eviction::UncachedFirst | Eviction::Retention)
     }
 
     /// Whether a block never stays longer than the one before its prefix.
     #[must_use]
     pub fn is_closed(self) -> bool {
-        matches!(self, Eviction::Lru | Eviction::UncachedFirst | Eviction::QueueAware)
+        matches!(self, Self::Lru | Self::UncachedFirst | Self::QueueAware | Self::Retention)
     }
 
     /// Whether it goes by how contents were used.
@@ -105,7 +105,11 @@ impl Eviction {
     /// That of a host tier, whose blocks have no keys.
     #[must_use]
     pub fn of_host(self) -> Self {
-        if self.has_places() { Eviction::Lru } else { self }
+        match self {
+            Eviction::Retention => Eviction::UncachedFirst,
+            other if other.has_places() => Eviction::Lru,
+            other => other,
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::types::extra_inputs::GivenKeys;
 use crate::types::ids::BlockId;
 use crate::types::keys::BlockHash;
+use crate::types::retention::Piece;
 
 /// Why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub struct Request<'a> {
     pub block_hashes: Option<GivenHashes>,
     /// It never hits, but publishes.
     pub skip_reading_prefix_cache: bool,
+    /// How long its content should stay cached.
+    pub retention: Option<Vec<Piece>>,
 }
 
 impl<'a> Request<'a> {

@@ -14,6 +14,7 @@ from tests.conftest import Backend
 from tests.helpers.misuse import check_error
 from tests.helpers.stories import add, admit, make
 
+POLICIES = "lru, uncached_first, queue_aware, lru2, s3fifo, learned, retention"
 SIZES: list[tuple[dict[str, Any], str, str]] = [
     # One request needs a block; the null block is one more.
     ({"num_blocks": 0}, "0", "must be an integer of at least 1"),
@@ -48,8 +49,8 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("record_new_blocks", "no", "must be True or False"),
     ("hide_salts", 1, "must be True or False"),
     ("hashing", "md5", "must be one of sha256, sha256_cbor, xxh3"),
-    ("eviction", "mru", "must be one of lru, uncached_first, queue_aware, lru2, s3fifo, learned"),
-    ("eviction", None, "must be one of lru, uncached_first, queue_aware, lru2, s3fifo, learned"),
+    ("eviction", "mru", f"must be one of {POLICIES}"),
+    ("eviction", None, f"must be one of {POLICIES}"),
     ("duplicates", "drop", "must be one of keep, merge"),
     ("enable_caching", 1, "must be True or False"),
     ("null_block", "yes", "must be True or False"),

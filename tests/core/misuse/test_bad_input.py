@@ -28,6 +28,7 @@ from tests.core.misuse import (
     bad_operations,
     bad_output,
     bad_requests,
+    bad_retention,
 )
 from tests.helpers.misuse import check_error, rows_by_call
 from tests.helpers.stories import unchanged
@@ -35,7 +36,7 @@ from tests.helpers.stories import unchanged
 ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
-    *(*bad_output.ROWS, *bad_epochs.ROWS),
+    *(*bad_output.ROWS, *bad_epochs.ROWS, *bad_retention.ROWS),
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.
@@ -56,6 +57,7 @@ ELSEWHERE = {
     "PolicyFailed",
     "TraceError",
     "WrongArgument",
+    "InvalidRetention",
 }
 # These are raised by calls of the pool layer alone: see tests/legacy/blocks/test_bad_tiers.py.
 POOL_LAYER = {

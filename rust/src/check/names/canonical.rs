@@ -29,6 +29,7 @@ use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 use crate::types::policies::Uses;
+use crate::types::retention::wishes_of;
 use crate::types::violation::Violation;
 
 /// What stands for a key of an older epoch.
@@ -147,6 +148,7 @@ impl Namer {
         let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
         write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
         write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
+        self.write_levels(state, rows);
         if let Some(host) = &state.host {
             let chains = &self.chains[state.device.num_blocks() as usize..];
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
@@ -246,6 +248,28 @@ impl Namer {
         put(&mut self.name, state.free_rows.len());
         let held = state.held_rows.iter().map(|(row, _)| row);
         state.free_rows.iter().chain(held).for_each(|row| put(&mut self.name, row.index()));
+    }
+
+    /// The time, what was wished for the blocks that were met, and the wishes of requests.
+    fn write_levels(&mut self, state: &State, rows: &[usize]) {
+        if state.device.retention.is_none() {
+            return;
+        }
+        put(&mut self.name, state.device.now() as usize);
+        for &block in &self.device.met {
+            let kept = state.device.kept(block);
+            self.name.extend([kept.base, kept.level]);
+            put(&mut self.name, kept.until as usize);
+        }
+        for &row in rows {
+            let steps = wishes_of(&state.wishes, Row(row as u32));
+            put(&mut self.name, steps.len());
+            for (first, wish) in steps {
+                put(&mut self.name, *first as usize);
+                self.name.extend([wish.base, wish.level]);
+                put(&mut self.name, wish.duration as usize);
+            }
+        }
     }
 
     fn write_request(&mut self, request: &RequestState, row: usize) {

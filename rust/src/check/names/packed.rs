@@ -100,6 +100,7 @@ fn is_rare(state: &State) -> bool {
         || state.config.max_in_flight > 0
         || state.device.policy.is_some()
         || state.epoch > 0
+        || state.device.retention.is_some()
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()

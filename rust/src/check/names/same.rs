@@ -36,6 +36,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && all_same(&one.in_flight, &other.in_flight, same_batch_in_flight)
         && one.config == other.config
         && same_epochs(one, other)
+        && one.wishes == other.wishes
         && (one.device.policy.is_none() || encode(one) == encode(other))
 }
 
@@ -55,12 +56,12 @@ fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
     let same = |block: BlockId| {
         (one.ref_count(block), one.is_older(block))
             == (other.ref_count(block), other.is_older(block))
-            && one.key(block) == other.key(block)
+            && (one.key(block), one.kept(block)) == (other.key(block), other.kept(block))
     };
     one.num_blocks() == other.num_blocks()
         && (0..one.num_blocks()).map(BlockId).all(same)
         && one.queue == other.queue
-        && one.pins == other.pins
+        && (&one.pins, one.now()) == (&other.pins, other.now())
         && same_quarantine(one.quarantine.as_ref(), other.quarantine.as_ref())
         && one.index.len() == other.index.len()
         && one.index.firsts().all(|(first, several)| {

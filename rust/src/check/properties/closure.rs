@@ -10,12 +10,13 @@ use smallvec::SmallVec;
 
 use crate::check::world::world::World;
 use crate::oracle::prefixes::Prefixes;
+use crate::pool::block_pool::BlockPool;
 use crate::state::state::State;
 use crate::types::ids::BlockId;
 use crate::types::violation::{Checks, Finding, Violation};
 
 /// The properties of this file, by name.
-pub const CLOSURE_PROPERTIES: [&str; 2] = ["PREFIX-CLOSED", "EVICT-ORDER"];
+pub const CLOSURE_PROPERTIES: [&str; 3] = ["PREFIX-CLOSED", "EVICT-ORDER", "LEVEL-CHAIN"];
 /// Calls behind which a child may be cached without its parent.
 pub const BREAKS_CLOSURE: [&str; 6] =
     ["evict_blocks", "pin", "truncate", "rewind", "load", "cancel"];
@@ -40,7 +41,8 @@ pub fn holds_in(world: &World) -> bool {
 pub fn check(state: &State, prefixes: &mut Prefixes, checks: &Checks) -> Result<(), Violation> {
     let cached = cached_blocks(state, prefixes)?;
     checks.hear_finding("PREFIX-CLOSED", prefix_closed(&cached))?;
-    checks.hear_finding("EVICT-ORDER", evict_order(&cached))
+    checks.hear_finding("EVICT-ORDER", evict_order(&cached))?;
+    checks.hear_finding("LEVEL-CHAIN", level_chain(&state.device, &cached))
 }
 
 /// PREFIX-CLOSED: a cached block's parent is cached, too.
@@ -62,6 +64,27 @@ fn evict_order(cached: &[Cached]) -> Finding {
         if !parents(cached, each).any(stays) {
             let block = each.block.0;
             return Err(format!("block {block} stays longer than the block before its prefix"));
+        }
+    }
+    Ok(())
+}
+
+/// LEVEL-CHAIN: what was wished for a free cached block was wished for some copy of its parent,
+/// too, or that is held.
+fn level_chain(pool: &BlockPool, cached: &[Cached]) -> Finding {
+    if pool.retention.is_none() {
+        return Ok(());
+    }
+    for each in cached.iter().filter(|each| each.parent > 0 && each.place.is_some()) {
+        let mine = pool.kept(each.block);
+        let has_more = |parent: &Cached| {
+            let its = pool.kept(parent.block);
+            let is_more = its.base >= mine.base && its.level >= mine.level;
+            parent.place.is_none() || (is_more && its.until >= mine.until)
+        };
+        if parents(cached, each).next().is_some() && !parents(cached, each).any(has_more) {
+            let block = each.block.0;
+            return Err(format!("block {block} has {mine:?}, the one before its prefix less"));
         }
     }
     Ok(())

@@ -8,4 +8,5 @@ pub mod fair_scheduler;
 pub mod liveness;
 pub mod outcomes;
 pub(crate) mod published;
+pub(crate) mod retention;
 pub mod transitions;

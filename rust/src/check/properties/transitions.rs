@@ -9,6 +9,7 @@
 use crate::check::names::same::same_state;
 use crate::check::properties::epochs::{Followed, epoch_first};
 use crate::check::properties::published::{Made, published};
+use crate::check::properties::retention::{leaves_by_level, wishes};
 use crate::check::world::calls::perform;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Value};
@@ -24,9 +25,10 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionCheck = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 11] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 12] = [
     ("LRU", lru),
     ("EPOCH-FIRST", epoch_first),
+    ("WISHES", wishes),
     ("ROW-LIFE", row_life),
     ("GROWN", grown),
     ("PINS", pins),
@@ -61,6 +63,9 @@ fn lru(made: &Made<'_>) -> Finding {
     }
     if matches!(made.call, Call::Cancel { .. }) || before.eviction().has_places() {
         return Ok(());
+    }
+    if before.retention.is_some() {
+        return leaves_by_level(made);
     }
     let name = made.call.transition();
     let mut queue = Followed::new(before);

@@ -22,6 +22,8 @@ use crate::types::values::Status;
 
 /// The last epoch that a world reaches.
 const EPOCHS_MAX: u32 = 2;
+/// The last ms that a world reaches.
+const TIME_MAX: u64 = 2;
 
 /// Every move of a world in a state, in a fixed order.
 pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
@@ -51,6 +53,10 @@ pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Mo
     }
     if world.tries("advance_epoch") && state.epoch < EPOCHS_MAX {
         out.push(Move::Call(Call::AdvanceEpoch));
+    }
+    let now = state.device.now();
+    if world.tries("tick") && state.device.retention.is_some() && now < TIME_MAX {
+        out.push(Move::Call(Call::Tick { now: now + 1 }));
     }
 }
 

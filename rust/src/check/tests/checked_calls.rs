@@ -14,10 +14,12 @@ use crate::oracle::calls::{Call, Slots, Value};
 use crate::state::state::State;
 use crate::transitions::queries::get_computed_blocks;
 use crate::transitions::unconfirmed_loads::note_load;
+use crate::types::config::{Config, Eviction};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, Kind};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
+use crate::types::retention::Wish;
 use crate::types::values::{Appended, Hit, Reason, Refused};
 
 /// What `check_outcome` finds in a call that gave a value and made this of a state.
@@ -112,6 +114,20 @@ fn in_flight() -> State {
     run.state
 }
 
+/// A state with a free block that stands in the part of its level.
+fn of_levels() -> State {
+    let mut run = scheduled(Config { eviction: Eviction::Retention, ..config() });
+    run.close();
+    run.call(&Call::Free { name: A });
+    run.state
+}
+
+/// Raise the level of a block that stays where it is.
+fn wish_while_free(state: &mut State) {
+    let last = state.device.queue.iter().last().expect("a block is free");
+    state.device.note_wish(last, Wish { base: 80, ..Wish::default() });
+}
+
 #[test]
 fn each_invariant_finds_its_own_damage() {
     let seen = &mut BTreeSet::new();
@@ -165,6 +181,8 @@ fn each_invariant_finds_its_own_damage() {
     assert!(found.contains(&"QUARANTINE"), "{found:?}");
     let found = damaged(state, seen, |state| state.batch.number = 0);
     assert!(found.contains(&"IN-FLIGHT"), "{found:?}");
+    let found = damaged(&of_levels(), seen, wish_while_free);
+    assert!(found.contains(&"RANK-ORDER"), "{found:?}");
     let all: BTreeSet<&str> = PROPERTIES.iter().map(|each| each.0).collect();
     assert_eq!(*seen, all);
 }

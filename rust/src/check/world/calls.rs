@@ -20,6 +20,7 @@ use crate::transitions::free::free;
 use crate::transitions::pins::{pin, unpin};
 use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
 use crate::transitions::requests::{accept, add_drafts, add_request, add_tokens, remove_request};
+use crate::transitions::retention::tick;
 use crate::transitions::rewind::rewind;
 use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::transitions::swap::{swap_in, swap_out};
@@ -95,6 +96,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::CacheBlocks { name, num_tokens } => counted(state, cache_blocks, *name, *num_tokens)?,
         Call::EvictBlocks { block } => nothing(evict_blocks(state, &[i64::from(*block)]))?,
         Call::AdvanceEpoch => nothing(advance_epoch(state, None).map(|_| ()))?,
+        Call::Tick { now } => nothing(tick(state, *now as i64))?,
         Call::ResetPrefixCache => Value::Flag(reset_prefix_cache(state)),
         Call::SwapOut { names } => admitted(swap_out(state, &ids(names))?, |_| Value::Nothing),
         Call::SwapIn { names } => admitted(swap_in(state, &ids(names))?, |_| Value::Nothing),
@@ -148,6 +150,7 @@ fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) ->
         extra_keys: kind.extra_keys(),
         block_hashes: None,
         skip_reading_prefix_cache: kind.skip_reading,
+        retention: kind.retention.clone(),
     }
 }
 

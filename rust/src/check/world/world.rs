@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use crate::types::config::Config;
 use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+use crate::types::retention::Piece;
 
 /// The calls that a world tries unless it says otherwise.
 pub const BASIC_CALLS: &str =
@@ -51,6 +52,8 @@ pub struct KindOfRequest {
     pub embeds: Option<(Vec<u8>, u32)>,
     /// It never hits.
     pub skip_reading: bool,
+    /// How long its content should stay cached.
+    pub retention: Option<Vec<Piece>>,
 }
 
 impl KindOfRequest {

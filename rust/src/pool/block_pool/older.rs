@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an epoch leaves in a pool: blocks whose keys were of an older one.
+//! What forgets all keys of a pool, and what an epoch leaves: blocks whose keys were of an older
+//! one.
 //!
-//! A part of block_pool.rs. Such a block keeps the mark of a key, and its entry in the index, which
-//! no look-up returns, until it is taken, or freed if it has owners when the epoch ends.
+//! A part of block_pool.rs. A block of an older epoch keeps the mark of a key, and its entry in the
+//! index, which no look-up returns, until it is taken, or freed if it has owners when the epoch
+//! ends.
 
 use super::{BlockPool, KEYED};
 use crate::mutants::{Mutant, seeded};
@@ -25,7 +27,7 @@ impl BlockPool {
 
     /// Forget that a block had a key of an older epoch.
     #[cold]
-    pub(super) fn forget_older(&mut self, block: BlockId) {
+    pub(crate) fn forget_older(&mut self, block: BlockId) {
         self.owners[block.index()] &= !KEYED;
         self.index.remove(block);
     }
@@ -34,6 +36,19 @@ impl BlockPool {
     pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
         self.index.restore_older(blocks);
         blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
+    }
+
+    /// Forget every key.
+    pub fn clear_index(&mut self, effects: &mut Effects) {
+        let orders = self.policy.is_some();
+        let is_cached = |block: &BlockId| orders && self.key(*block).is_some();
+        let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
+        self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
+        self.index.clear();
+        self.policy.iter_mut().for_each(|policy| policy.history.clear());
+        cached.into_iter().for_each(|block| self.move_by_policy(block));
+        self.lower_all();
+        effects.emit(Command::EvictAll);
     }
 
     /// Forget every key, in O(1) unless a policy orders the queue; what is free leaves before all
@@ -46,6 +61,7 @@ impl BlockPool {
         if let Some(policy) = &mut self.policy {
             policy.start_epoch();
         }
+        self.lower_all();
         effects.emit(Command::EvictAll);
     }
 }

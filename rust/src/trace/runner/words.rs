@@ -7,12 +7,14 @@ use std::collections::HashMap;
 
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
+use crate::pool::retention_state::level_of;
 use crate::trace::text::{Value, read_tokens, write_ids};
 use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
 use crate::types::ids::BlockId;
 use crate::types::keys::HASH_SIZE;
+use crate::types::retention::{DEFAULT_WISH, DURATION_MAX, LEVEL_MAX, POSITION_MAX, Piece, Wish};
 use crate::types::values::{Admitted, GivenHashes, Hit, Output, Request, Verdict};
 
 /// Why a call has no value.
@@ -53,6 +55,7 @@ pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
                 extra.prompt_embeds = Some(PromptEmbeds { data, bytes_per_token: 1 });
             }
             ("own", hashes) => request.block_hashes = Some(read_hashes(hashes)),
+            ("retain", pieces) => request.retention = Some(read_pieces(pieces)?),
             ("skip", "") => request.skip_reading_prefix_cache = true,
             _ => return None,
         }
@@ -99,6 +102,48 @@ fn read_media(word: &str) -> Option<MediaItem> {
     let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
     let is_there = !identifier.is_empty() && length > 0;
     is_there.then(|| MediaItem { identifier: identifier.to_owned(), offset, length })
+}
+
+/// The pieces of `0+4@80/1000,8+@50,decode@20`: ranges by offset and length, with level and ms.
+pub fn read_pieces(word: &str) -> Option<Vec<Piece>> {
+    let (mut pieces, mut last): (Vec<Piece>, u32) = (Vec::new(), 0);
+    let mut decoded = DEFAULT_WISH;
+    for part in word.split(',') {
+        let (place, wish) = part.split_once('@')?;
+        let (level, duration) = match wish.split_once('/') {
+            Some((level, duration)) => (level, Some(duration.parse().ok()?)),
+            None => (wish, None),
+        };
+        let level = level.parse().ok().filter(|&level| level <= LEVEL_MAX)?;
+        if duration.is_some_and(|duration| !(1..=DURATION_MAX).contains(&duration)) {
+            return None;
+        }
+        let wish = Wish::new(level, duration);
+        if place == "decode" {
+            decoded = wish;
+            continue;
+        }
+        let (first, length) = place.split_once('+').unwrap_or((place, ""));
+        let first: u32 = first.parse().ok()?;
+        let length: Option<u32> = (!length.is_empty()).then(|| length.parse()).transpose().ok()?;
+        let end =
+            length.map(|length| first.checked_add(length)).map_or(Some(None), |e| e.map(Some))?;
+        let past = end.unwrap_or(POSITION_MAX);
+        if first < last || first >= past || past > POSITION_MAX {
+            return None;
+        }
+        last = past;
+        pieces.push((first, end, wish));
+    }
+    pieces.push((POSITION_MAX, None, decoded));
+    Some(pieces)
+}
+
+/// The free blocks with a key, front first, each with its level.
+pub fn write_levels(pool: &BlockPool) -> String {
+    let free = pool.queue.iter().filter(|&block| pool.key(block).is_some());
+    let level = |block| level_of(pool.kept(block), pool.now());
+    listed(free.map(|block| format!("{}@{}", block.0, level(block))))
 }
 
 /// Hashes of an engine's own, a letter each.

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What levels may do to the free queue: followed by the commands of a call, by itself.
+
+No transition calls anything here. Twin: rust/src/check/properties/retention.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvcore.pool.retention_state import NOTHING, Kept, level_of
+from kvcore.state.state import State
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, Touch
+from kvcore.types.retention import wish_at
+from kvcore.types.values import Outcome
+
+
+def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """WISHES: a block has what was wished for it, joined part by part with the wish of each request
+    that released it; nothing if it was taken, or is free without a key.
+    """
+    old, pool = before.device.retention, outcome.state.device
+    if old is None or pool.retention is None:
+        return
+    expected, free = joined(before, outcome.state), set(pool.queue)
+    for each in outcome.commands:
+        if isinstance(each, Allocate):
+            expected.pop(each.block, None)
+    expected = {
+        block: kept
+        for block, kept in expected.items()
+        if kept != NOTHING and not (block in free and pool.keys[block] is None)
+    }
+    if dict(pool.retention.kept) != expected:
+        yield f"{call.name} leaves the wishes {dict(pool.retention.kept)}, must be {expected}"
+
+
+def joined(before: State, after: State) -> dict[int, Kept]:
+    """What is wished for each block once the requests joined their wishes that lose it."""
+    old = before.device.retention
+    assert old is not None
+    kept = dict(old.kept)
+    for name, request in before.requests.items():
+        left = after.requests.get(name)
+        for group_id, table in enumerate(request.tables):
+            size = before.config.groups[group_id].block_size
+            held = [] if left is None else list(left.tables[group_id])
+            for position, block in enumerate(table):
+                if block < before.device.first_block or held[position : position + 1] == [block]:
+                    continue
+                base, level, ms = wish_at(request.wishes, (position + 1) * size - 1)
+                b, v, until = kept.get(block, NOTHING)
+                kept[block] = (max(b, base), max(v, level), max(until, old.now + ms if ms else 0))
+    return kept
+
+
+def leaves_by_level(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """LRU, where blocks leave by level."""
+    followed = Followed(before, outcome.state)
+    yield from followed.follow(outcome.commands, call)
+    if call.name == "tick" and not isinstance(outcome.value, Misuse):
+        followed.tick(call.args[0])
+    queue = list(outcome.state.device.queue)
+    if queue != followed.queue:
+        yield f"{call.name} leaves the queue {queue}, by its commands and levels {followed.queue}"
+
+
+class Followed:
+    """The free queue of a pool, followed by the commands of a call."""
+
+    def __init__(self, before: State, after: State) -> None:
+        pool = before.device
+        assert pool.retention is not None
+        self.pool = pool
+        self.queue = list(pool.queue)
+        self.kept = joined(before, after)
+        self.now = pool.retention.now
+        self.cached = {block for block, key in enumerate(pool.keys) if key is not None}
+        self.waiting = [] if pool.quarantine is None else list(pool.quarantine)
+        self.waits = set(after.device.quarantine or ())
+
+    def follow(self, commands: Sequence[Command], call: Call) -> Iterator[str]:
+        """Let the blocks move; yields what was taken and was not the front."""
+        touched = {each.block for each in commands if isinstance(each, Touch)}
+        for block in self.waiting:
+            if block not in self.waits and block not in touched:
+                self.join(block)
+        for place, command in enumerate(commands):
+            match command:
+                case Allocate(block):
+                    if self.queue[:1] != [block]:
+                        yield f"{call.name} takes block {block}, the queue is {self.queue}"
+                        return
+                    self.queue.pop(0)
+                case Touch(block) if block in self.queue:
+                    self.queue.remove(block)
+                case Evict(block, _):
+                    self.cached.discard(block)
+                    is_taken = Allocate(block) in commands[place + 1 : place + 2]
+                    if block in self.queue and not is_taken:
+                        self.queue.remove(block)
+                        self.join(block)
+                case EvictAll():
+                    self.cached.clear()
+                case Free(block, _) if block not in self.waits:
+                    self.join(block)
+
+    def level(self, block: int) -> int:
+        """The level of a block now; below all for one without a key."""
+        return level_of(self.kept.get(block, NOTHING), self.now) if block in self.cached else -1
+
+    def join(self, block: int) -> None:
+        """Put a freed block into its place."""
+        if block not in self.cached and block not in self.pool.older:
+            self.queue.insert(0, block)
+            return
+        level = self.level(block)
+        behind = [place for place, each in enumerate(self.queue) if self.level(each) > level]
+        self.queue.insert(behind[0] if behind else len(self.queue), block)
+
+    def tick(self, now: int) -> None:
+        """Let time pass from one end of a level to the next."""
+        ends = {until for _, _, until in self.kept.values() if self.now < until <= now}
+        for moment in sorted(ends):
+            ending = [block for block in self.queue if self.kept.get(block, NOTHING)[2] == moment]
+            levels = {block: self.level(block) for block in ending}
+            self.now = moment
+            for block in ending:
+                if self.level(block) < levels[block]:
+                    self.queue.remove(block)
+                    self.join(block)
+        self.now = now

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What levels may do to the free queue: followed by the commands of a call, by itself.
+//!
+//! No transition calls anything here. Twin: kvcore/check/properties/retention.py.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::check::properties::published::Made;
+use crate::oracle::calls::Call;
+use crate::pool::block_pool::BlockPool;
+use crate::pool::quarantine::Quarantine;
+use crate::pool::retention_state::{Kept, level_of};
+use crate::state::state::State;
+use crate::types::commands::Command;
+use crate::types::ids::{BlockId, Row};
+use crate::types::retention::{wish_at, wishes_of};
+use crate::types::violation::Finding;
+
+type KeptBlocks = BTreeMap<BlockId, Kept>;
+
+/// WISHES: a block has what was wished for it, joined part by part with the wish of each request
+/// that released it; nothing if it was taken, or is free without a key.
+pub(crate) fn wishes(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    if before.device.retention.is_none() {
+        return Ok(());
+    }
+    let mut expected = joined(before, after);
+    for command in made.outcome.commands(after) {
+        if let Command::Allocate { block } = command {
+            expected.remove(&block);
+        }
+    }
+    let pool = &after.device;
+    let is_idle = |block| pool.queue.contains(block) && pool.key(block).is_none();
+    expected.retain(|&block, kept| *kept != Kept::default() && !is_idle(block));
+    let found: KeptBlocks = pool.all_kept().collect();
+    if found == expected {
+        return Ok(());
+    }
+    let name = made.call.transition();
+    Err(format!("{name} leaves the wishes {found:?}, must be {expected:?}"))
+}
+
+/// What is wished for each block once the requests joined their wishes that lose it.
+fn joined(before: &State, after: &State) -> KeptBlocks {
+    let (pool, mut kept): (&BlockPool, KeptBlocks) =
+        (&before.device, before.device.all_kept().collect());
+    let rows = (0..).map(Row).zip(&before.requests);
+    for (row, request) in rows.filter_map(|(row, request)| Some((row, request.as_ref()?))) {
+        let left = after.requests[row.index()].as_ref();
+        let left = left.filter(|left| left.request_id == request.request_id);
+        for (index, table) in request.tables.iter().enumerate() {
+            let size = before.config.groups[index].block_size;
+            let held = left.map_or(&[][..], |left| &left.tables[index]);
+            for (position, &block) in table.iter().enumerate() {
+                if pool.is_null(block) || held.get(position) == Some(&block) {
+                    continue;
+                }
+                let last = (position as u32 + 1) * size - 1;
+                let wish = wish_at(wishes_of(&before.wishes, row), last);
+                let ends = if wish.duration > 0 { pool.now() + wish.duration } else { 0 };
+                let each = kept.entry(block).or_default();
+                each.base = each.base.max(wish.base);
+                each.level = each.level.max(wish.level);
+                each.until = each.until.max(ends);
+            }
+        }
+    }
+    kept
+}
+
+/// LRU, where blocks leave by level.
+pub(crate) fn leaves_by_level(made: &Made<'_>) -> Finding {
+    let mut followed = Followed::new(made);
+    followed.follow(made)?;
+    if let (Call::Tick { now }, false) = (made.call, made.outcome.is_misuse()) {
+        followed.tick(*now);
+    }
+    let queue: Vec<BlockId> = made.after.device.queue.iter().collect();
+    if queue == followed.queue {
+        return Ok(());
+    }
+    let (name, expected) = (made.call.transition(), followed.queue);
+    Err(format!("{name} leaves the queue {queue:?}, by its commands and levels {expected:?}"))
+}
+
+/// The free queue of a pool, followed by the commands of a call.
+struct Followed<'a> {
+    pool: &'a BlockPool,
+    queue: Vec<BlockId>,
+    kept: KeptBlocks,
+    now: u64,
+    cached: BTreeSet<BlockId>,
+}
+
+impl<'a> Followed<'a> {
+    /// As it is before the call.
+    fn new(made: &Made<'a>) -> Self {
+        let pool = &made.before.device;
+        let blocks = (0..pool.num_blocks()).map(BlockId);
+        Followed {
+            pool,
+            queue: pool.queue.iter().collect(),
+            kept: joined(made.before, made.after),
+            now: pool.now(),
+            cached: blocks.filter(|&block| pool.key(block).is_some()).collect(),
+        }
+    }
+
+    /// Let the blocks move; fails with what was taken and was not the front.
+    fn follow(&mut self, made: &Made<'_>) -> Finding {
+        let after = &made.after.device;
+        let waits = |block| after.quarantine.as_ref().is_some_and(|each| each.contains(block));
+        let commands: Vec<Command> = made.outcome.commands(made.after).collect();
+        for block in self.pool.quarantine.iter().flat_map(Quarantine::blocks) {
+            if !waits(block) && !commands.contains(&Command::Touch { block }) {
+                self.join(block);
+            }
+        }
+        for (place, command) in commands.iter().enumerate() {
+            match *command {
+                Command::Allocate { block } if self.queue.first() == Some(&block) => {
+                    self.queue.remove(0);
+                }
+                Command::Allocate { block } => {
+                    let (name, queue) = (made.call.transition(), &self.queue);
+                    return Err(format!("{name} takes block {}, the queue is {queue:?}", block.0));
+                }
+                Command::Touch { block } => self.queue.retain(|each| *each != block),
+                Command::Evict { block, .. } => {
+                    self.cached.remove(&block);
+                    let is_taken = commands.get(place + 1) == Some(&Command::Allocate { block });
+                    if self.queue.contains(&block) && !is_taken {
+                        self.queue.retain(|each| *each != block);
+                        self.join(block);
+                    }
+                }
+                Command::EvictAll => self.cached.clear(),
+                Command::Free { block, .. } if !waits(block) => self.join(block),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The level of a block now; below all for one without a key.
+    fn level(&self, block: BlockId) -> Option<u8> {
+        let kept = self.kept.get(&block).copied().unwrap_or_default();
+        self.cached.contains(&block).then(|| level_of(kept, self.now))
+    }
+
+    /// Put a freed block into its place.
+    fn join(&mut self, block: BlockId) {
+        let level = self.level(block);
+        let behind = self.queue.iter().position(|&each| self.level(each) > level);
+        let is_first = level.is_none() && !self.pool.is_older(block);
+        let place = if is_first { 0 } else { behind.unwrap_or(self.queue.len()) };
+        self.queue.insert(place, block);
+    }
+
+    /// Let time pass from one end of a level to the next.
+    fn tick(&mut self, now: u64) {
+        let is_over = |until: &u64| self.now < *until && *until <= now;
+        let ends: BTreeSet<u64> =
+            self.kept.values().map(|kept| kept.until).filter(is_over).collect();
+        for moment in ends {
+            let ends_now =
+                |block: &&BlockId| self.kept.get(block).is_some_and(|k| k.until == moment);
+            let ending: Vec<(BlockId, Option<u8>)> =
+                self.queue.iter().filter(ends_now).map(|&each| (each, self.level(each))).collect();
+            self.now = moment;
+            for (block, level) in ending {
+                if self.level(block) < level {
+                    self.queue.retain(|each| *each != block);
+                    self.join(block);
+                }
+            }
+        }
+        self.now = now;
+    }
+}

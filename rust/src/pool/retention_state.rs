@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a pool keeps for levels; changed in retention.rs. Twin: kvcore/pool/retention_state.py.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::pool::free_queue::CURRENT;
+use crate::types::ids::BlockId;
+use crate::types::retention::LEVEL_MAX;
+
+/// What was wished for a block. until: when its level ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kept {
+    pub(crate) base: u8,
+    pub(crate) level: u8,
+    pub(crate) until: u64,
+}
+
+/// The rings of a free queue by level: the first has blocks of older epochs behind those without
+/// content, the others have a level each.
+pub(crate) const NUM_RINGS: u32 = CURRENT + LEVEL_MAX as u32 + 1;
+
+/// The end of a level: the time, the level, when its block joined, and the block.
+type End = Reverse<(u64, u8, u64, BlockId)>;
+
+/// What a pool keeps for levels.
+#[derive(Debug, Clone, Default)]
+pub struct RetentionState {
+    /// In ms.
+    pub(crate) now: u64,
+    /// Of each block; of one that is free without a key it says nothing.
+    pub(crate) kept: Vec<Kept>,
+    /// The number of the joining by which each block stands where it is.
+    pub(crate) joined: Vec<u64>,
+    pub(crate) num_joined: u64,
+    pub(crate) ends: BinaryHeap<End>,
+}
+
+impl RetentionState {
+    /// Forget what was wished for a block.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        self.kept[block.index()] = Kept::default();
+        self.joined[block.index()] = 0;
+    }
+
+    /// The level that a block has now, which joins the queue.
+    pub(crate) fn note_joined(&mut self, block: BlockId) -> u8 {
+        let kept = self.kept[block.index()];
+        self.num_joined += 1;
+        self.joined[block.index()] = self.num_joined;
+        if self.now < kept.until && kept.base < kept.level {
+            self.ends.push(Reverse((kept.until, kept.level, self.num_joined, block)));
+        }
+        level_of(kept, self.now)
+    }
+
+    /// Drop ends that do not count, if there are many.
+    pub(crate) fn sweep(&mut self) {
+        if self.ends.len() > 2 * self.kept.len() {
+            let joined = &self.joined;
+            self.ends.retain(|Reverse((_, _, number, block))| joined[block.index()] == *number);
+        }
+    }
+}
+
+/// The level that a block has now.
+#[must_use]
+pub fn level_of(kept: Kept, now: u64) -> u8 {
+    if now < kept.until { kept.base.max(kept.level) } else { kept.base }
+}
