@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of requests, read line by line: Mooncake JSONL, Qwen-Bailian's, and other_traces.py.
+"""Traces of requests, read line by line: Mooncake JSONL, Qwen-Bailian's, and those of forms/.
 
 One line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
 is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
@@ -38,7 +38,8 @@ from kvcore.replay.errors import (
     UnreadableTrace,
     WrongKind,
 )
-from kvcore.replay.other_traces import END, OtherTrace, form_of, to_request
+from kvcore.replay.forms.form import form_of
+from kvcore.replay.forms.reading import END, OtherTrace, to_request
 from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
 
 LINE_BYTES_MAX = 2**26

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of other forms, recognised by their first line: Azure's, BurstGPT's, ShareGPT's, and the
-custom data set of vLLM's benchmark.
+"""Reads Azure's traces, BurstGPT's, ShareGPT's, and the custom data set of vLLM's benchmark.
 
 Azure's and BurstGPT's have lengths and times, and nothing of the contents: no prefix repeats.
 ShareGPT's and vLLM's have texts and no times: a request comes each 1/rate seconds, and TOKEN_BYTES
@@ -11,98 +10,33 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import count
-from typing import Any, Literal
-
-import attrs
+from typing import Any
 
 from kvcore.replay.errors import (
     BadLine,
     MissingField,
-    NeedsRate,
     NotAnObject,
     NotJSON,
     OutOfRange,
-    UnreadForm,
     WrongKind,
 )
+from kvcore.replay.forms.form import TOKEN_BYTES, Form
 from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
 
 END = b""
 """In place of a line: there is none any more."""
-TOKEN_BYTES = 4
 VLLM_OUTPUT_LEN = 256
 """Tokens that vLLM's benchmark generates if a line does not say how many."""
-LIST = re.compile(rb"\[\s*(\{|$)")
-"""How a list of objects begins."""
-BETWEEN = re.compile(r"[\s\[\],]*")
+BETWEEN = tuple(" \t\r\n[,]")
 ANSWERS = {"gpt", "chatgpt", "assistant", "bing", "bard", "model"}
-COLUMNS = {
-    "Azure's CSV": ("timestamp", "contexttokens", "generatedtokens"),
-    "BurstGPT's CSV": ("timestamp", "request tokens", "response tokens"),
-}
-FIELDS = {
-    "conversations": "ShareGPT's JSON",
-    "prompt": "the custom data set of vLLM's benchmark",
-}
-"""The field by which a form of JSON is known."""
-UNREAD = {
-    "messages": ("a file of chat messages", "write lines of ShareGPT's form"),
-    "body": ("an OpenAI batch file", "write a line with prompt and output_tokens for each"),
-}
 MakeError = Callable[..., BadLine]
 Row = tuple[float, int, int, Sequence[int], int]
 """Arrival, lengths of prompt and output, ids, tokens per id."""
-
-
-@attrs.frozen
-class Form:
-    """What a trace is. columns: places of time, prompt and output in a CSV."""
-
-    name: str
-    kind: Literal["csv", "conversations", "prompt"]
-    columns: tuple[int, ...] = ()
-
-    @property
-    def note(self) -> str:
-        """What is to be known of it."""
-        if self.kind == "csv":
-            return "it says nothing of the contents, so no prefix repeats"
-        return f"{TOKEN_BYTES} bytes of text count as a token"
-
-
-def form_of(first: bytes, file: str, rate: float | None) -> Form | None:
-    """The form of a trace by its first line; None for Mooncake's, and for what is none of these.
-
-    Raises UnreadForm, and NeedsRate for a form without times if no rate is given.
-    """
-    line = first.strip()
-    if line.startswith(b"PAR1"):
-        raise UnreadForm(file=file, form="a Parquet file", reason="write it as JSONL")
-    names = [name.strip().strip('"').lower() for name in line.decode(errors="replace").split(",")]
-    for form, wanted in COLUMNS.items():
-        if set(wanted) <= set(names):
-            return Form(form, "csv", tuple(map(names.index, wanted)))
-    try:
-        value = {"conversations": None} if LIST.match(line) else json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or "hash_ids" in value:
-        return None
-    for field, (form, reason) in UNREAD.items():
-        if field in value:
-            raise UnreadForm(file=file, form=form, reason=reason)
-    for field, form in FIELDS.items():
-        if field in value:
-            if rate is None:
-                raise NeedsRate(file=file, form=form)
-            return Form(form, "prompt" if field == "prompt" else "conversations")
-    return None
 
 
 class OtherTrace:
@@ -181,7 +115,8 @@ class OtherTrace:
             return
         self._text = ""
         while True:
-            at = BETWEEN.match(text, at).end() if is_list else at  # type: ignore[union-attr] # always
+            while is_list and text[at : at + 1] in BETWEEN:
+                at += 1
             if at == len(text):
                 return
             try:
