@@ -18,8 +18,9 @@ from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
 from kvcore.explain.removed_keys import RemovedKeys
 from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
+from kvcore.types.errors import KvcoreError
 from kvcore.types.keys import fold_key
-from kvcore.types.values import Appended, Hit, Refused, Status
+from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
 
 Taker = Callable[[int], str | None]
 """Of a block that a call took the request that got it."""
@@ -94,7 +95,7 @@ class Live:
             for each in ("requests", "request_ids"):
                 if each in given:
                     given[each] = read_once(given[each])
-            explained = self._before(given) if admits else None
+            explained = self._before(name, given) if admits else None
             keys = self._all_keys() if resets else []
             kind = self._kind(name, given)
             outcome = method(**given)
@@ -111,13 +112,19 @@ class Live:
 
         return call
 
-    def _before(self, given: dict[str, Any]) -> Missed | None:
-        """Why a request that holds nothing misses what it misses."""
+    def _before(self, call: str, given: dict[str, Any]) -> Missed | None:
+        """Why a request that holds nothing, and is not refused, misses what it misses."""
         name, hit = given.get("request_id"), given.get("hit")
         if not isinstance(name, str) or name not in self._requests:
             return None
         if self._core.status(name) is not Status.WAITING:
             return None
+        if call == "allocate_slots":
+            try:
+                if self._manager.can_allocate(**given) is not Verdict.OK:
+                    return None
+            except (KvcoreError, TypeError):
+                return None  # the call itself raises that
         used = hit.num_tokens if isinstance(hit, Hit) else 0
         external = given.get("num_external_computed_tokens", given.get("num_tokens", 0))
         return self._explain(name, used, external) if isinstance(external, int) else None
