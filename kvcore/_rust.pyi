@@ -139,6 +139,11 @@ class Manager:
         """
         Whether calls are recorded.
         """
+    def key_marks(self, /, request_id: str) -> list[tuple[bytes, bytes]]:
+        """
+        Of each group and each of a request's keys: whether it finds a block, 0 or 1, and the key,
+        folded. Changes nothing.
+        """
     def load(self, request_id: str, num_tokens: int, hit: Hit | None, /, *, full_sequence_must_fit: bool, reserved_blocks: int) -> tuple[int, ...] | Refused:
         """
         Fill slots for the next tokens of a request from the external store.
@@ -177,6 +182,12 @@ class Manager:
     def num_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request. Changes nothing.
+        """
+    def open_changes(self, /, start: SupportsIndex) -> tuple[int, list[int], list[tuple[int, int]]]:
+        """
+        What the open batch has done from one of its commands on: how many commands it has; the
+        device blocks that it gave back; those that lost a key, each with that key, folded. Changes
+        nothing.
         """
     def pin(self, block_ids: Iterable[int], /) -> None:
         """

@@ -7,6 +7,7 @@ manager also gets the backend that it names.
 
 from __future__ import annotations
 
+import struct
 import warnings
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.types.arguments import check_kind, check_retention
+from kvcore.types.commands import Evict, Free
 from kvcore.types.config import Config
 from kvcore.types.errors import (
     BackendMissing,
@@ -29,6 +31,7 @@ from kvcore.types.errors import (
     InvalidConfig,
     InvariantViolation,
 )
+from kvcore.types.keys import fold_key
 from kvcore.types.policy import EvictionPolicy
 from kvcore.types.values import Outcome
 
@@ -79,6 +82,26 @@ class PythonBackend:
     def num_free_host_blocks(self) -> int:
         host = self.state().host
         return 0 if host is None else host.num_free
+
+    def open_changes(self, start: int) -> tuple[int, list[int], list[tuple[int, int]]]:
+        commands, freed, removed = self.state().batch.commands, [], []
+        for each in commands[start:]:
+            if isinstance(each, Free):
+                freed.append(each.block)
+            elif isinstance(each, Evict):
+                removed.append((each.block, fold_key(each.key)))
+        return len(commands), freed, removed
+
+    def key_marks(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        state = self.state()
+        groups = QUERIES["get_block_keys"](state, request_id)
+        return [
+            (
+                bytes(key in state.device.index for key in keys),
+                struct.pack(f"<{len(keys)}Q", *map(fold_key, keys)),
+            )
+            for keys in groups
+        ]
 
     def encode(self) -> bytes:
         return encoding.encode(self.state())
@@ -151,12 +174,33 @@ class Recordable:
     One that does not record has the methods it always had.
     """
 
+    config: Config
+    backend: Literal["rust", "python"]
     _core: _twin.Backend
+    _live: Any = None  # of `kvcore.explain`, a later room
 
     def state(self) -> State:
         """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
         core: Any = self._core
         return core.state() if isinstance(core, PythonBackend) else decoding.decode(core.encode())
+
+    def encode(self) -> bytes:
+        """The canonical bytes of the state. O(pool). Changes nothing."""
+        return self._core.encode()
+
+    def restore(self, data: bytes) -> None:
+        """Take over canonical bytes, O(pool). Raises DamagedState, PoolTooLarge."""
+        check_kind("data", data, bytes)
+        config = decode_valid(data).config
+        self._core.restore(data)
+        self.config = config
+        if self._live is not None:
+            self._live.forget()
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""
+        if self.backend == "python" or _twin.check_state(self._core.encode()):
+            pool_and_state.check(self.state())  # the twin names what is broken, not the numbers
 
     def start_recording(self, recorder: Recorder) -> None:
         """Record the state, and every call from now on: docs/recorder.md. Raises AlreadyRecording.

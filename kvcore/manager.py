@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
-from kvcore import _twin
-from kvcore.backend import HANDED_ON, Recordable, Timed, decode_valid, default_backend, make_backend
+from kvcore.backend import HANDED_ON, Recordable, Timed, default_backend, make_backend
 from kvcore.explain import Questions
-from kvcore.invariants import pool_and_state
+from kvcore.transitions import TRANSITIONS
 from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
@@ -30,14 +29,15 @@ from kvcore.types.values import (
     Verdict,
 )
 
-OWN = {"config", "backend", "_core", *HANDED_ON}  # all other attributes are a subclass's
+OWN = {"config", "backend", "_core", "_live", *HANDED_ON, *TRANSITIONS}  # others: a subclass's
 
 
 class KVCacheManager(Recordable, Questions, Timed):
     """Decides which block holds which tokens; touches no tensor.
 
-    backend: "rust", "python", or None: the twin, else Python with a warning. Raises BackendMissing,
-    InvalidConfig, PoolTooLarge.
+    backend: "rust", "python", or None: the twin, else Python with a warning. explain_entries:
+    removed keys that are remembered for `explain_miss`. Raises BackendMissing, InvalidConfig,
+    PoolTooLarge, InvalidCount.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
@@ -46,7 +46,13 @@ class KVCacheManager(Recordable, Questions, Timed):
     are in the host tier SwappedOut, or are being loaded LoadUnfinished. Others stand at the method.
     """
 
-    def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        backend: Literal["rust", "python"] | None = None,
+        *,
+        explain_entries: int = 0,
+    ) -> None:
         check_kind("config", config, Config)
         self.config = config
         self.backend = backend or default_backend()
@@ -55,11 +61,14 @@ class KVCacheManager(Recordable, Questions, Timed):
         for name in HANDED_ON if self.backend == "rust" else ():
             if getattr(type(self), name) is getattr(KVCacheManager, name):
                 self.__dict__[name] = getattr(self._core, name)
+        if explain_entries != 0:
+            self._remember(explain_entries)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies of every kind have a state of their own, from its canonical bytes."""
         others = {name: value for name, value in self.__dict__.items() if name not in OWN}
-        return _rebuild, (type(self), self.backend, self.encode()), others or None
+        entries = 0 if self._live is None else self._live.num_entries
+        return _rebuild, (type(self), self.backend, self.encode(), entries), others or None
 
     def __repr__(self) -> str:
         of_all = f"{self.num_free_blocks} of {self.config.num_usable_blocks}"
@@ -371,25 +380,11 @@ class KVCacheManager(Recordable, Questions, Timed):
         """Share of the usable device blocks that have an owner, 0.0 to 1.0. Changes nothing."""
         return 1.0 - self.num_free_blocks / self.config.num_usable_blocks
 
-    def encode(self) -> bytes:
-        """The canonical bytes of the state. O(pool). Changes nothing."""
-        return self._core.encode()
 
-    def restore(self, data: bytes) -> None:
-        """Take over canonical bytes, O(pool). Raises DamagedState, PoolTooLarge."""
-        check_kind("data", data, bytes)
-        config = decode_valid(data).config
-        self._core.restore(data)
-        self.config = config
-
-    def check(self) -> None:
-        """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""
-        if self.backend == "python" or _twin.check_state(self._core.encode()):
-            pool_and_state.check(self.state())  # the twin names what is broken, not the numbers
-
-
-def _rebuild(kind: type[KVCacheManager], backend: Any, data: bytes) -> KVCacheManager:
+def _rebuild(
+    kind: type[KVCacheManager], backend: Any, data: bytes, explain_entries: int = 0
+) -> KVCacheManager:
     made = kind.__new__(kind)
-    KVCacheManager.__init__(made, Config(2), backend)
+    KVCacheManager.__init__(made, Config(2), backend, explain_entries=explain_entries)
     KVCacheManager.restore(made, data)
     return made

@@ -9,18 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from kvcore.transitions.slot_request import SlotOptions, check_hit_kind
+from kvcore.types.arguments import read_count
 from kvcore.types.values import Hit
 
 if TYPE_CHECKING:
     from kvcore import _twin
+    from kvcore.explain.explanation import Missed
+    from kvcore.explain.live import Live
     from kvcore.explain.refusal import ExplainedRefusal
     from kvcore.state.state import State
 
 
 class Questions:
-    """Methods of a manager that explain its refusals and what others wait for."""
+    """Methods of a manager that explain its refusals and misses, and what others wait for."""
 
     _core: _twin.Backend
+    _live: Live | None
 
     @property
     def num_due_blocks(self) -> int:
@@ -30,6 +34,25 @@ class Questions:
     if TYPE_CHECKING:
 
         def state(self) -> State: ...
+
+    def explain_miss(self, request_id: str) -> Missed | None:
+        """Why a request misses what was cached before: of a waiting one as of now, of a running one
+        as of its first slots; None if those were not seen, as of a fork's child. Changes nothing.
+
+        Needs `explain_entries`. At most a few ms. Raises ExplainOff, UnknownRequest.
+        """
+        if self._live is None:
+            from kvcore.explain.errors import ExplainOff
+
+            raise ExplainOff(request_id=request_id)
+        return self._live.explain_miss(request_id)
+
+    def _remember(self, explain_entries: int) -> None:
+        """Remember so many removed keys from now on."""
+        if read_count("explain_entries", explain_entries):
+            from kvcore.explain.live import Live  # few managers remember
+
+            self._live = Live(self, explain_entries)
 
     def explain_refusal(
         self,

@@ -83,6 +83,31 @@ class Explanation:
         return self.lengths[-1]
 
 
+@attrs.frozen(kw_only=True)
+class Missed:
+    """What a request misses of the keys that this epoch had, as far as they are remembered.
+
+    call, step: calls and batches before. lengths: the last four of LENGTHS, as of the look-up
+    before its first slots, or as of now while it has none; the last one, then, is what a look-up
+    gives. spans: they tile the tokens from the hits to the most that a look-up could find; the
+    cause of those behind the first length is "unknown": never findable, or forgotten. complete:
+    nothing was forgotten.
+    """
+
+    request: str
+    call: int
+    step: int
+    num_tokens: int
+    lengths: tuple[int, ...]
+    spans: tuple[Span, ...]
+    complete: bool
+
+    @property
+    def hits(self) -> int:
+        """Tokens that the allocation took from the cache, or would."""
+        return self.lengths[-1]
+
+
 @attrs.define
 class Totals:
     """First admissions together, in tokens. causes: of CAUSES. takers: of evicted tokens, by the

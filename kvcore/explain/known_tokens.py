@@ -34,7 +34,8 @@ class Segment:
 @attrs.define(eq=False)
 class Edge:
     """Positions [start, end) of a prefix. first, newest: the numbers of the requests that had it.
-    computed: how far somebody computed it. growing: places that end here and have outputs.
+    computed, fresh: how far somebody computed it, at any time and in this epoch. growing: places
+    that end here and have outputs.
     """
 
     parent: Edge | None
@@ -44,6 +45,7 @@ class Edge:
     first: int
     newest: int
     computed: int = 0
+    fresh: int = 0
     children: dict[bytes, Edge] = attrs.field(factory=dict)
     growing: list[Place] = attrs.field(factory=list)
 
@@ -75,24 +77,28 @@ class Place:
         if len(self.labels) > self.edge.end * LABEL:
             self.tree.lengthen(self)
 
-    def compute(self, count: int) -> None:
-        """Note that the first labels are computed."""
+    def compute(self, count: int, *, is_fresh: bool) -> None:
+        """Note that the first labels are computed; is_fresh: in this epoch."""
         self.join()
         edge = self.edge
         while edge.parent is not None:
             reached = min(count, edge.end)
             if reached > edge.start:
-                if edge.computed >= reached:
+                if edge.fresh >= reached or (edge.computed >= reached and not is_fresh):
                     return
-                edge.computed = reached
+                edge.computed = max(edge.computed, reached)
+                edge.fresh = reached if is_fresh else edge.fresh
             edge = edge.parent
 
-    def num_computed(self) -> int:
-        """Leading labels that somebody computed, as far as it was noted."""
+    def num_computed(self) -> tuple[int, int]:
+        """Leading labels that somebody computed, at any time and in this epoch, as far as noted."""
         edge = self.edge
         while edge.parent is not None and edge.computed <= edge.start:
             edge = edge.parent
-        return edge.computed
+        computed = edge.computed
+        while edge.parent is not None and edge.fresh <= edge.start:
+            edge = edge.parent
+        return computed, edge.fresh
 
     def marks(self, group_id: int, size: int) -> array[int]:
         """The marks of its blocks of this size in a group, those of the edges on its way."""
@@ -172,11 +178,20 @@ class Tree:
             place.edge = edge
         place.edge.growing.append(place)
 
+    def begin_epoch(self) -> None:
+        """Note that nothing is computed in this epoch, nor was ever findable in it."""
+        edges = [self.root]
+        for edge in edges:  # it grows
+            edge.fresh = 0
+            for marks in edge.segment.marks:
+                del marks[:]
+            edges.extend(edge.children.values())
+
     def _split(self, edge: Edge, depth: int) -> Edge:
         """Cut an edge in two; returns the upper one, which is new."""
         assert edge.parent is not None
         upper = attrs.evolve(edge, end=depth, children={edge.label(depth): edge}, growing=[])
-        upper.computed = min(edge.computed, depth)
+        upper.computed, upper.fresh = min(edge.computed, depth), min(edge.fresh, depth)
         edge.parent.children[edge.label(edge.start)] = upper
         edge.parent, edge.start = upper, depth
         return upper

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
 import attrs
@@ -100,12 +100,13 @@ def spans_of(
     lengths: Sequence[int],
     lost: Iterator[Span],
     external: int,
+    causes: Sequence[str] = _KEYED,
 ) -> tuple[Span, ...]:
-    """Spans that tile the tokens from the hits to the ideal. lost: those of lost keys. external:
-    tokens behind the hits that came from elsewhere.
+    """Spans that tile the tokens from the hits to the first length. lost: those of lost keys.
+    external: tokens behind the hits that came from elsewhere. causes: between the lengths.
     """
     spans: list[Span] = []
-    for (above, below), cause in reversed(list(zip(pairwise(lengths), _KEYED, strict=True))):
+    for (above, below), cause in reversed(list(zip(pairwise(lengths), causes, strict=True))):
         if above > below:
             spans.extend(lost if not cause else [Span(below, above, cause)])
     end = min(lengths[0], lengths[-1] + external)
@@ -127,12 +128,14 @@ def lost_spans(
     behind = (each for each in marks[first:] if each >= REMOVED)
     mark = marks[first] if first < len(marks) and marks[first] >= REMOVED else NEVER
     mark = mark or next(before, NEVER) or next(behind, NEVER)
-    for position in range(first, end // size):
-        each = marks[position]
-        if each >= REMOVED and each != mark and position > first:
-            yield _lost(start, position * size, mark, removals)
-            start = position * size
-        mark = each if each >= REMOVED else mark
+    position = first
+    for each, run in groupby(marks[first : end // size]):
+        if each >= REMOVED:
+            if each != mark and position > first:
+                yield _lost(start, position * size, mark, removals)
+                start = position * size
+            mark = each
+        position += len(list(run))
     yield _lost(start, end, mark, removals)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from kvcore.explain.explanation import Explanation, Removal
 from kvcore.explain.known_tokens import FINDABLE, LABEL, NEVER, REMOVED, Segment
@@ -20,7 +20,6 @@ from kvcore.explain.requests import KnownRequest, Namespaces, to_bytes
 from kvcore.types.commands import Batch
 from kvcore.types.values import Appended, Hit, Refused, Request
 
-M = TypeVar("M")
 Content = tuple[Segment, int, int]
 """A segment, a group, and the place of its mark."""
 
@@ -48,7 +47,7 @@ class Observer:
         self._freed = array("I", bytes(4 * self.config.num_blocks))
         self._copies: dict[Content, int] = {}
         self._removals: list[Removal] = []
-        self._call = self._step = 0
+        self._call = self._step = self._epoch = 0
         self._has_loads = False
         self._notes: dict[str, Callable[..., None]] = {
             "add_request": self._add_request,
@@ -66,6 +65,7 @@ class Observer:
             "swap_in": self._swap_in,
             "take_batch": self._take_batch,
             "complete": self._publish_late,
+            "advance_epoch": self._advance_epoch,
             "cache_blocks": self._publish_late,
             **{name: self._withdrawn(name) for name in _WITHDRAWING},
         }
@@ -113,7 +113,7 @@ class Observer:
 
     def _truncate(self, _: None, request_id: str, num_tokens: int) -> None:
         request = self._requests[request_id]
-        request.settle(self._step)
+        request.settle(self._step, self._epoch)
         self._namespaces.shorten(request, num_tokens)
         self._refresh(request)
         self._withdraw("truncate", request.held)
@@ -150,6 +150,8 @@ class Observer:
         self, outcome: Any, request_id: str, _: int, hit: Hit | None = None, **options: Any
     ) -> None:
         request = self._requests[request_id]
+        if not request.computed:
+            request.epoch = self._epoch
         external = options.get("num_external_computed_tokens", 0)
         is_prompt = request.computed < request.num_prompt
         self._admit(request, hit, external)
@@ -169,6 +171,8 @@ class Observer:
 
     def _load(self, _: Any, request_id: str, num_tokens: int, hit: Any = None, **__: Any) -> None:
         request = self._requests[request_id]
+        if not request.computed:
+            request.epoch = self._epoch
         self._admit(request, hit, num_tokens)
         self._rewrite(request, "load")
         self._refresh(request)
@@ -177,7 +181,7 @@ class Observer:
     def _free(self, _: None, request_id: str) -> None:
         request = self._requests[request_id]
         was_scheduled = request.step == self._step
-        request.settle(self._step)
+        request.settle(self._step, self._epoch)
         self._release(request)
         if was_scheduled:
             self._withdraw("free", request.held)
@@ -187,7 +191,7 @@ class Observer:
     def _swap_out(self, _: Any, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             request = self._requests[request_id]
-            request.settle(self._step)
+            request.settle(self._step, self._epoch)
             request.is_odd = True
             self._release(request)
             self._withdraw("swap_out", request.held)
@@ -225,6 +229,16 @@ class Observer:
 
         return note
 
+    def _advance_epoch(self, epoch: int, *_: Any, **__: Any) -> None:
+        """Note that no key is left, and whatever is computed from now on is of new weights."""
+        for request in self._requests.values():
+            request.settle(self._step, self._epoch)
+        self._epoch = epoch
+        self._namespaces.begin_epoch()
+        self._contents = [None] * self.config.num_blocks
+        self._copies.clear()
+        self._unpublished.clear()
+
     def _admit(self, request: KnownRequest, hit: Hit | None, external: int) -> None:
         """Explain first slots, and note the blocks of the hit."""
         self._has_loads = self._has_loads or external > 0
@@ -240,11 +254,11 @@ class Observer:
     def _explain(self, request: KnownRequest, used: int, external: int) -> Explanation:
         request.join()
         others = self._requests.values()
-        known, same, computed = self._namespaces.lengths(request, others)
+        counts = self._namespaces.lengths(request, others, self._epoch)
         num_tokens = len(request.labels) // LABEL
         marks = [request.place.marks(g, size) for g, size in enumerate(self._sizes)]
-        found, least = published_lengths(self.config, marks, num_tokens, computed)
-        lengths = cut([known, same, computed, computed, *found], used)
+        found, least = published_lengths(self.config, marks, num_tokens, counts[-1])
+        lengths = cut([*counts, *found], used)
         size, lost = self._sizes[least], (lengths[-3], lengths[-4])
         spans = spans_of(lengths, lost_spans(marks[least], size, *lost, self._removals), external)
         return Explanation(
@@ -318,7 +332,9 @@ class Observer:
                 self._remove(block, None, name)
 
     def _publish(self, request: KnownRequest) -> None:
-        """Note which of a request's full blocks have got a key."""
+        """Note which of a request's full blocks have got a key; none if it is of an older epoch."""
+        if request.epoch != self._epoch:
+            return
         known = min(request.computed, len(request.labels) // LABEL)
         waits = False
         for g in self._groups:
@@ -364,31 +380,5 @@ class Observer:
 
 _WITHDRAWING = (
     *("evict_blocks", "reset_prefix_cache", "cancel", "rewind", "unschedule"),
-    *("complete_operation", "advance_epoch"),
+    "complete_operation",
 )
-
-
-class _Observed:
-    """A manager whose calls are noted."""
-
-    def __init__(self, manager: Any, observer: Observer) -> None:
-        self._manager, self._observer = manager, observer
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._manager, name)
-        if not self._observer.notes(name):
-            return method
-        note = self._observer.note
-
-        def call(*args: Any, **options: Any) -> Any:
-            outcome = method(*args, **options)
-            note(name, outcome, *args, **options)
-            return outcome
-
-        setattr(self, name, call)  # found directly from now on
-        return call
-
-
-def observed(manager: M, observer: Observer) -> M:
-    """The same manager, whose calls an observer is told of. Give it lists or buffers."""
-    return cast(M, _Observed(manager, observer))

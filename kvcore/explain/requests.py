@@ -35,7 +35,7 @@ class KnownRequest:
     place: in its namespace. bare: of its tokens alone, if its labels are others. computed: as the
     manager counts. step, before: the batch that last scheduled it, and its count before. held: its
     blocks, in table order unless is_odd (copied, swapped, cut). published: blocks of each group
-    that need no look any more.
+    that need no look any more. epoch: in which it began to count.
     """
 
     name: str
@@ -52,6 +52,7 @@ class KnownRequest:
     holds: bool = False
     was_admitted: bool = False
     is_odd: bool = False
+    epoch: int = 0
     held: list[int] = attrs.field(factory=list)
     published: list[int] = attrs.field(init=False)
     _on_edge: tuple[Edge, int, int] | None = None
@@ -81,11 +82,11 @@ class KnownRequest:
         if self.step != step:
             self.step, self.before = step, self.computed
 
-    def settle(self, step: int) -> None:
+    def settle(self, step: int, epoch: int) -> None:
         """Note for all times what was computed of it, less what the open batch would have."""
         count = min(self.before, self.computed) if self.step == step else self.computed
         if count:
-            self.place.compute(count)
+            self.place.compute(count, is_fresh=self.epoch == epoch)
 
     def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
         """The content of the block at a position of its table."""
@@ -122,7 +123,7 @@ class Namespaces:
         bare = None if parent.bare is None else bytes(parent.bare.labels)
         child = self._add(name, namespace, bytes(parent.labels), bare)
         child.num_prompt, child.was_admitted, child.is_odd = parent.num_prompt, True, True
-        parent.is_odd = True
+        child.epoch, parent.is_odd = parent.epoch, True
         return child
 
     def shorten(self, request: KnownRequest, num_tokens: int) -> None:
@@ -136,30 +137,40 @@ class Namespaces:
                 each.edge = each.tree.root
                 each.tree.lengthen(each)
 
+    def begin_epoch(self) -> None:
+        """Note that nothing is computed in this epoch, nor was ever findable in it."""
+        for tree in self._trees.values():
+            tree.begin_epoch()
+
     def lengths(
-        self, request: KnownRequest, others: Iterable[KnownRequest]
-    ) -> tuple[int, int, int]:
-        """Tokens of a request that are known, known with equal extra keys, and computed.
+        self, request: KnownRequest, others: Iterable[KnownRequest], epoch: int
+    ) -> tuple[int, int, int, int]:
+        """Tokens of a request that are known, known with equal extra keys, computed at any time,
+        and computed in this epoch.
 
         others: those that the manager knows, with their counts.
         """
         place, labels = request.place, request.labels
-        computed, num_labels = place.num_computed(), len(labels) // LABEL
+        computed, fresh = place.num_computed()
+        num_labels = len(labels) // LABEL
         for other in others:
-            if other.computed <= computed or other is request or computed >= num_labels:
+            least = fresh if other.epoch == epoch else computed
+            if other.computed <= least or other is request or least >= num_labels:
                 continue
             if other.place.tree is place.tree:
-                least, theirs = computed * LABEL, other.labels
-                if theirs[least : least + LABEL] == labels[least : least + LABEL]:
+                start, theirs = least * LABEL, other.labels
+                if theirs[start : start + LABEL] == labels[start : start + LABEL]:
                     most = min(other.computed, num_labels, len(theirs) // LABEL)
-                    computed = max(computed, num_equal(theirs, 0, labels, 0, most))
+                    equal = num_equal(theirs, 0, labels, 0, most)
+                    computed = max(computed, equal)
+                    fresh = max(fresh, equal) if other.epoch == epoch else fresh
         same = max(computed, self._before(request, place.tree, bytes(labels)))
         known = same
         if self._bare is not None:
             tokens = bytes(labels if request.bare is None else request.bare.labels)
             for tree in (self._trees[_PLAIN], self._bare):
                 known = max(known, self._before(request, tree, tokens))
-        return known, same, computed
+        return known, same, computed, fresh
 
     def nearest(self, request: KnownRequest, known: int) -> Nearest | None:
         """The request whose tokens a request has, if so many were known when it was added."""

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvcore replay: interrupted before there was anything to report", file=sys.stderr)
         return STOPPED
-    _print_skipped(reader)
+    _print_notes(reader)
     _print_checked(devices)
     code = STOPPED if report.interrupted else FINE
     if call.html is not None:
@@ -103,9 +103,10 @@ def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
         return devices[-1]
 
     if call.policies:
-        reader = TraceReader(call.trace, skip_bad=call.skip_bad)
+        reader = TraceReader(call.trace, skip_bad=call.skip_bad, rate=call.rate)
         return _run_variants(call, reader), reader, []
-    with opened(call.trace, skip_bad=call.skip_bad, several=num_runs > 1) as trace:
+    several = num_runs > 1
+    with opened(call.trace, skip_bad=call.skip_bad, several=several, rate=call.rate) as trace:
         report, reader = run_sizes(
             trace,
             call.options,
@@ -144,8 +145,10 @@ def _print_checked(devices: list[OnDevice]) -> None:
         print(f"kvcore replay: checked {count:,} reads of tokens, all right", file=sys.stderr)
 
 
-def _print_skipped(reader: TraceReader) -> None:
-    """Name the first lines that were left out."""
+def _print_notes(reader: TraceReader) -> None:
+    """Say what is to be known of the trace's form, and name the first lines that were left out."""
+    if reader.note is not None:
+        print(f"kvcore replay: {reader.note}", file=sys.stderr)
     for error in reader.examples:
         print(f"kvcore replay: skipped: {error}", file=sys.stderr)
     if reader.num_skipped > len(reader.examples):

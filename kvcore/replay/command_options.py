@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from kvcore import _twin
-from kvcore.cli.arguments import MOST, count
+from kvcore.cli.arguments import MOST, count, positive
 from kvcore.replay.loop import make_config
 from kvcore.replay.request_trace import STDIN
 from kvcore.replay.results import BackendName, Options
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TRACES = "JSONL of Mooncake or Bailian, or another form (docs/replay.md); - for standard input"
 DEFAULTS = Options(num_blocks=1)
 WITHOUT_WISHES = tuple(each for each in EVICTIONS if each != "retention")
 """No trace says how long content should stay: there `retention` is `uncached_first`."""
@@ -53,6 +54,7 @@ class Arguments:
     backend: BackendName
     device: MakeDevice | None
     skip_bad: bool
+    rate: float | None
     json: bool
     html: str | None
     explain: bool
@@ -66,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 replayed, 1 --apply found wrong content, 2 the call or the trace was "
         "wrong, 130 interrupted; then, too, it reports what was done.",
     )
-    parser.add_argument("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
+    parser.add_argument("trace", metavar="TRACE", help=TRACES)
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
     _add_result(parser.add_argument_group("what comes out"))
@@ -125,11 +127,18 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
         f"({','.join(f'{each * 1e6:g}' for each in costs)})",
     )
     add("--skip-bad", action="store_true", help="count and leave out bad lines")
+    add_rate(group)
     add(
         "--apply",
         metavar="DEVICE",
         help="give each batch to real memory and check every read: torch",
     )
+
+
+def add_rate(group: argparse._ActionsContainer) -> None:
+    """The option of a trace without times."""
+    what = "requests a second, of a trace without times"
+    group.add_argument("--rate", type=positive, metavar="N", help=what)
 
 
 def _add_result(group: argparse._ArgumentGroup) -> None:
@@ -175,6 +184,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         backend=_backend(given.backend),
         device=_device(given.apply),
         skip_bad=given.skip_bad,
+        rate=given.rate,
         json=given.json,
         html=given.html,
         explain=given.explain,

@@ -29,6 +29,18 @@ class UnreadableTrace(TraceFileError):
     message = "{file} cannot be read: {reason}"
 
 
+class UnreadForm(TraceFileError):
+    """A trace of a known form that is not read."""
+
+    message = "{file} is {form}, which is not read: {reason}"
+
+
+class NeedsRate(TraceFileError):
+    """A trace without times, and no rate is given."""
+
+    message = "{file} is {form}, which has no times: say --rate N, requests a second"
+
+
 class EmptyTrace(TraceFileError):
     """The file has no request."""
 

@@ -25,7 +25,7 @@ from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import Chunk, Scheduler
 from kvcore.types.arguments import read_count
-from kvcore.types.commands import Batch, Evict
+from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Hit, Refused, Request
@@ -303,7 +303,7 @@ class Loop:
         """Take the batch, let its time pass, and release those that got the last output."""
         options = self._options
         batch = self._metered.take_batch()
-        self.record.evictions += batch.column("kind").tolist().count(Evict.kind)
+        self.record.take(batch)
         decoding = self._batcher.decoding
         num_prefill = sum(each.end - each.start for each in chunks)
         if self._apply is not None:
@@ -330,8 +330,15 @@ class Loop:
             self.record.output_tokens += each.num_wanted
             self.record.finished += 1
             self._batcher.running.remove(each)
-            self._metered.free(each.sequence_id)
-            self._metered.remove_request(each.sequence_id)
+            self._release(each.sequence_id)
+
+    def _release(self, sequence_id: str) -> None:
+        """Free a sequence that ended, and note which of its blocks stay cached without an owner."""
+        manager, held = self._manager, self._manager.get_blocks(sequence_id)
+        self._metered.free(sequence_id)
+        freed = (b for ids in held.blocks for b in ids if not manager.num_owners(b))
+        self.record.freed(block for block in freed if manager.has_key(block))
+        self._metered.remove_request(sequence_id)
 
     def _sample(self) -> Sample:
         record, usable = self.record, self._manager.config.num_usable_blocks
@@ -342,6 +349,7 @@ class Loop:
             waiting=self._batcher.num_waiting,
             swapped=len(self._batcher.swapped),
             used_blocks=usable - self._manager.num_free_blocks,
+            cached_blocks=record.cached_blocks,
             num_blocks=usable,
             finished=record.finished,
             hit_tokens=record.hit_tokens,

@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from kvcore.cli.page_style import COLOURS
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
-from kvcore.replay.summary import Report, rates_of, use_of
+from kvcore.replay.summary import Report, cached_of, rates_of, use_of
 
 NAMES = {f"#0101{number:02}": name for number, name in enumerate(COLOURS)}
 """Colours that matplotlib gets, each of which stands for a name."""
@@ -144,11 +144,16 @@ def with_colours(svg: str, colours: Mapping[str, str]) -> str:
 
 def _draw_use(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
     use = [use_of(each) for each in samples]
-    axes.fill_between(times, use, step="pre", color=BLUE, alpha=0.22, linewidth=0)
+    there = [share + cached_of(each) for share, each in zip(use, samples, strict=True)]
+    axes.fill_between(times, use, step="pre", color=BLUE, alpha=0.22, linewidth=0, label="owned")
     axes.plot(times, use, drawstyle="steps-pre", color=BLUE, linewidth=1.0)
+    axes.fill_between(
+        times, use, there, step="pre", color=GREEN, alpha=0.22, linewidth=0, label="cached, unowned"
+    )
     axes.set_ylim(0, 1.04)
+    _legend(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_title("Use: blocks that have an owner")
+    axes.set_title("Blocks of the pool: with an owner, and cached without")
 
 
 def _draw_requests(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:

@@ -8,6 +8,8 @@ is noted for the bounds before it is counted, so that an interrupt anywhere leav
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvcore.replay.arrivals import Arrived
 from kvcore.replay.costs import NANO, Histogram, Meter
 from kvcore.replay.ideal import Ideal
@@ -24,7 +26,11 @@ from kvcore.replay.results import (
 )
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import Preemptions
+from kvcore.types.commands import Allocate, Batch, Evict, Free, Touch
 from kvcore.types.config import Config
+
+_ENDING = frozenset({Allocate.kind, Touch.kind, Evict.kind})
+"""Commands after which a block is not cached without owner."""
 
 
 class Samples:
@@ -63,6 +69,7 @@ class Record:
         self.output_tokens = 0
         self.interrupted = False
         self.samples = Samples()
+        self._cached: set[int] = set()
         self._options = options
         self._config = config
         self._prompt_tokens = 0
@@ -72,6 +79,26 @@ class Record:
         tree = PrefixTree()
         self._ideal = Ideal(options.block_size, tree) if options.bounds else None
         self._look_ups = LookUps(options.block_size, tree) if options.bounds else None
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks without owner whose content can be found."""
+        return len(self._cached)
+
+    def take(self, batch: Batch) -> None:
+        """Count the evictions of a step, and follow which blocks are cached without owner."""
+        kinds = batch.column("kind").tolist()
+        self.evictions += kinds.count(Evict.kind)
+        blocks, flags = batch.column("a").tolist(), batch.column("b").tolist()
+        for kind, block, is_cached in zip(kinds, blocks, flags, strict=True):
+            if kind == Free.kind and is_cached:
+                self._cached.add(block)
+            elif kind in _ENDING:
+                self._cached.discard(block)
+
+    def freed(self, blocks: Iterable[int]) -> None:
+        """Note blocks of the next batch that are cached without owner already."""
+        self._cached.update(blocks)
 
     @property
     def preemptions(self) -> int:

@@ -95,6 +95,7 @@ def _course(result: Result) -> dict[str, Any] | None:
         return None
     return {
         "use": attrs.asdict(course.use),
+        "cached": attrs.asdict(course.cached),
         "running": attrs.asdict(course.running),
         "waiting": attrs.asdict(course.waiting),
         "nearly_full": course.nearly_full,

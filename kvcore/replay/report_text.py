@@ -263,6 +263,8 @@ def _course(result: Result) -> Iterator[tuple[str, str, str]]:
     if course is None:
         return
     yield "use", percent(course.use.median), f"median over time; most {percent(course.use.most)}"
+    detail = f"median over time; most {percent(course.cached.most)}; without an owner, to be found"
+    yield "cached", percent(course.cached.median), detail
     level = f"of the time {100 * FULL_SHARE:.0f} % or more is in use"
     first = "" if course.first_full is None else f", first after {span(course.first_full)}"
     yield "nearly full", percent(course.nearly_full), f"{level}{first}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of requests, read line by line: Mooncake JSONL, and Qwen-Bailian's.
+"""Traces of requests, read line by line: Mooncake JSONL, Qwen-Bailian's, and those of forms/.
 
 One line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
 is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
@@ -18,7 +18,8 @@ import os
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -37,6 +38,8 @@ from kvcore.replay.errors import (
     UnreadableTrace,
     WrongKind,
 )
+from kvcore.replay.forms.form import form_of
+from kvcore.replay.forms.reading import END, OtherTrace, to_request
 from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
 
 LINE_BYTES_MAX = 2**26
@@ -57,6 +60,7 @@ class Row(msgspec.Struct):
     chat_id: Any = None
 
 
+Read = Callable[["bytes | None"], Iterator[tuple[TraceRequest, float]]]
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
@@ -64,9 +68,11 @@ class TraceReader:
     """The requests of a trace, in its order, read while they are requested.
 
     source: a path, "-" for standard input, or an open binary file (which can be read once). name:
-    what errors call it. num_skipped, examples: bad lines that were left out since the reading
-    began, and what was wrong with the first of them. position, size: bytes read, and bytes there
-    are (None for what is no file). Raises, while it is read: UnreadableTrace, EmptyTrace, BadLine.
+    what errors call it. rate: requests a second, for a form without times. num_skipped, examples:
+    bad lines that were left out since the reading began, and what was wrong with the first of them.
+    note: what is to be known of the form. position, size: bytes read, and bytes there are (None for
+    what is no file). Raises, while it is read: UnreadableTrace, UnreadForm, NeedsRate, EmptyTrace,
+    BadLine.
     """
 
     def __init__(
@@ -75,12 +81,14 @@ class TraceReader:
         *,
         skip_bad: bool = False,
         name: str | None = None,
+        rate: float | None = None,
     ) -> None:
         self._source = source
-        self._skip_bad = skip_bad
+        self._skip_bad, self._rate = skip_bad, rate
         self.name = _name(source) if name is None else name
         self.size = _size(source)
         self.num_skipped = 0
+        self.note: str | None = None
         self.num_lines = 0
         self.position = 0
         self.examples: list[BadLine] = []
@@ -102,29 +110,57 @@ class TraceReader:
             raise UnreadableTrace(file=self.name, reason=reason) from None
 
     def _requests(self, source: BinaryIO) -> Iterator[TraceRequest]:
-        file = self._unpacked(source)
-        decoder = msgspec.json.Decoder(Row)
-        is_bailian: bool | None = None
-        newest, before = -1.0, 0.0
-        found = False
-        for line in self._lines(file):
+        lines = self._lines(self._unpacked(source))
+        first = next(lines, b"")
+        read, newest, before, found = self._reading(first), -1.0, 0.0, False
+        for line in chain([first] if first != b"" else [], lines, [END]):
             try:
-                row = self._decode(decoder, line)
-                bailian = row.chat_id is not None if is_bailian is None else is_bailian
-                request = self._check(row, bailian)
-                if request.arrival < newest:
-                    raise self._error(TimeRunsBackwards, value=row.timestamp, before=before)
+                for request, told in read(line):
+                    if request.arrival < newest:
+                        raise self._error(TimeRunsBackwards, value=told, before=before)
+                    newest, before, found = request.arrival, told, True
+                    yield request
             except BadLine as error:
                 if not self._skip_bad:
                     raise
                 self.num_skipped += 1
                 if len(self.examples) < NUM_EXAMPLES:
                     self.examples.append(error)
-                continue
-            is_bailian, newest, before, found = bailian, request.arrival, row.timestamp, True
-            yield request
         if not found:
             raise EmptyTrace(file=self.name, num_lines=self.num_lines, num_skipped=self.num_skipped)
+
+    def _reading(self, first: bytes | None) -> Read:
+        """What reads the lines of a trace that begins with this one: requests, and their times as
+        the file has them. Raises UnreadForm, NeedsRate.
+        """
+        form = None if first is None else form_of(first, self.name, self._rate)
+        if form is None:
+            return self._mooncake()
+        self.note = f"{self.name} is {form.name}: {form.note}"
+        other = OtherTrace(form, self._rate, self._error)
+
+        def read(line: bytes | None) -> Iterator[tuple[TraceRequest, float]]:
+            if line is None:
+                raise self._error(LineTooLong, most=LINE_BYTES_MAX)
+            for row in other.rows(line):
+                yield to_request(self.num_lines, row), row[0]
+
+        return read
+
+    def _mooncake(self) -> Read:
+        decoder = msgspec.json.Decoder(Row)
+        is_bailian: bool | None = None
+
+        def read(line: bytes | None) -> Iterator[tuple[TraceRequest, float]]:
+            nonlocal is_bailian
+            if line == END:
+                return
+            row = self._decode(decoder, line)
+            bailian = row.chat_id is not None if is_bailian is None else is_bailian
+            yield self._check(row, bailian), row.timestamp
+            is_bailian = bailian
+
+        return read
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes | None]:
         """The lines that are not blank; None for one that is too long."""

@@ -66,7 +66,8 @@ class Sample:
     """How it stood when a step ended.
 
     waiting: requests that have arrived and hold nothing; those behind the first WAITING_MAX of them
-    (loop.py) are not read yet, and not counted. swapped: requests in the host tier.
+    (loop.py) are not read yet, and not counted. swapped: requests in the host tier. used_blocks:
+    those with an owner. cached_blocks: those without, whose content can be found.
     """
 
     step: int
@@ -75,6 +76,7 @@ class Sample:
     waiting: int
     swapped: int
     used_blocks: int
+    cached_blocks: int
     num_blocks: int
     finished: int
     hit_tokens: int

@@ -63,11 +63,13 @@ class Spread:
 class Course:
     """How a run went over its virtual time.
 
-    use: share of the blocks that have an owner. nearly_full: share of the time at FULL_SHARE or
-    more. first_full: when that was first so, None for never.
+    use: share of the blocks that have an owner. cached: of those without, whose content can be
+    found. nearly_full: share of the time at FULL_SHARE or more. first_full: when that was first so,
+    None for never.
     """
 
     use: Spread
+    cached: Spread
     running: Spread
     waiting: Spread
     nearly_full: float
@@ -109,6 +111,7 @@ def course_of(result: Result) -> Course | None:
     full = [use_of(each) >= FULL_SHARE for each in samples]
     return Course(
         use=_spread(samples, weights, use_of),
+        cached=_spread(samples, weights, cached_of),
         running=_spread(samples, weights, lambda each: each.running),
         waiting=_spread(samples, weights, lambda each: each.waiting),
         nearly_full=sum(w for w, each in zip(weights, full, strict=True) if each) / total,
@@ -142,6 +145,11 @@ def saturation_of(result: Result) -> Saturation | None:
 def use_of(sample: Sample) -> float:
     """The share of the blocks that have an owner."""
     return sample.used_blocks / sample.num_blocks if sample.num_blocks else 0.0
+
+
+def cached_of(sample: Sample) -> float:
+    """The share of the blocks that have no owner, and a content that can be found."""
+    return sample.cached_blocks / sample.num_blocks if sample.num_blocks else 0.0
 
 
 def weights_of(samples: Sequence[Sample]) -> list[float]:

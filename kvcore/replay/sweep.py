@@ -41,10 +41,12 @@ MakeApply = Callable[[Options], Apply]
 
 
 @contextmanager
-def opened(path: str, *, skip_bad: bool, several: bool) -> Iterator[OpenTrace]:
+def opened(
+    path: str, *, skip_bad: bool, several: bool, rate: float | None = None
+) -> Iterator[OpenTrace]:
     """A function that returns a new reader of a trace at each call. Raises UnreadableTrace."""
     if path != STDIN or not several:
-        yield lambda: TraceReader(path, skip_bad=skip_bad)
+        yield lambda: TraceReader(path, skip_bad=skip_bad, rate=rate)
         return
     name = TraceReader(path).name
     with _kept(name, sys.stdin.buffer) as file:
@@ -52,7 +54,7 @@ def opened(path: str, *, skip_bad: bool, several: bool) -> Iterator[OpenTrace]:
 
         def reopen() -> TraceReader:
             file.seek(0)
-            reader = TraceReader(file, skip_bad=skip_bad, name=name)
+            reader = TraceReader(file, skip_bad=skip_bad, name=name, rate=rate)
             reader.size = size
             return reader
 

@@ -19,6 +19,7 @@ from kvcore.cli.arguments import count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay import trace_facts
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
+from kvcore.replay.command_options import TRACES, add_rate
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
 from kvcore.replay.whole_file import check_writable, write_whole
@@ -63,12 +64,14 @@ def _generate(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     """Say what a trace has. Raises TraceFileError."""
-    reader = TraceReader(options.trace, skip_bad=options.skip_bad)
+    reader = TraceReader(options.trace, skip_bad=options.skip_bad, rate=options.rate)
     counting, interrupted = trace_facts.Counting(options.block_size), False
     try:
         counting.read(reader)
     except KeyboardInterrupt:
         interrupted = True
+    if reader.note is not None:
+        print(f"kvcore trace: {reader.note}", file=sys.stderr)
     facts = counting.facts(reader.name, reader.num_skipped, interrupted=interrupted)
     print(
         json.dumps(attrs.asdict(facts)) if options.json else "\n".join(trace_facts.to_lines(facts))
@@ -93,9 +96,10 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--out", metavar="FILE", help="where to write it (standard output)")
     shown = parts.add_parser("show", help="say what a trace has, without replaying it")
     add = shown.add_argument
-    add("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
+    add("trace", metavar="TRACE", help=TRACES)
     add("--block-size", type=count, metavar="TOKENS", default=16, help="of the ideal (16)")
     add("--skip-bad", action="store_true", help="count and leave out bad lines")
+    add_rate(shown)
     add("--json", action="store_true", help="plain data instead of text")
     return parser
 

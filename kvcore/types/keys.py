@@ -7,6 +7,7 @@ rust/src/types/keys.rs.
 
 from __future__ import annotations
 
+import struct
 from typing import Literal, get_args
 
 Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
@@ -20,6 +21,7 @@ GROUP_BYTES = tuple(group.to_bytes(4, "big") for group in range(MAX_GROUPS))
 
 
 _UINT64 = 2**64
+_SPREAD = 0x9E3779B97F4A7C15  # odd: the golden ratio's
 
 
 def make_key(block_hash: bytes, group_id: int) -> bytes:
@@ -30,3 +32,12 @@ def make_key(block_hash: bytes, group_id: int) -> bytes:
 def external_hash(block_hash: bytes) -> int:
     """The 64-bit form in which events name a hash: the low bits of the big-endian integer."""
     return int.from_bytes(block_hash, "big") % _UINT64
+
+
+def fold_key(key: bytes) -> int:
+    """A key in 8 bytes, spread evenly also where hashes are not: equal keys have equal ones."""
+    folded = int.from_bytes(key[HASH_SIZE:], "big")
+    for word in struct.unpack("<4Q", key[:HASH_SIZE]):
+        folded = folded * _SPREAD % _UINT64 ^ word
+    folded = folded * _SPREAD % _UINT64
+    return folded ^ folded >> 32

@@ -10,7 +10,8 @@ import pytest
 
 from kvcore import KVCacheManager
 from kvcore.explain.explanation import Explanation
-from kvcore.explain.observer import Observer, observed
+from kvcore.explain.observed import observed
+from kvcore.explain.observer import Observer
 from kvcore.record.recorder import Recorder
 from kvcore.replay.explain.command import main
 from kvcore.replay.loop import Loop, make_config

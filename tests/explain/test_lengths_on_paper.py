@@ -9,7 +9,8 @@ import pytest
 
 from kvcore import Config, Group, KVCacheManager, LoRA, Request
 from kvcore.explain.explanation import Explanation
-from kvcore.explain.observer import Observer, observed
+from kvcore.explain.observed import observed
+from kvcore.explain.observer import Observer
 from kvcore.types.values import Refused
 from tests.explain.watched import check
 
@@ -118,6 +119,33 @@ def test_keys_that_were_taken_back_are_withdrawn() -> None:
     (span,) = engine.explained[-1].spans
     assert span.removal is not None
     assert span.removal.kind == "reset_prefix_cache"
+
+
+def test_what_other_weights_computed_is_of_an_old_epoch() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    engine.run("stale", C + A, stays=True)
+    engine.manager.advance_epoch()
+    engine.run("b", A + C)
+    assert engine.causes() == [(0, 4, "old_epoch")]
+    engine.decode("stale", *B)  # goes on with what the old weights computed
+    engine.manager.free("stale")
+    engine.run("c", A + B + C)
+    assert engine.explained[-1].hits == 4
+    assert engine.causes() == [(4, 8, "old_epoch")]
+    engine.run("d", C + A + B)
+    assert engine.causes() == [(0, 12, "old_epoch")]
+
+
+def test_an_epoch_begins_with_nothing_that_was_ever_findable() -> None:
+    engine = Engine()
+    engine.run("a", A + B)
+    assert engine.manager.reset_prefix_cache()
+    engine.manager.advance_epoch()
+    engine.manager.add_request(Request("late", A + B))
+    engine.admit("late", 8, delay_cache_blocks=True)
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(0, 8, "not_published")]
 
 
 def test_delayed_blocks_were_never_findable() -> None:

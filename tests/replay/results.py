@@ -16,6 +16,7 @@ EMPTY = Sample(
     waiting=0,
     swapped=0,
     used_blocks=0,
+    cached_blocks=0,
     num_blocks=100,
     finished=0,
     hit_tokens=0,
@@ -26,7 +27,9 @@ EMPTY = Sample(
 
 # Of ten seconds, the pool is 20 % used for one, 90 % for six, and 50 % for three.
 SAMPLES = (
-    attrs.evolve(EMPTY, time=1.0, running=1, used_blocks=20, looked_up_tokens=400),
+    attrs.evolve(
+        EMPTY, time=1.0, running=1, used_blocks=20, cached_blocks=10, looked_up_tokens=400
+    ),
     attrs.evolve(
         EMPTY,
         step=1,
@@ -44,6 +47,7 @@ SAMPLES = (
         time=10.0,
         running=2,
         used_blocks=50,
+        cached_blocks=45,
         finished=5,
         looked_up_tokens=1000,
         hit_tokens=250,

@@ -40,6 +40,8 @@ def test_use_is_weighed_by_time() -> None:
     assert course.use.median == 0.9  # for six of ten seconds
     assert course.use.mean == pytest.approx((0.2 * 1 + 0.9 * 6 + 0.5 * 3) / 10)
     assert course.use.most == 0.9
+    assert course.cached.mean == pytest.approx((0.1 * 1 + 0.45 * 3) / 10)
+    assert (course.cached.median, course.cached.most) == (0.0, 0.45)
     assert course.nearly_full == pytest.approx(0.6)
     assert course.first_full == 7.0
     assert (course.running.median, course.running.most) == (4, 4)
@@ -71,6 +73,7 @@ def test_the_text_has_each_figure_with_its_meaning() -> None:
         "preemptions": ("1",),
         "queueing": ("250 ms", "2.0 s", "12.5 s"),
         "use": ("90.00 %",),
+        "cached": ("0.00 %", "most 45.00 %"),
         "nearly full": ("60.00 %", "first after 7.0 s"),
         "running": ("4", "mean 3.1"),
     }.items():

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import attrs
+import pytest
+from hypothesis import given
+
+from kvcore import KVCacheManager
 from kvcore.replay import record
 from kvcore.replay.loop import Step, replay
 from kvcore.replay.results import BackendName, Options, Sample
 from kvcore.replay.workload import TraceRequest
 from kvcore.types.commands import Batch
-from tests.replay.small_traces import ask
+from tests.replay.small_traces import ask, crowds
 
 
 def steps_of(requests: list[TraceRequest], options: Options) -> list[dict[str, tuple[int, int]]]:
@@ -120,3 +125,25 @@ def test_time_is_virtual_and_made_of_the_stated_costs(backend: BackendName) -> N
     assert [each.finished for each in samples] == [0, 0, 1, 2]
     assert result.virtual_seconds == ends[-1]
     assert result.queueing.worst == 0
+
+
+@pytest.mark.parametrize("preempt", ["recompute", "swap"])
+@given(crowd=crowds())
+def test_cached_blocks_are_those_without_owner_that_can_be_found(
+    preempt: Any, crowd: tuple[list[TraceRequest], Options]
+) -> None:
+    requests, options = crowd
+    managers: list[KVCacheManager] = []
+
+    def observe(manager: KVCacheManager) -> KVCacheManager:
+        managers.append(manager)
+        return manager
+
+    def watch(sample: Sample) -> None:
+        (manager,) = managers
+        blocks = range(1, options.num_blocks)
+        cached = [b for b in blocks if manager.has_key(b) and not manager.num_owners(b)]
+        assert sample.cached_blocks == len(cached)
+
+    options = attrs.evolve(options, preempt=preempt, num_host_blocks=None)
+    replay(requests, options, backend="python", watch=watch, observe=observe)

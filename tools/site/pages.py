@@ -38,7 +38,7 @@ METHODS = {
     " num_owners get_num_common_prefix_blocks num_tokens num_draft_tokens num_output_placeholders"
     " num_computed_tokens get_row status num_free_blocks num_free_host_blocks num_due_blocks"
     " usage",
-    "Explanations": "explain_refusal",
+    "Explanations": "explain_miss explain_refusal",
     "Recording": "start_recording stop_recording",
     "The state": "state check encode restore",
 }

@@ -21,6 +21,7 @@ from kvcore.explain.explanation import Explanation
 from kvcore.record.reader import is_record
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
 from kvcore.replay.command_options import (
+    TRACES,
     Arguments,
     BadOptions,
     add_loop,
@@ -77,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         "limit would have had.",
         epilog="Exit code: 0 explained, 2 the call or the trace was wrong, 130 interrupted.",
     )
-    parser.add_argument("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
+    parser.add_argument("trace", metavar="TRACE", help=TRACES)
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
     group = parser.add_argument_group("what comes out")
@@ -134,7 +135,9 @@ def _keep(given: argparse.Namespace) -> Callable[[Explanation], bool]:
 
 def _run(call: Arguments, explained: Explained, optimum: bool) -> tuple[Result, Counter[str]]:
     """Replay with an observer; and evicted tokens by policy and capacity, if requested."""
-    reader = (Remembered if optimum else TraceReader)(call.trace, skip_bad=call.skip_bad)
+    reader = (Remembered if optimum else TraceReader)(
+        call.trace, skip_bad=call.skip_bad, rate=call.rate
+    )
     progress = Progress(sys.stderr, reader, call.options.num_requests)
 
     def watch(sample: Sample) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from kvcore.explain.explanation import Explanation, Totals
-from kvcore.explain.observer import Observer, observed
+from kvcore.explain.observed import observed
+from kvcore.explain.observer import Observer
 from kvcore.manager import KVCacheManager
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader

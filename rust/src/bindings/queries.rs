@@ -22,6 +22,13 @@ use crate::transitions::queries::{
     get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
     get_num_common_prefix_blocks, has_key, num_owners,
 };
+use crate::types::commands::Command;
+use crate::types::keys::{Key, fold_key};
+
+/// A count of commands, blocks, and blocks with folded keys.
+type Changes = (usize, Vec<u32>, Vec<(u32, u64)>);
+/// Of each group a flag per key, and the folded keys, little-endian.
+type Marks<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
 
 #[pymethods]
 impl Manager {
@@ -73,6 +80,25 @@ impl Manager {
     ) -> PyResult<PyKeys<'py>> {
         let keys = Self::ask_of(slf, request_id, get_block_keys)?;
         values::keys(slf.py(), &keys)
+    }
+
+    /// Of each group and each of a request's keys: whether it finds a block, 0 or 1, and the key,
+    /// folded. Changes nothing.
+    #[pyo3(signature = (request_id))]
+    fn key_marks<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<Marks<'py>> {
+        let marks = |state: &State, name: &str| {
+            let of_group = |keys: Vec<Key>| {
+                let flag = |key| u8::from(get_cached_block(state, key).is_some());
+                let flags: Vec<u8> = keys.iter().map(flag).collect();
+                let folded: Vec<u8> =
+                    keys.iter().flat_map(|key| fold_key(key).to_le_bytes()).collect();
+                (flags, folded)
+            };
+            Ok(get_block_keys(state, name)?.into_iter().map(of_group).collect::<Vec<_>>())
+        };
+        let bytes = |data: Vec<u8>| PyBytes::new(slf.py(), &data);
+        let groups = Self::ask_of(slf, request_id, marks)?;
+        Ok(groups.into_iter().map(|(flags, folded)| (bytes(flags), bytes(folded))).collect())
     }
 
     /// Whether a device block is findable; the null block counts as found. Changes nothing.
@@ -153,6 +179,23 @@ impl Manager {
     fn in_flight<'py>(slf: &Bound<'py, Self>) -> PyResult<PyNumbers<'py>> {
         let numbers: Vec<u64> = Self::shown(slf)?.state.in_flight().collect();
         values::numbers(slf.py(), numbers)
+    }
+
+    /// What the open batch has done from one of its commands on: how many commands it has; the
+    /// device blocks that it gave back; those that lost a key, each with that key, folded. Changes
+    /// nothing.
+    #[pyo3(signature = (start))]
+    fn open_changes(slf: &Bound<'_, Self>, start: usize) -> PyResult<Changes> {
+        let commands = &Self::shown(slf)?.state.effects.commands;
+        let (mut freed, mut removed) = (Vec::new(), Vec::new());
+        for command in commands.since(start) {
+            match command {
+                Command::Free { block, .. } => freed.push(block.0),
+                Command::Evict { block, key } => removed.push((block.0, fold_key(&key))),
+                _ => {}
+            }
+        }
+        Ok((commands.len(), freed, removed))
     }
 
     /// Device blocks in the free queue.

@@ -157,7 +157,12 @@ impl Commands {
 
     /// The commands, in order.
     pub fn iter(&self) -> impl Iterator<Item = Command> + '_ {
-        self.rows.iter().map(|&[kind, a, b, c, d]| {
+        self.since(0)
+    }
+
+    /// The commands from one of them on, in order; none behind the last.
+    pub fn since(&self, start: usize) -> impl Iterator<Item = Command> + '_ {
+        self.rows[start.min(self.len())..].iter().map(|&[kind, a, b, c, d]| {
             from_row(kind, [a, b, c, d], &self.keys)
                 .expect("CMD-ROW: rows are written by push alone")
         })

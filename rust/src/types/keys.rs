@@ -11,6 +11,9 @@ pub const HASH_SIZE: usize = 32;
 /// Bytes of a key.
 pub const KEY_SIZE: usize = 36;
 
+/// An odd number of 64 bits: the golden ratio's.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// The hash of a full block, or the root of a chain.
 pub type BlockHash = [u8; HASH_SIZE];
 
@@ -88,4 +91,17 @@ pub fn external_hash(block_hash: &BlockHash) -> u64 {
     let mut low = [0; 8];
     low.copy_from_slice(&block_hash[HASH_SIZE - 8..]);
     u64::from_be_bytes(low)
+}
+
+/// A key in 8 bytes, spread evenly also where hashes are not: equal keys have equal ones.
+#[must_use]
+pub fn fold_key(key: &Key) -> u64 {
+    let mut folded = u64::from(key.group_id());
+    for word in key.0[..HASH_SIZE].chunks_exact(8) {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        folded = folded.wrapping_mul(SPREAD) ^ u64::from_le_bytes(bytes);
+    }
+    folded = folded.wrapping_mul(SPREAD);
+    folded ^ folded >> 32
 }

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager with `explain_entries` remembers beside its state, and says of a request's miss.
+
+Each transition is told here, before and after: which keys it removed, and for whom. A miss is
+explained as of the look-up before a request's first slots; until it has them, as of now.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from kvcore.explain.explanation import Missed, Removal
+from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
+from kvcore.explain.removed_keys import RemovedKeys
+from kvcore.transitions import TRANSITIONS, arguments
+from kvcore.types.arguments import read_once
+from kvcore.types.errors import KvcoreError
+from kvcore.types.keys import fold_key
+from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
+
+Taker = Callable[[int], str | None]
+"""Of a block that a call took the request that got it."""
+ADMITTING = ("allocate_slots", "load")
+LIVE_CAUSES = ("unknown", "", "groups_disagree", "unused")
+"""The causes between the most that a look-up could find and the last four of LENGTHS."""
+
+
+@attrs.define
+class _Known:
+    """A request. admission: how its first slots were explained, while it has any."""
+
+    num_prompt: int
+    skips_reading: bool
+    admission: Missed | None = None
+
+
+class Live:
+    """Watches the transitions of one manager, from now on. num_entries: removed keys to remember.
+
+    Changes nothing in the manager's state.
+    """
+
+    def __init__(self, manager: Any, num_entries: int) -> None:
+        self.num_entries = num_entries
+        self._manager, self._core = manager, manager._core
+        self._removed = RemovedKeys(num_entries)
+        self.forget()
+        self._removed.has_dropped = False  # nothing was removed yet
+        notes: dict[str, Callable[..., None]] = {
+            "add_request": self._add_request,
+            "fork": self._fork,
+            "remove_request": self._remove_request,
+            "take_batch": self._take_batch,
+            "advance_epoch": self._advance_epoch,
+        }
+        for name in TRANSITIONS:
+            manager.__dict__[name] = self._watched(name, getattr(manager, name), notes.get(name))
+
+    def forget(self) -> None:
+        """Begin with the manager's state, of whose past nothing is known."""
+        state = self._manager.state()
+        self.config = state.config
+        self._removed.clear()
+        self._removed.has_dropped = True
+        self._call = self._step = 0
+        self._freed = array("I", bytes(4 * self.config.num_blocks))
+        self._rows = {request.row: name for name, request in state.requests.items()}
+        self._requests = {
+            name: _Known(len(request.tokens), request.skip_reading)
+            for name, request in state.requests.items()
+        }
+        self._seen = self._core.open_changes(0)[0]
+
+    def explain_miss(self, request_id: str) -> Missed | None:
+        """The explanation of a request. Raises UnknownRequest."""
+        if self._core.status(request_id) is Status.WAITING:
+            return self._explain(request_id, None, 0)
+        return self._requests[request_id].admission
+
+    def _watched(
+        self, name: str, method: Callable[..., Any], note: Callable[..., None] | None
+    ) -> Callable[..., Any]:
+        """A transition that is told here."""
+        names = arguments(name)
+        admits, resets = name in ADMITTING, name == "reset_prefix_cache"
+
+        def call(*args: Any, **options: Any) -> Any:
+            if len(args) > len(names):
+                return method(*args, **options)  # which refuses that
+            given = dict(zip(names, args, strict=False)) | options
+            for each in ("requests", "request_ids"):
+                if each in given:
+                    given[each] = read_once(given[each])
+            explained = self._before(name, given) if admits else None
+            keys = self._all_keys() if resets else []
+            kind = self._kind(name, given)
+            outcome = method(**given)
+            self._call += 1
+            if note is not None and not isinstance(outcome, Refused):
+                note(outcome, **given)
+            if explained is not None and not isinstance(outcome, Refused):
+                self._requests[given["request_id"]].admission = explained
+            self._note_changes(kind, self._takers(name, outcome, given))
+            if outcome is True:
+                for key in keys:
+                    self._removed.add(key, Removal(None, self._call, kind, self._step, 0))
+            return outcome
+
+        return call
+
+    def _before(self, call: str, given: dict[str, Any]) -> Missed | None:
+        """Why a request that holds nothing, and is not refused, misses what it misses."""
+        name, hit = given.get("request_id"), given.get("hit")
+        if not isinstance(name, str) or name not in self._requests:
+            return None
+        if self._core.status(name) is not Status.WAITING:
+            return None
+        if call == "allocate_slots":
+            try:
+                if self._manager.can_allocate(**given) is not Verdict.OK:
+                    return None
+            except (KvcoreError, TypeError):
+                return None  # the call itself raises that
+        used = hit.num_tokens if isinstance(hit, Hit) else 0
+        external = given.get("num_external_computed_tokens", given.get("num_tokens", 0))
+        return self._explain(name, used, external) if isinstance(external, int) else None
+
+    def _explain(self, name: str, used: int | None, external: int) -> Missed:
+        """used: tokens of the hit that is handed in; None: what a look-up finds."""
+        num_tokens, known = self._core.num_tokens(name), self._requests[name]
+        groups = self._core.key_marks(name)
+        marks = [self._removed.marks(flags, array("Q", folded)) for flags, folded in groups]
+        found, least = published_lengths(self.config, marks, num_tokens, num_tokens)
+        if used is None:
+            used = 0 if known.skips_reading else found[-1]
+        lengths = cut(found[2:], used)
+        size, there = self.config.groups[least].block_size, (lengths[2], lengths[1])
+        lost = lost_spans(marks[least], size, *there, self._removed)
+        spans = spans_of(lengths, lost, external, LIVE_CAUSES)
+        return Missed(
+            request=name,
+            call=self._call,
+            step=self._step,
+            num_tokens=num_tokens,
+            lengths=lengths[1:],
+            spans=spans,
+            complete=not self._removed.has_dropped,
+        )
+
+    def _kind(self, name: str, given: dict[str, Any]) -> str:
+        """What a call counts as: one of TAKERS, or its own name."""
+        if name == "append":
+            return "decode"
+        if name != "allocate_slots":
+            return name
+        known = self._requests.get(given.get("request_id", ""))
+        if known is None:
+            return "decode"
+        computed = self._core.num_computed_tokens(given["request_id"])
+        return "prompt" if computed < known.num_prompt else "decode"
+
+    def _takers(self, name: str, outcome: Any, given: dict[str, Any]) -> Taker:
+        """Who got the blocks of a call."""
+        if name in ADMITTING:
+            return lambda _: given["request_id"]
+        if isinstance(outcome, Appended) and outcome.columns:
+            named = given["requests"]
+            grown = {block: named[place] for place, _, _, block in zip(*outcome.grown, strict=True)}
+            return lambda block: self._name(grown.get(block))
+        if name == "swap_in":
+            held = {
+                block: each
+                for each in given["request_ids"]
+                for table in self._core.get_blocks(each).blocks
+                for block in table
+            }
+            return held.get
+        return lambda _: None
+
+    def _name(self, request: Any) -> str | None:
+        """The id of a request that is named by it or by its row."""
+        return request if request is None or isinstance(request, str) else self._rows[int(request)]
+
+    def _note_changes(self, kind: str, taker: Taker) -> None:
+        """Note what the open batch has gained."""
+        self._seen, freed, removed = self._core.open_changes(self._seen)
+        for block in freed:
+            self._freed[block] = self._step
+        for block, key in removed:
+            idle = self._step - self._freed[block]
+            self._removed.add(key, Removal(taker(block), self._call, kind, self._step, idle))
+
+    def _all_keys(self) -> list[int]:
+        """The keys that find a block, folded."""
+        keys = map(self._core.get_block_key, range(self.config.num_blocks))
+        return [fold_key(key) for key in keys if key is not None]
+
+    def _add_request(self, row: int, request: Any) -> None:
+        name = request.request_id
+        self._rows[row] = name
+        skips = bool(request.skip_reading_prefix_cache)
+        self._requests[name] = _Known(self._core.num_tokens(name), skips)
+
+    def _fork(self, row: int, parent_id: str, child_id: str) -> None:
+        self._rows[row] = child_id
+        self._requests[child_id] = attrs.evolve(self._requests[parent_id], admission=None)
+
+    def _remove_request(self, _: None, request_id: str) -> None:
+        del self._requests[request_id]
+
+    def _take_batch(self, _: Any) -> None:
+        self._step += 1
+        self._seen = 0
+
+    def _advance_epoch(self, *_: Any, **__: Any) -> None:
+        self._removed.clear()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last removals of keys: a ring, with a table of chains by which they are found.
+
+Invariants: a chain has the newest entry first, so what the ring drops is the last of its chain.
+Neighbours that one call removed share a removal; removals are a ring, too, of as many places. So an
+entry takes at most 48 bytes, the names of those that took blocks aside.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from kvcore.explain.explanation import Removal
+from kvcore.explain.known_tokens import FINDABLE, NEVER, REMOVED
+
+
+class RemovedKeys(Sequence[Removal]):
+    """The removals, at their places. num_entries: keys that are remembered at most, at least 1.
+    has_dropped: whether any was forgotten since `clear`.
+    """
+
+    def __init__(self, num_entries: int) -> None:
+        self._most = num_entries
+        self._mask = (1 << (11 * num_entries // 4).bit_length() - 1) - 1
+        self._kinds: list[str] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.has_dropped = False
+        self._num_added = self._num_removals = 0
+        self._heads = array("I", bytes(4 * (self._mask + 1)))
+        self._keys, self._next = array("Q", [0]), array("I", [0])
+        self._marks = array("I", [NEVER])  # these three from place 1 on
+        self._calls, self._takers = array("Q"), array("I")
+        self._steps, self._idle, self._kind_numbers = array("I"), array("I"), array("B")
+        self._names: list[str | None] = [None]
+        self._numbers: dict[str | None, int] = {None: 0}
+        self._uses, self._free_names = [1], array("I")
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, place: int) -> Removal:  # type: ignore[override] # nobody slices it
+        return Removal(
+            self._names[self._takers[place]],
+            self._calls[place],
+            self._kinds[self._kind_numbers[place]],
+            self._steps[place],
+            self._idle[place],
+        )
+
+    def add(self, key: int, removal: Removal) -> None:
+        """Remember that a folded key was removed."""
+        at = self._num_added % self._most + 1
+        if self._num_added >= self._most:
+            self._drop(at)
+        bucket = key & self._mask
+        _put(self._keys, at, key)
+        _put(self._next, at, self._heads[bucket])
+        _put(self._marks, at, REMOVED + self._place_of(removal))
+        self._heads[bucket] = at
+        self._num_added += 1
+
+    def marks(self, flags: bytes, keys: array[int]) -> array[int]:
+        """Of each folded key FINDABLE if its flag is 1, else REMOVED and more, by the place of its
+        last removal, else NEVER.
+        """
+        first = flags.find(0)
+        if first < 0:
+            return array("I", iter(flags))
+        heads, mask, there, known = self._heads, self._mask, self._keys, self._marks
+        marks = array("I", iter(flags[:first]))
+        marks.extend(
+            [
+                known[at] if there[at := heads[key & mask]] == key else self._mark_behind(at, key)
+                for key in keys[first:]
+            ]
+        )
+        again = flags.find(1, first)
+        while again >= 0:
+            marks[again] = FINDABLE
+            again = flags.find(1, again + 1)
+        return marks
+
+    def _mark_behind(self, at: int, key: int) -> int:
+        """The mark of a key in the chain behind a place."""
+        while at and self._keys[at] != key:
+            at = self._next[at]
+        return self._marks[at]
+
+    def _drop(self, at: int) -> None:
+        """Take the oldest entry out of its chain; with the last one of a removal goes its taker."""
+        self.has_dropped = True
+        bucket = self._keys[at] & self._mask
+        before = self._heads[bucket]
+        if before == at:
+            self._heads[bucket] = 0
+        else:
+            while self._next[before] != at:
+                before = self._next[before]
+            self._next[before] = 0
+        mark, behind = self._marks[at], at % self._most + 1
+        if behind == at or self._marks[behind] != mark:
+            self._release(self._takers[mark - REMOVED])
+
+    def _place_of(self, removal: Removal) -> int:
+        """The place of a removal: that of the last one, if it is the same."""
+        if self._num_added and self._most > 1:
+            place = (self._num_removals - 1) % self._most
+            if self[place] == removal:
+                return place
+        place = self._num_removals % self._most
+        self._num_removals += 1
+        if removal.kind not in self._kinds:
+            self._kinds.append(removal.kind)
+        _put(self._calls, place, removal.call)
+        _put(self._takers, place, self._number(removal.request))
+        _put(self._steps, place, removal.step)
+        _put(self._idle, place, removal.idle_steps)
+        _put(self._kind_numbers, place, self._kinds.index(removal.kind))
+        return place
+
+    def _number(self, name: str | None) -> int:
+        """The number of a taker, which one more removal has."""
+        number = self._numbers.get(name)
+        if number is None:
+            if self._free_names:
+                number = self._free_names.pop()
+                self._names[number] = name
+            else:
+                number = len(self._names)
+                self._names.append(name)
+                self._uses.append(0)
+            self._numbers[name] = number
+        self._uses[number] += 1
+        return number
+
+    def _release(self, taker: int) -> None:
+        self._uses[taker] -= 1
+        if not self._uses[taker]:
+            del self._numbers[self._names[taker]]
+            self._names[taker] = None
+            self._free_names.append(taker)
+
+
+def _put(column: array[int], place: int, value: int) -> None:
+    """Set a place of a column, which may be the first behind its end."""
+    if place == len(column):
+        column.append(value)
+    else:
+        column[place] = value

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads Azure's traces, BurstGPT's, ShareGPT's, and the custom data set of vLLM's benchmark.
+
+Azure's and BurstGPT's have lengths and times, and nothing of the contents: no prefix repeats.
+ShareGPT's and vLLM's have texts and no times: a request comes each 1/rate seconds, and TOKEN_BYTES
+of UTF-8 count as a token. Of a conversation, each answer is a request, whose prompt is all before.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import count
+from typing import Any
+
+from kvcore.replay.errors import (
+    BadLine,
+    MissingField,
+    NotAnObject,
+    NotJSON,
+    OutOfRange,
+    WrongKind,
+)
+from kvcore.replay.forms.form import TOKEN_BYTES, Form
+from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
+
+END = b""
+"""In place of a line: there is none any more."""
+VLLM_OUTPUT_LEN = 256
+"""Tokens that vLLM's benchmark generates if a line does not say how many."""
+BETWEEN = tuple(" \t\r\n[,]")
+ANSWERS = {"gpt", "chatgpt", "assistant", "bing", "bard", "model"}
+MakeError = Callable[..., BadLine]
+Row = tuple[float, int, int, Sequence[int], int]
+"""Arrival, lengths of prompt and output, ids, tokens per id."""
+
+
+class OtherTrace:
+    """Reads the lines of one form. rate: requests a second, of a form without times."""
+
+    def __init__(self, form: Form, rate: float | None, error: MakeError) -> None:
+        self._form, self._rate, self._error = form, rate or 1.0, error
+        self._numbers, self._new_ids = count(), count()
+        self._start: float | None = None
+        self._is_head = form.kind == "csv"
+        self._text = ""
+
+    def rows(self, line: bytes) -> Iterable[Row]:
+        """The requests that end with a line, or with END. Raises BadLine."""
+        if line == END:
+            if self._text:
+                raise self._error(NotJSON, reason="the file ends inside an object")
+            return ()
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise self._error(NotJSON, reason=str(error)) from None
+        if self._form.kind == "csv":
+            return self._of_csv(text)
+        return self._of_json(text)
+
+    def _of_csv(self, text: str) -> Iterator[Row]:
+        if self._is_head:
+            self._is_head = False
+            return
+        cells = next(csv.reader([text]))
+        if len(cells) <= max(self._form.columns):
+            raise self._error(MissingField, field=f"column {len(cells) + 1}")
+        when, *lengths = (cells[place].strip() for place in self._form.columns)
+        numbers = [self._number(*each) for each in zip(("prompt", "output"), lengths, strict=True)]
+        time = self._time(when)
+        if self._start is None:
+            self._start = time
+        if not numbers[0]:
+            raise self._error(OutOfRange, field="prompt", value=0, expected="at least 1")
+        ids = array("Q", [next(self._new_ids) for _ in range(-(-numbers[0] // MOONCAKE_UNIT))])
+        yield time - self._start, numbers[0], numbers[1], ids, MOONCAKE_UNIT
+
+    def _time(self, text: str) -> float:
+        """A number of seconds, or a date and time; UTC, if it says no zone."""
+        try:
+            return float(text)
+        except ValueError:
+            pass
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            expected = "seconds, or a date and time"
+            raise self._error(WrongKind, field="timestamp", expected=expected, value=text) from None
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+    def _number(self, field: str, text: str) -> int:
+        if not text.isascii() or not text.isdigit():
+            raise self._error(WrongKind, field=field, expected="an integer from 0 on", value=text)
+        return int(text)
+
+    def _of_json(self, text: str) -> Iterator[Row]:
+        for value in self._objects(text):
+            if not isinstance(value, dict):
+                raise self._error(NotAnObject, value=value)
+            if self._form.kind == "prompt":
+                yield self._of(value)
+            else:
+                yield from self._of_conversation(value)
+
+    def _objects(self, text: str) -> Iterator[Any]:
+        """The objects that end with a line, of lines of objects or of a list of them."""
+        is_list, text, at = self._form.kind != "prompt", self._text + text, 0
+        if is_list and not text.rstrip(" \t\r\n,]").endswith("}"):
+            self._text = text.lstrip(" \t\r\n[,]")
+            return
+        self._text = ""
+        while True:
+            while is_list and text[at : at + 1] in BETWEEN:
+                at += 1
+            if at == len(text):
+                return
+            try:
+                value, at = json.JSONDecoder().raw_decode(text, at)
+            except (json.JSONDecodeError, RecursionError) as error:
+                if is_list and getattr(error, "pos", 0) >= len(text.rstrip()):
+                    self._text = text[at:]  # it goes on in the next line
+                    return
+                raise self._error(NotJSON, reason=str(error)) from None
+            rest = text[at : at + 20].strip()
+            if rest and (not is_list or rest[0] not in ",]"):
+                raise self._error(NotJSON, reason=f"behind an object stands {rest!r}")
+            at = len(text) if not is_list else at
+            yield value
+
+    def _of(self, value: dict[str, Any]) -> Row:
+        """A line with a prompt, and perhaps the length of the output."""
+        prompt = self._text_of(value, "prompt")
+        length = value.get("output_tokens", VLLM_OUTPUT_LEN)
+        if type(length) is not int:
+            raise self._error(WrongKind, field="output_tokens", expected="an integer", value=length)
+        if length < 0:
+            raise self._error(OutOfRange, field="output_tokens", value=length, expected="0 or more")
+        return self._row(prompt, length)
+
+    def _of_conversation(self, value: dict[str, Any]) -> Iterator[Row]:
+        """A request for each answer."""
+        parts = value.get("conversations")
+        if not isinstance(parts, list):
+            raise self._error(WrongKind, field="conversations", expected="a list", value=parts)
+        before = b""
+        for part in parts:
+            if not isinstance(part, dict):
+                raise self._error(NotAnObject, value=part)
+            said = self._text_of(part, "value")
+            if self._text_of(part, "from") in ANSWERS and before:
+                yield self._row(before, -(-len(said) // TOKEN_BYTES))
+            before += said + b"\n"
+
+    def _text_of(self, value: dict[str, Any], field: str) -> Any:
+        """A text as UTF-8; the name of who said something as it is."""
+        if field not in value:
+            raise self._error(MissingField, field=field)
+        text = value[field]
+        if not isinstance(text, str) or (field == "prompt" and not text):
+            expected = "a text that is not empty" if field == "prompt" else "a text"
+            raise self._error(WrongKind, field=field, expected=expected, value=text)
+        return text if field == "from" else text.encode(errors="replace")
+
+    def _row(self, prompt: bytes, output_len: int) -> Row:
+        size = TOKEN_BYTES * BAILIAN_UNIT
+        parts = (prompt[start : start + size] for start in range(0, len(prompt), size))
+        ids = array("Q", b"".join(blake2b(part, digest_size=8).digest() for part in parts))
+        num_tokens = -(-len(prompt) // TOKEN_BYTES)
+        return next(self._numbers) / self._rate, num_tokens, output_len, ids, BAILIAN_UNIT
+
+
+def to_request(line: int, row: Row) -> TraceRequest:
+    """The request that ends at a line."""
+    arrival, prompt_len, output_len, ids, unit = row
+    return TraceRequest(line, arrival, prompt_len, output_len, ids, unit)
