@@ -27,6 +27,7 @@ ROOMS = (
     "kvcore",
     *(
         "scheduler",
+        "event_index",
         "trace",
         "fuzz",
         "compat",

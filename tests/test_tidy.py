@@ -34,6 +34,8 @@ NO_ATTRS = {
     "benches/peers/work.py": "the same",
     "tools/bootstrap.py": "runs before anything is installed",
     "kvcore/sanitizer/engines/mini_sglang.py": "the engine's scheduler unpacks it",
+    "runtime/kvcore_runtime/attention/read_plan.py": "its fields go to a process as a plain tuple",
+    "runtime/kvcore_runtime/engine/forward.py": "the same",
 }
 """Files whose values are tuples with names, or dataclasses, and why."""
 ENGINES = ("kvcore/sanitizer/engines/", "kvcore/check/managers/")

@@ -29,6 +29,19 @@ from kvcore.types.groups import Group, Kind
 from kvcore.types.keys import external_hash
 
 Form = Literal["map", "array"]
+EventMap = dict[str, Any]
+"""An event by its fields as they go on the wire, the class's name under "type"."""
+
+OPTIONAL = ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+ARRAY_FIELDS = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
+        *("lora_name", *OPTIONAL),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+"""The places of the fields in the array form. Those in `OPTIONAL` are left out at the end."""
 
 _SPEC_KINDS: dict[Kind, str] = {
     "full_attention": "full_attention",
@@ -56,13 +69,31 @@ def encode_events(
     low 64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for arguments of
     another kind, an unknown form, and an event of a group that `groups` lacks.
     """
-    events = read_list("events", events, "a list of events")
-    groups = read_list("groups", groups, "a list of Group")
     _check("timestamp", timestamp, isinstance(timestamp, float | int), "a number of seconds")
     rank = read_int(data_parallel_rank)
     fits = rank is None or (isinstance(rank, int) and 0 <= rank < 2**64)
     _check("data_parallel_rank", rank, fits, "an integer or None")
     _check("form", form, isinstance(form, str) and form in get_args(Form), "map or array")
+    maps = event_maps(events, groups=groups, whole_hashes=whole_hashes)
+    return encode_maps(maps, timestamp, rank, form)
+
+
+def encode_maps(
+    maps: Iterable[EventMap], timestamp: float, data_parallel_rank: int | None, form: Form
+) -> bytes:
+    """The bytes of one batch of events that `event_maps` or a decoder gave, unchecked."""
+    laid_out = list(maps) if form == "map" else [_as_array(each) for each in maps]
+    batch = [float(timestamp), laid_out]
+    rank = data_parallel_rank
+    return _encoder.encode(batch if rank is None else [*batch, rank])
+
+
+def event_maps(
+    events: Iterable[Event], *, groups: Sequence[Group] = (), whole_hashes: bool = False
+) -> list[EventMap]:
+    """The events as maps of the fields that go on the wire; see `encode_events`."""
+    events = read_list("events", events, "a list of events")
+    groups = read_list("groups", groups, "a list of Group")
     _check("events", events, all(isinstance(each, Event) for each in events), "a list of events")
     _check("groups", groups, all(isinstance(each, Group) for each in groups), "a list of Group")
     whole_hashes = read_flag("whole_hashes", whole_hashes)
@@ -70,10 +101,10 @@ def encode_events(
     def name(block_hash: bytes) -> int | bytes:
         return block_hash if whole_hashes else external_hash(block_hash)
 
-    def lay_out(event: Event) -> dict[str, Any] | list[Any]:
+    def lay_out(event: Event) -> EventMap:
         match event:
             case BlockStored():
-                required: dict[str, Any] = {
+                required: EventMap = {
                     "block_hashes": [name(each) for each in event.block_hashes],
                     "parent_block_hash": event.parent_hash and name(event.parent_hash),
                     "token_ids": event.tokens,
@@ -83,23 +114,22 @@ def encode_events(
                     "lora_name": event.lora_name,
                 }
                 keys = event.extra_keys or ((),) * len(event.block_hashes)
-                optional: dict[str, Any] = {
+                optional: EventMap = {
                     "extra_keys": [_untagged(each) for each in keys],
                     "group_idx": event.group_id,
                 }
                 if groups:
                     optional |= _spec(groups, event.group_id)
-                if form == "map":
-                    optional |= {"cache_salt": _salt(keys), "epoch": event.epoch or None}
+                optional |= {"cache_salt": _salt(keys), "epoch": event.epoch or None}
             case BlockRemoved():
                 required = {"block_hashes": [name(event.block_hash)], "medium": event.medium}
                 optional = {"group_idx": event.group_id}
             case AllBlocksCleared():
                 required, optional = {}, {}
-        return _fields(type(event).__name__, required, optional, form)
+        given = {key: value for key, value in optional.items() if value is not None}
+        return {"type": type(event).__name__, **required, **given}
 
-    batch = [float(timestamp), [lay_out(event) for event in events]]
-    return _encoder.encode(batch if rank is None else [*batch, rank])
+    return [lay_out(event) for event in events]
 
 
 def _check(name: str, value: object, fits: bool, expected: str) -> None:
@@ -125,15 +155,13 @@ def _spec(groups: Sequence[Group], number: int) -> dict[str, Any]:
     }
 
 
-def _fields(
-    kind: str, required: dict[str, Any], optional: dict[str, Any], form: Form
-) -> dict[str, Any] | list[Any]:
-    """One event. optional: fields of which None is the default."""
-    if form == "map":
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"type": kind, **required, **given}
-    values = [kind, *required.values(), *optional.values()]
-    while len(values) > 1 + len(required) and values[-1] is None:
+def _as_array(event: EventMap) -> list[Any]:
+    """An event in the form of vLLM's older releases: its name, then its fields by their places."""
+    kind = event["type"]
+    values = [kind, *map(event.get, ARRAY_FIELDS[kind])]
+    while (
+        len(values) > 1 and values[-1] is None and ARRAY_FIELDS[kind][len(values) - 2] in OPTIONAL
+    ):
         del values[-1]
     return values
 

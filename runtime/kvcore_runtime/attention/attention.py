@@ -2,10 +2,10 @@
 """Attention from blocks, in plain torch.
 
 A step first writes all its new keys and values to their slots, then gathers the blocks that the
-queries of its sequences see, a few sequences at a time, into a scratch buffer that all layers
-reuse: memory that is allocated anew for each gather costs more in page faults than the copy itself,
-and a small buffer stays in the cache of the processor. A gather is a copy: what attention then
-reads is bit for bit what one contiguous tensor would hold.
+queries of its sequences see, a few sequences at a time, into a scratch buffer that all layers and
+steps reuse: memory that is allocated anew for each gather costs more in page faults than the copy
+itself, and a small buffer stays in the cache of the processor. A gather is a copy: what attention
+then reads is bit for bit what one contiguous tensor would hold.
 
 Slots past a sequence's length (the rest of its last block) are gathered but never read, so
 they may hold anything, NaN too. Blocks behind a window are not even gathered: their table entries
@@ -50,10 +50,14 @@ class PagedAttention:
         *,
         invariant: bool = False,
         visibility: Visibility = FULL,
+        numbers: Sequence[Tensor] = (),
+        scratch: Scratch | None = None,
     ) -> None:
         """Set up all that needs no block table; `bind` is next.
 
-        plan: for the same block size and visibility. Raises ShapeMismatch, TooLong.
+        plan: for the same block size and visibility. numbers: the plan's, as `number_sizes` splits
+        them, if they are on the cache's device already. scratch: of the steps before, which must
+        be done. Raises ShapeMismatch, TooLong.
         """
         keys, _ = cache.layer(0)
         self._cache = cache
@@ -65,19 +69,13 @@ class PagedAttention:
             device=keys.device,
             visibility=visibility,
         )
-        num_tokens = self.step.num_tokens
-        numbers = torch.from_numpy(plan.numbers).to(keys.device)
-        self._entries, self.positions, self._offsets = numbers.split_with_sizes(
-            (num_tokens + plan.num_blocks, num_tokens, num_tokens)
-        )
-        self._split_sizes = [num_tokens, *(num_blocks for num_blocks, _ in plan.parts)]
-        scratch = keys.new_empty((2 * max(self._split_sizes[1:], default=0), *keys.shape[1:]))
-        self._parts: list[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = []
-        for num_blocks, sizes in plan.parts:  # views are the same for all layers
-            part = scratch[: 2 * num_blocks]  # all its keys, then all its values
-            views = heads_first(part.flatten(0, 1)).split_with_sizes(sizes * 2, dim=2)
-            pairs = list(zip(views[1 : len(sizes) : 2], views[len(sizes) + 1 :: 2], strict=True))
-            self._parts.append((part[:num_blocks], part[num_blocks:], pairs))
+        if not numbers:
+            given = torch.from_numpy(plan.numbers).to(keys.device)
+            numbers = given.split_with_sizes(plan.number_sizes)
+        self._entries, self.positions, self._offsets = numbers
+        self._split_sizes = [len(self.positions), *(num_blocks for num_blocks, _ in plan.parts)]
+        # The views are the same for all layers.
+        self._parts = (scratch or Scratch()).cut(keys, plan.parts)
 
     def bind(self, block_tables: Tensor) -> PagedAttention:
         """Say where the blocks are; returns itself.
@@ -113,6 +111,35 @@ class PagedAttention:
             torch.index_select(keys, 0, ids, out=part_keys)
             torch.index_select(values, 0, ids, out=part_values)
             yield from pairs
+
+
+class Scratch:
+    """Memory that gathers fill one after another, for blocks of one shape."""
+
+    def __init__(self) -> None:
+        self._num_blocks = 0
+
+    def cut(
+        self, like: Tensor, parts: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> list[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]]:
+        """Of each part its keys and its values, as blocks, and those of each sequence, heads first.
+
+        like: [any, *the shape of a block]. parts: as of `ReadPlan`.
+        """
+        most = max((num_blocks for num_blocks, _ in parts), default=0)
+        if most > self._num_blocks:
+            self._num_blocks = max(most, 2 * self._num_blocks)
+            buffer = like.new_empty((2 * self._num_blocks, *like.shape[1:]))
+            self._keys, self._values = buffer.chunk(2)
+            self._flat = heads_first(buffer.flatten(0, 1))
+        found = []
+        for num_blocks, sizes in parts:
+            unused = (self._num_blocks - num_blocks) * like.shape[1]
+            half = (*sizes[:-1], sizes[-1] + unused)
+            views = self._flat.split_with_sizes(half * 2, dim=2)
+            pairs = list(zip(views[1 : len(half) : 2], views[len(half) + 1 :: 2], strict=True))
+            found.append((self._keys[:num_blocks], self._values[:num_blocks], pairs))
+        return found
 
 
 class GroupedAttention:

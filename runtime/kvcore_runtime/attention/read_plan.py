@@ -7,9 +7,8 @@ Why: it can be made where a step is planned, while the step before is computed e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +16,7 @@ from kvcore_runtime.attention.ragged import flat_ranges
 from kvcore_runtime.attention.visibility import FULL, Visibility
 
 
-@attrs.frozen(eq=False)
-class ReadPlan:
+class ReadPlan(NamedTuple):
     """The entries of the tables that one kind of layers needs in a step.
 
     num_rows, num_places: that the tables must have; width: the places that a row has. num_blocks:
@@ -38,15 +36,11 @@ class ReadPlan:
     parts: tuple[tuple[int, tuple[int, ...]], ...]
     numbers: npt.NDArray[np.int64]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.query_lens, self.seq_lens, self.num_rows, self.num_places, self.width)
-        return _from_bytes, (bytearray(self.numbers), *fields, self.num_blocks, self.parts)
-
-
-def _from_bytes(numbers: bytearray, *fields: Any) -> ReadPlan:
-    """A plan whose numbers are given as bytes, which are unpickled faster than an array."""
-    fields = (*fields, np.frombuffer(numbers, dtype=np.int64))
-    return ReadPlan(*fields)
+    @property
+    def number_sizes(self) -> tuple[int, int, int]:
+        """How many of the numbers are entries, positions and offsets."""
+        num_tokens = sum(self.query_lens)
+        return num_tokens + self.num_blocks, num_tokens, num_tokens
 
 
 def plan_reads(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,9 +55,9 @@ from kvcore_runtime.cache.transfers import (
 )
 
 KIND, _, A, _, _, D = range(len(COLUMNS))
-_MOVING = torch.tensor([*COPYING, *TRANSFERS], dtype=torch.int32)
-_OWNING = torch.tensor([Allocate.kind, Touch.kind, Evict.kind, Free.kind], dtype=torch.int32)
-_KNOWN = torch.tensor(sorted(KINDS), dtype=torch.int32)
+_MOVING = (*COPYING, *TRANSFERS)
+_OWNING = (Allocate.kind, Touch.kind, Evict.kind, Free.kind)
+_IS_MOVING, _IS_OWNING = (np.isin(np.arange(max(KINDS) + 1), each) for each in (_MOVING, _OWNING))
 
 
 class Runtime:
@@ -182,15 +183,15 @@ def batch_columns(batch: Batch) -> Tensor:
 
 def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
     """Check kinds, block ids and segments; what reads or writes blocks, in program order."""
-    kinds = columns[KIND]
-    unknown = kinds[~torch.isin(kinds, _KNOWN)]
-    if unknown.numel():
-        raise UnsupportedCommand(number=number, kind=int(unknown[0]))
-    for named in (columns[A, torch.isin(kinds, _OWNING)], columns[D, kinds == SetTable.kind]):
-        if named.numel():
+    numbers = columns.numpy()
+    kinds = numbers[KIND]
+    for kind in kinds.tolist():
+        if kind not in KINDS:
+            raise UnsupportedCommand(number=number, kind=kind)
+    for named in (numbers[A, _IS_OWNING[kinds]], numbers[D, kinds == SetTable.kind]):
+        if len(named):
             check_blocks(cache.blocks, [int(named.min()), int(named.max())])
-    chosen = columns[:, torch.isin(kinds, _MOVING)][:D]
-    moves = [_move(*row) for row in chosen.t().tolist()]
+    moves = [_move(*row) for row in numbers[:D, _IS_MOVING[kinds]].T.tolist()]
     check_segments(cache, number, moves)
     return moves
 

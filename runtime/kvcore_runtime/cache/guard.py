@@ -58,9 +58,6 @@ class Reads:
     ends: Sequence[int]
     requests: Sequence[str]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Reads, (self.rows, self.starts, self.ends, self.requests)
-
 
 @attrs.frozen
 class _Seen:

@@ -3,15 +3,18 @@
 
 The merged change gives what program order gives: the last SetTable of a position wins,
 unless a later CutTable of its row cuts it off; a row's length is that of its last CutTable, or
-further where later SetTables reach. Pure: reads columns and lengths, changes nothing. All tensors
-are int64 on the CPU.
+further where later SetTables reach. Pure: reads columns and lengths, changes nothing. All arrays
+are int64. They are numpy's, whose calls cost a batch of a few commands a fraction of torch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +27,7 @@ ROW = COLUMNS.index("a")
 GROUP = COLUMNS.index("b")
 PLACE = COLUMNS.index("c")  # SetTable: position; CutTable: length
 BLOCK = COLUMNS.index("d")
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -35,24 +39,24 @@ class TableChange:
     """
 
     group_id: int
-    cleared: Tensor
-    places: Tensor
-    blocks: Tensor
-    rows: Tensor
-    lengths: Tensor
+    cleared: Numbers
+    places: Numbers
+    blocks: Numbers
+    rows: Numbers
+    lengths: Numbers
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Cuts:
     """CutTables by row, then order; lowest: the least length of this and the row's later ones."""
 
-    keys: Tensor
-    rows: Tensor
-    lengths: Tensor
-    lowest: Tensor
+    keys: Numbers
+    rows: Numbers
+    lengths: Numbers
+    lowest: Numbers
 
 
-def merge(group_id: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> TableChange:
+def merge(group_id: int, changes: Numbers, lengths: Numbers, max_blocks: int) -> TableChange:
     """Merge the table commands of one group.
 
     changes: [6, n] columns, only SetTable and CutTable, in program order. lengths: [rows], before.
@@ -60,27 +64,28 @@ def merge(group_id: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> T
     """
     num_changes = changes.shape[1]
     is_set = changes[KIND] == SetTable.kind
-    set_order = is_set.nonzero().view(-1)
-    rows = torch.unique(changes[ROW])
-    before = lengths[rows].to(torch.int64)
+    set_order = np.flatnonzero(is_set)
+    rows = np.unique(changes[ROW])
+    before = lengths[rows]
     base = intact = before
     kept = _last_of_each_place(changes, set_order, max_blocks)
-    if set_order.numel() < num_changes:
-        cuts = _sorted_cuts(changes, (~is_set).nonzero().view(-1), max_blocks)
+    if len(set_order) < num_changes:
+        cuts = _sorted_cuts(changes, np.flatnonzero(~is_set), max_blocks)
         kept = kept[~_cut_off(changes, kept, cuts)]
         base, lowest = _row_cuts(rows, cuts, before, num_changes)
-        intact = torch.minimum(before, lowest)
+        intact = np.minimum(before, lowest)
     places = changes[PLACE, kept]
-    at = torch.searchsorted(rows, changes[ROW, kept])
-    after = base.scatter_reduce(0, at, places + 1, "amax")
-    fresh = torch.zeros_like(rows).scatter_add_(0, at, (places >= intact[at]).to(torch.int64))
-    torn = (fresh != after - intact).nonzero().view(-1)
-    if torn.numel():
+    at = np.searchsorted(rows, changes[ROW, kept])
+    after = base.copy()
+    np.maximum.at(after, at, places + 1)
+    fresh = np.bincount(at[places >= intact[at]], minlength=len(rows))
+    torn = np.flatnonzero(fresh != after - intact)
+    if len(torn):
         row, length = int(rows[torn[0]]), int(after[torn[0]])
         raise TableGap(row=row, group_id=group_id, length=length)
     return TableChange(
         group_id=group_id,
-        cleared=torch.from_numpy(flat_ranges(rows * max_blocks + intact, before - intact)),
+        cleared=flat_ranges(rows * max_blocks + intact, before - intact),
         places=changes[ROW, kept] * max_blocks + places,
         blocks=changes[BLOCK, kept],
         rows=rows,
@@ -94,54 +99,61 @@ def entries_of(planned: Sequence[TableChange], group_size: int, cleared_to: int)
     group_size: entries of one group's table. cleared_to: the value of a cleared place. No place is
     there twice, so the writes may run in any order.
     """
-    places, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    entries = [np.empty((2, 0), dtype=np.int64)]
     for change in planned:
         first = change.group_id * group_size
-        cleared = change.cleared[~torch.isin(change.cleared, change.places)]
-        places += [first + cleared, first + change.places]
-        values += [torch.full_like(cleared, cleared_to), change.blocks]
-    return torch.stack([torch.cat(places), torch.cat(values)])
+        cleared = change.cleared[~np.isin(change.cleared, change.places)]
+        entries += [
+            np.stack((first + cleared, np.full_like(cleared, cleared_to))),
+            np.stack((first + change.places, change.blocks)),
+        ]
+    return torch.from_numpy(np.concatenate(entries, axis=1))
 
 
-def _last_of_each_place(changes: Tensor, set_order: Tensor, max_blocks: int) -> Tensor:
+def _last_of_each_place(changes: Numbers, set_order: Numbers, max_blocks: int) -> Numbers:
     """Of SetTables of the same row and position the last one, as places in program order."""
     keys = changes[ROW, set_order] * max_blocks + changes[PLACE, set_order]
-    keys, by_key = keys.sort(stable=True)
-    is_last = torch.ones_like(keys, dtype=torch.bool)
+    by_key = np.argsort(keys, kind="stable")
+    keys = keys[by_key]
+    is_last = np.ones(len(keys), dtype=bool)
     is_last[:-1] = keys[1:] != keys[:-1]
     return set_order[by_key[is_last]]
 
 
-def _sorted_cuts(changes: Tensor, cut_order: Tensor, max_blocks: int) -> _Cuts:
+def _sorted_cuts(changes: Numbers, cut_order: Numbers, max_blocks: int) -> _Cuts:
     """The CutTables by row; a key is row * n + place in program order, so keys rise."""
     keys = changes[ROW, cut_order] * changes.shape[1] + cut_order
-    keys, by_row = keys.sort()
+    by_row = np.argsort(keys)
     rows = changes[ROW, cut_order[by_row]]
     lengths = changes[PLACE, cut_order[by_row]]
     # One running minimum from the end serves all rows: adding row * (max_blocks + 1) makes every
     # value of a lower row smaller than all of a higher one, so it starts anew at each row.
     raised = lengths + rows * (max_blocks + 1)
-    lowest = raised.flip(0).cummin(0).values.flip(0) - rows * (max_blocks + 1)
-    return _Cuts(keys=keys, rows=rows, lengths=lengths, lowest=lowest)
+    lowest = np.minimum.accumulate(raised[::-1])[::-1] - rows * (max_blocks + 1)
+    return _Cuts(keys=keys[by_row], rows=rows, lengths=lengths, lowest=lowest)
 
 
-def _cut_off(changes: Tensor, sets: Tensor, cuts: _Cuts) -> Tensor:
+def _cut_off(changes: Numbers, sets: Numbers, cuts: _Cuts) -> npt.NDArray[np.bool_]:
     """For each SetTable: does a later CutTable of its row reach down to its position."""
     rows = changes[ROW, sets]
-    following = torch.searchsorted(cuts.keys, rows * changes.shape[1] + sets)
+    following = np.searchsorted(cuts.keys, rows * changes.shape[1] + sets)
     found, following = _in_row(following, rows, cuts)
-    return found & (changes[PLACE, sets] >= cuts.lowest[following])
+    off: npt.NDArray[np.bool_] = found & (changes[PLACE, sets] >= cuts.lowest[following])
+    return off
 
 
-def _row_cuts(rows: Tensor, cuts: _Cuts, before: Tensor, num_changes: int) -> tuple[Tensor, Tensor]:
+def _row_cuts(
+    rows: Numbers, cuts: _Cuts, before: Numbers, num_changes: int
+) -> tuple[Numbers, Numbers]:
     """For each row the length of its last and of its deepest CutTable, else `before`."""
-    found, first = _in_row(torch.searchsorted(cuts.keys, rows * num_changes), rows, cuts)
-    last = torch.searchsorted(cuts.keys, (rows + 1) * num_changes) - 1
-    base = torch.where(found, cuts.lengths[last.clamp(min=0)], before)
-    return base, torch.where(found, cuts.lowest[first], before)
+    found, first = _in_row(np.searchsorted(cuts.keys, rows * num_changes), rows, cuts)
+    last = np.searchsorted(cuts.keys, (rows + 1) * num_changes) - 1
+    base = np.where(found, cuts.lengths[np.maximum(last, 0)], before)
+    return base, np.where(found, cuts.lowest[first], before)
 
 
-def _in_row(places: Tensor, rows: Tensor, cuts: _Cuts) -> tuple[Tensor, Tensor]:
+def _in_row(places: Numbers, rows: Numbers, cuts: _Cuts) -> tuple[npt.NDArray[np.bool_], Numbers]:
     """Which places are a cut of that row; the places, made safe to index with."""
-    safe = places.clamp(max=cuts.rows.numel() - 1)
-    return (places < cuts.rows.numel()) & (cuts.rows[safe] == rows), safe
+    safe = np.minimum(places, len(cuts.rows) - 1)
+    found: npt.NDArray[np.bool_] = (places < len(cuts.rows)) & (cuts.rows[safe] == rows)
+    return found, safe

@@ -11,10 +11,8 @@ no request's: rows that pad a batch read it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,13 +32,13 @@ from kvcore_runtime.cache.table_merge import (
     KIND,
     PLACE,
     ROW,
+    Numbers,
     TableChange,
     entries_of,
     merge,
 )
 
 PADDING_BLOCK = 0
-Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class BlockTables:
@@ -83,6 +81,7 @@ class BlockTables:
         shape = (num_groups, max_rows + 1, max_blocks)
         self.blocks = allocate(shape, torch.int32, self.device, fill=PADDING_BLOCK, shared=shared)
         self.lengths = allocate(shape[:2], torch.int32, torch.device("cpu"), shared=shared)
+        self._lengths = self.lengths.numpy()  # the same memory
         self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
 
     def row_blocks(self, row: int, group_id: int = 0) -> list[int]:
@@ -96,18 +95,19 @@ class BlockTables:
         columns: [6, n] int32 on the CPU, rows as kvcore.types.commands.COLUMNS; other kinds are
         skipped. Raises TableOutOfRange or TableGap.
         """
-        kinds = columns[KIND]
-        chosen = ((kinds == SetTable.kind) | (kinds == CutTable.kind)).nonzero().view(-1)
-        if chosen.numel() == 0:
+        numbers = columns.numpy()
+        kinds = numbers[KIND]
+        chosen = np.flatnonzero((kinds == SetTable.kind) | (kinds == CutTable.kind))
+        if len(chosen) == 0:
             return []
-        changes = columns[:, chosen].to(torch.int64)
+        changes = numbers[:, chosen].astype(np.int64)
         self._check_changes(changes)
+        lengths = self._lengths.astype(np.int64)
         planned = []
         for group_id in range(self.num_groups):
-            in_group = changes[GROUP] == group_id
-            here = changes if self.num_groups == 1 else changes[:, in_group]
+            here = changes[:, changes[GROUP] == group_id]
             if here.shape[1]:
-                planned.append(merge(group_id, here, self.lengths[group_id], self.max_blocks))
+                planned.append(merge(group_id, here, lengths[group_id], self.max_blocks))
         return planned
 
     def commit(self, planned: Sequence[TableChange]) -> None:
@@ -121,11 +121,10 @@ class BlockTables:
                 kernels.write_entries(self.blocks, self._send(entries))
         for change in planned:
             if self.device.type != "cuda":
-                flat = self.blocks[change.group_id].view(-1)
-                flat.index_fill_(0, change.cleared, PADDING_BLOCK)
-                flat.index_copy_(0, change.places, change.blocks.to(torch.int32))
-            lengths = change.lengths.to(torch.int32)
-            self.lengths[change.group_id].index_copy_(0, change.rows, lengths)
+                flat = self.blocks[change.group_id].view(-1).numpy()
+                flat[change.cleared] = PADDING_BLOCK
+                flat[change.places] = change.blocks
+            self._lengths[change.group_id, change.rows] = change.lengths
 
     def apply(self, columns: Tensor) -> None:
         """Change the tables as the columns of a batch say; raises as `plan`, before any change."""
@@ -165,7 +164,7 @@ class BlockTables:
 
     def check_reach(self, rows: Iterable[int], ends: Iterable[int], *, group_id: int = 0) -> None:
         """Raise BeyondTable if the table of rows[i] ends before position ends[i] - 1."""
-        size, lengths = self.block_sizes[group_id], self.lengths[group_id].tolist()
+        size, lengths = self.block_sizes[group_id], self._lengths[group_id].tolist()
         for row, end in zip(rows, ends, strict=True):
             if end > lengths[row] * size:
                 raise BeyondTable(
@@ -176,7 +175,7 @@ class BlockTables:
                     length=lengths[row],
                 )
 
-    def _check_changes(self, changes: Tensor) -> None:
+    def _check_changes(self, changes: Numbers) -> None:
         is_set = changes[KIND] == SetTable.kind
         _check_range("row", changes[ROW], self.max_rows - 1)
         _check_range("group", changes[GROUP], self.num_groups - 1)
@@ -211,7 +210,7 @@ class BlockTables:
         return values
 
 
-def _check_range(name: str, values: Tensor | Numbers, last: int) -> None:
+def _check_range(name: str, values: Numbers, last: int) -> None:
     wrong = (values < 0) | (values > last)
     if wrong.any():
         raise TableOutOfRange(name=name, value=int(values[wrong][0]), last=last)

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import attrs
+import torch
 
 from kvcore import Config, KVCacheManager
 from kvcore.record.recorder import record_if_asked
@@ -253,8 +254,9 @@ class Engine:
         self._poll()
         if chunks:
             draws = plan_draws(chunks)
-            begun = self._forward.begin(self._forward.prepare(chunks, draws))
-            computed = self._forward.compute(begun)
+            inputs = self._forward.prepare(chunks, draws)
+            with torch.inference_mode():
+                computed = self._forward.compute(self._forward.begin(inputs))
             self._sample(Flight(batch.number, draws), computed)
 
     def _step_ahead(self, executor: BatchExecutor) -> None:

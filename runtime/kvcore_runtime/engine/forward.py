@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 
 from kvcore import Config
-from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention, num_blocks_gathered
+from kvcore_runtime.attention.attention import (
+    GroupedAttention,
+    PagedAttention,
+    Scratch,
+    num_blocks_gathered,
+)
 from kvcore_runtime.attention.ragged import any_shape
 from kvcore_runtime.attention.read_plan import ReadPlan, plan_reads
 from kvcore_runtime.cache.apply import Runtime
@@ -31,6 +36,8 @@ from kvcore_runtime.engine.sample_step import Draw
 from kvcore_runtime.engine.scheduler import Chunk
 from kvcore_runtime.model.model import Llama
 from kvcore_runtime.model.sampling import Sampling, draw
+
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
 def make_runtime(
@@ -80,35 +87,23 @@ def make_runtime(
     return Runtime(cache, tables, kept=groups.kept, null_block=config.null_block), groups
 
 
-@attrs.frozen(eq=False)
-class StepInputs:
+class StepInputs(NamedTuple):
     """The chunks of a step as plain data, which no later change of their sequences reaches.
 
-    reads: one row per chunk. tokens: at all positions of the chunks, 0 for one to come. to_come:
-    the places of these, and the rows whose newest token each is. wanted: the places whose logits
-    are sampled from. draws: of each token that is sampled the row of these logits, how (None for
-    greedy), and the place in the answer. newest: which of them are the newest token of a row, and
-    the rows. plans: what each kind of layer reads and writes.
+    numbers: int64, one behind another: the tokens at all positions of the chunks, 0 for one to
+    come; the places of these, and the rows whose newest token each is; the places whose logits are
+    sampled from; which sampled tokens are the newest of a row, and the rows; then those of the
+    plans. sizes: how many each of these are. reads: as of `Reads`, one row per chunk. draws: of
+    each token that is sampled the row of its logits, how (the fields of `Sampling`, None for
+    greedy), and its place in the answer. plans: what each kind of layer reads and writes: each
+    `ReadPlan` without its numbers.
     """
 
-    reads: Reads
-    tokens: tuple[int, ...]
-    to_come: tuple[list[int], list[int]]
-    wanted: tuple[int, ...]
-    draws: tuple[tuple[int, Sampling | None, int], ...]
-    newest: tuple[list[int], list[int]]
-    plans: tuple[ReadPlan, ...]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StepInputs, (
-            self.reads,
-            self.tokens,
-            self.to_come,
-            self.wanted,
-            self.draws,
-            self.newest,
-            self.plans,
-        )
+    numbers: bytes
+    sizes: tuple[int, ...]
+    reads: tuple[list[int], list[int], list[int], list[str]]
+    draws: tuple[list[int], list[dict[str, Any] | None], list[int]]
+    plans: tuple[tuple[Any, ...], ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -116,11 +111,12 @@ class Begun:
     """A step as far as it can be computed before its batch is applied: what it reads is set up."""
 
     inputs: StepInputs
+    reads: Reads
+    samplings: list[Sampling | None]
     tokens: Tensor
     to_come: tuple[Tensor, Tensor]
     wanted: Tensor
     newest: tuple[Tensor, Tensor]
-    positions: Tensor
     attention: GroupedAttention
 
 
@@ -136,7 +132,7 @@ class Computed:
 
 
 class Forward:
-    """Computes the chunks of a step with one model over one runtime.
+    """Computes the chunks of a step with one model over one runtime; in torch's inference mode.
 
     keep_logits: whether to hand them out.
     """
@@ -150,8 +146,11 @@ class Forward:
         kinds = list(dict.fromkeys((each.group_id, each.visibility) for each in groups.places))
         self._kinds = kinds
         self._num_blocks_max = [num_blocks_gathered(each) for each in runtime.cache.groups]
+        self._scratches = [Scratch() for _ in kinds]
+        self._tables = [runtime.tables.blocks[group_id] for group_id, _ in kinds]
         # Of each row, for the next step: it needs no one who reads it first.
         rows = runtime.tables.max_rows
+        self._sizes: tuple[int, ...] | None = None
         self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._places = [
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
@@ -174,90 +173,99 @@ class Forward:
             for place, (each, _) in enumerate(drawn)
             if each.sample == each.sequence.sample and not each.drafts
         ]
+        wanted = [
+            place
+            for stop, each in zip(stops, chunks, strict=True)
+            for place in range(stop - each.num_wanted, stop)
+        ]
+        parts = (
+            [token for each in chunks for token in each.tokens()],
+            [place for place, _ in ahead],
+            [row for _, row in ahead],
+            wanted,
+            [place for place, _ in newest],
+            [row for _, row in newest],
+        )
+        plans = self._plan(chunks)
+        own = np.array([*itertools.chain(*parts)], dtype=np.int64)
+        plan_sizes = (each.number_sizes for each in plans)
         return StepInputs(
-            reads=Reads(
-                rows=[each.sequence.row for each in chunks],
-                starts=[each.start for each in chunks],
-                ends=[each.end for each in chunks],
-                requests=[each.sequence.sequence_id for each in chunks],
+            numbers=np.concatenate([own, *(each.numbers for each in plans)]).tobytes(),
+            sizes=(*map(len, parts), *itertools.chain(*plan_sizes)),
+            reads=(
+                [each.sequence.row for each in chunks],
+                [each.start for each in chunks],
+                [each.end for each in chunks],
+                [each.sequence.sequence_id for each in chunks],
             ),
-            tokens=tuple(token for each in chunks for token in each.tokens()),
-            to_come=([place for place, _ in ahead], [row for _, row in ahead]),
-            wanted=tuple(
-                place
-                for stop, each in zip(stops, chunks, strict=True)
-                for place in range(stop - each.num_wanted, stop)
+            draws=(
+                [each.rows[index] for each, index in drawn],
+                [_plain(each.sampling) for each, _ in drawn],
+                [each.place + index for each, index in drawn],
             ),
-            draws=tuple(
-                (
-                    each.rows[index],
-                    each.sampling if each.sampling.temperature > 0 else None,
-                    each.place + index,
-                )
-                for each, index in drawn
-            ),
-            newest=([place for place, _ in newest], [row for _, row in newest]),
-            plans=self._plan(chunks),
+            plans=tuple(each[:-1] for each in plans),
         )
 
-    @torch.inference_mode()
     def begin(self, inputs: StepInputs) -> Begun:
-        """Set a step up, as far as that needs neither its batch nor the tokens to come."""
-        attention = self._attention(inputs.plans)
-        parts = (inputs.tokens, *inputs.to_come, inputs.wanted, *inputs.newest)
-        joined = self._ints([*itertools.chain(*parts)])
-        tokens, places, rows, wanted, *newest = joined.split_with_sizes(
-            [len(each) for each in parts]
-        )
+        """Set a step up, as far as that needs neither its batch nor the tokens to come.
+
+        The step before must be done: the two share their memory.
+        """
+        if inputs.sizes != self._sizes:  # else the views of the last step will do
+            self._sizes = inputs.sizes
+            self._numbers = self._newest.new_empty(sum(inputs.sizes))
+            self._views = self._numbers.split_with_sizes(inputs.sizes)
+        self._numbers.copy_(torch.frombuffer(bytearray(inputs.numbers), dtype=torch.int64))
+        tokens, places, rows, wanted, newest, newest_rows, *rest = self._views
         return Begun(
             inputs=inputs,
+            reads=Reads(*inputs.reads),
+            samplings=[None if each is None else Sampling(**each) for each in inputs.draws[1]],
             tokens=tokens,
             to_come=(places, rows),
             wanted=wanted,
-            newest=(newest[0], newest[1]),
-            positions=attention.positions,
-            attention=attention,
+            newest=(newest, newest_rows),
+            attention=self._attention(inputs.plans, rest),
         )
 
-    @torch.inference_mode()
     def compute(self, begun: Begun) -> Computed:
         """Compute a step whose batch was applied, and sample from it.
 
         A token to come is what was sampled last for its row. Raises BeyondTable, in guard mode
         StaleRead.
         """
-        reads, tables = begun.inputs.reads, self._runtime.tables
+        reads, tables = begun.reads, self._runtime.tables
         self._runtime.check_reads(reads)
         for group_id in range(tables.num_groups):
             tables.check_reach(reads.rows, reads.ends, group_id=group_id)
-        begun.attention.bind([tables.blocks[group_id] for group_id, _ in self._kinds])
+        begun.attention.bind(self._tables)
         places, rows = begun.to_come
-        if len(places):
-            begun.tokens.index_copy_(0, places, self._newest.index_select(0, rows))
+        tokens = begun.tokens
+        if len(rows):
+            newest = self._newest.index_select(0, rows)
+            is_all = len(rows) == len(tokens)
+            tokens = newest if is_all else tokens.index_copy(0, places, newest)
         with any_shape(self._model.device):
             logits = self._model.forward(
-                begun.tokens, begun.positions, begun.attention, begun.wanted
+                tokens, begun.attention.positions, begun.attention, begun.wanted
             )
         self._runtime.check_content(reads)
-        tokens = self._draw(begun, logits)
-        return Computed(logits=logits if self._keep_logits else None, tokens=tokens)
+        sampled = self._draw(begun, logits)
+        return Computed(logits=logits if self._keep_logits else None, tokens=sampled)
 
     def _draw(self, begun: Begun, logits: Tensor) -> list[int]:
         """Sample what a step is to sample, and keep it for the next step."""
-        draws = begun.inputs.draws
-        if not draws:
+        chosen, _, indices = begun.inputs.draws
+        if not chosen:
             return []
-        chosen, samplings, indices = zip(*draws, strict=True)
         if len(chosen) != len(begun.wanted):  # other samples of a prompt read the same row
-            logits = logits[self._ints(chosen)]
-        tokens = draw(logits, samplings, indices)
+            logits = logits[chosen]
+        tokens = draw(logits, begun.samplings, indices)
         places, rows = begun.newest
-        self._newest.index_copy_(0, rows, tokens.index_select(0, places))
+        newest = tokens if len(places) == len(tokens) else tokens.index_select(0, places)
+        self._newest.index_copy_(0, rows, newest)
         sampled: list[int] = tokens.tolist()
         return sampled
-
-    def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._model.device)
 
     def _plan(self, chunks: Sequence[Chunk]) -> tuple[ReadPlan, ...]:
         """What each kind of layer reads and writes."""
@@ -274,11 +282,26 @@ class Forward:
             for group_id, visibility in self._kinds
         )
 
-    def _attention(self, plans: Sequence[ReadPlan]) -> GroupedAttention:
+    def _attention(
+        self, plans: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]
+    ) -> GroupedAttention:
         """The attention of a step, which does not know where the blocks are yet."""
         groups, invariant = self._runtime.cache.groups, self._model.invariant
         attentions = [
-            PagedAttention(groups[group_id], plan, invariant=invariant, visibility=visibility)
-            for plan, (group_id, visibility) in zip(plans, self._kinds, strict=True)
+            PagedAttention(
+                groups[group_id],
+                ReadPlan._make((*plan, _NOTHING)),
+                invariant=invariant,
+                visibility=visibility,
+                numbers=numbers[3 * index : 3 * index + 3],
+                scratch=self._scratches[index],
+            )
+            for index, (plan, (group_id, visibility)) in enumerate(
+                zip(plans, self._kinds, strict=True)
+            )
         ]
         return GroupedAttention(attentions, self._places)
+
+
+def _plain(sampling: Sampling) -> dict[str, Any] | None:
+    return attrs.asdict(sampling, recurse=False) if sampling.temperature > 0 else None

@@ -68,6 +68,8 @@ def draw(logits: Tensor, samplings: Sequence[Sampling | None], indices: Sequence
             name="logits", expected=(len(samplings), len(indices)), actual=logits.shape
         )
     tokens = logits.argmax(dim=-1)
+    if not any(samplings):
+        return tokens
     for row, (sampling, index) in enumerate(zip(samplings, indices, strict=True)):
         if sampling is not None and sampling.temperature > 0:
             tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, index))

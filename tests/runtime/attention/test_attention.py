@@ -5,11 +5,9 @@ bits however a sequence came to be: cut into steps, batched, shared, copied or m
 Free blocks are NaN throughout, so that a read of anything a sequence does not own shows.
 """
 
-import pickle
 import random
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from kvcore_runtime.attention.attention import PagedAttention
@@ -275,6 +273,4 @@ def test_a_plan_says_which_slots_of_a_part_are_whose() -> None:
         (1, (0, 3, 1)),
         (2, (3, 3, 2)),
     )
-    copy = pickle.loads(pickle.dumps(plan))
-    assert attrs.astuple(copy)[:-1] == attrs.astuple(plan)[:-1]
-    assert copy.numbers.tolist() == plan.numbers.tolist()
+    assert sum(plan.number_sizes) == len(plan.numbers)

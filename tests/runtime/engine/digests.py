@@ -15,6 +15,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor
 from kvcore_runtime.engine.engine import Engine, EngineOptions
@@ -102,10 +103,13 @@ class DigestForward(Forward):
 
     def compute(self, inputs: Any) -> Computed:
         """See `Forward`."""
-        tokens = list(inputs.tokens)
-        for place, row in zip(*inputs.to_come, strict=True):
+        numbers = iter(array("q", inputs.numbers))
+        tokens, to_come, rows_to_come, wanted, newest, newest_rows = (
+            [next(numbers) for _ in range(size)] for size in inputs.sizes
+        )
+        for place, row in zip(to_come, rows_to_come, strict=True):
             tokens[place] = self._last[row]
-        reads = inputs.reads
+        reads = Reads(*inputs.reads)
         at = [
             (row, position)
             for row, start, end in zip(reads.rows, reads.starts, reads.ends, strict=True)
@@ -113,12 +117,12 @@ class DigestForward(Forward):
         ]
         for (row, position), token in zip(at, tokens, strict=True):
             self._memory.write(row, position, token)
-        digests = [self._memory.digest(*at[place]) for place in inputs.wanted]
+        digests = [self._memory.digest(*at[place]) for place in wanted]
         sampled = [
-            int(uniform(digests[index] ^ (sampling.seed if sampling else 0), place) * self._num_ids)
-            for index, sampling, place in inputs.draws
+            int(uniform(digests[index] ^ (how["seed"] if how else 0), place) * self._num_ids)
+            for index, how, place in zip(*inputs.draws, strict=True)
         ]
-        for place, row in zip(*inputs.newest, strict=True):
+        for place, row in zip(newest, newest_rows, strict=True):
             self._last[row] = sampled[place]
         return Computed(logits=None, tokens=sampled)
 

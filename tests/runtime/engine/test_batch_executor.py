@@ -59,10 +59,11 @@ class Machine:
         if batch.number in self.broken:
             raise Broken
 
-    def begin(self, inputs: Any) -> Any:
-        if inputs in self.unready:
+    def begin(self, inputs: StepInputs) -> int:
+        (number,) = inputs.reads[0]
+        if number in self.unready:
             raise Broken
-        return inputs
+        return number
 
     def compute(self, inputs: Any) -> Computed:
         self.note("compute", inputs)
@@ -94,7 +95,7 @@ def executor(
 
 def submit(executor: BatchExecutor, number: int, *, computes: bool = True) -> None:
     if computes:
-        executor.announce(cast(StepInputs, number))
+        executor.announce(StepInputs(b"", (), ([number], [], [], []), ([], [], []), ()))
     executor.submit(close(number, []))
 
 

@@ -99,7 +99,7 @@ class Breaking:
         if self.num_calls - 1 not in self._numbers:
             return self._compute(begun)
         tables, cache = self._engine.runtime.tables, self._engine.runtime.cache
-        reads = begun.inputs.reads
+        reads = begun.reads
         counts = [end - start for start, end in zip(reads.starts, reads.ends, strict=True)]
         for group_id, size in enumerate(tables.block_sizes):
             slots = tables.slot_mapping(reads.rows, reads.starts, counts, group_id=group_id).long()

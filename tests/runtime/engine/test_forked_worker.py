@@ -36,10 +36,10 @@ class Desk:
         self.told.append(value)
         return self.told
 
-    def fail(self, make: Callable[[], Exception]) -> None:
-        raise make()
+    def fail(self, kind: str) -> None:
+        raise ERRORS[kind]
 
-    def die(self, number: signal.Signals) -> None:
+    def die(self, number: int) -> None:
         os.kill(os.getpid(), number)
 
     def multiply(self) -> int:
@@ -58,16 +58,12 @@ class Desk:
 DESK = Desk()
 
 
-def mismatch() -> Exception:
-    return ShapeMismatch(name="k", expected=(1,), actual=(2,))
-
-
-def tier_failed() -> Exception:
-    return TierFailed(key="k", place="p", reason="r")
-
-
-def unsendable() -> Exception:
-    return ValueError(lambda: None)
+TIER_FAILED = TierFailed(key="k", place="p", reason="r")
+ERRORS: dict[str, Exception] = {
+    "mismatch": ShapeMismatch(name="k", expected=(1,), actual=(2,)),
+    "tier failed": TIER_FAILED,
+    "unsendable": ValueError(lambda: None),
+}
 
 
 def wait_for(done: Callable[[], bool]) -> None:
@@ -101,9 +97,18 @@ def test_what_is_told_runs_in_its_turn_and_has_no_reply() -> None:
     worker.tell(DESK.tell, 2)
     assert worker.submit(DESK.tell, 3).result() == [1, 2, 3]
     assert first.result() == [1]
-    worker.tell(DESK.fail, mismatch)
+    worker.tell(DESK.fail, "mismatch")
     with pytest.raises(ExecutorDied, match="with exit code 0"):
         worker.submit(DESK.tell, 4).result()
+
+
+def test_what_is_no_plain_data_is_refused_and_leaves_the_worker_as_it_was() -> None:
+    worker = ForkedWorker(DESK)
+    first = worker.submit(DESK.tell, 1)
+    with pytest.raises(ValueError, match="unmarshallable"):
+        worker.submit(DESK.tell, DESK)
+    assert worker.submit(DESK.tell, 2).result() == [1, 2]
+    assert first.result() == [1]
 
 
 def test_more_than_the_system_keeps_may_be_told() -> None:
@@ -126,25 +131,25 @@ def test_large_calls_and_large_replies_do_not_wait_for_each_other() -> None:
 def test_errors_keep_their_kind_their_fields_and_where_they_rose() -> None:
     worker = ForkedWorker(DESK)
     with pytest.raises(ShapeMismatch, match=r"k has shape \(2,\), expected \(1,\)") as caught:
-        worker.submit(DESK.fail, mismatch).result()
+        worker.submit(DESK.fail, "mismatch").result()
     assert caught.value.fields == {"name": "k", "expected": (1,), "actual": (2,)}
     assert "in fail" in "".join(caught.value.__notes__)
-    error = worker.submit(DESK.fail, tier_failed).exception()
+    error = worker.submit(DESK.fail, "tier failed").exception()
     assert isinstance(error, TierFailed)
-    assert (str(error), error.key) == (str(tier_failed()), "k")
+    assert (str(error), error.key) == (str(TIER_FAILED), "k")
 
 
 def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
     worker = ForkedWorker(DESK)
     with pytest.raises(ExecutorFailed, match=r"raised ValueError.*lambda"):
-        worker.submit(DESK.fail, unsendable).result()
+        worker.submit(DESK.fail, "unsendable").result()
     assert worker.submit(DESK.tell, 1).result() == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_dead_worker_is_told_to_all_who_wait_and_who_come(number: signal.Signals) -> None:
     worker = ForkedWorker(DESK)
-    replies = [worker.submit(DESK.die, number), worker.submit(DESK.tell, 1)]
+    replies = [worker.submit(DESK.die, int(number)), worker.submit(DESK.tell, 1)]
     for reply in replies:
         with pytest.raises(ExecutorDied, match=f"has ended, with exit code -{number}"):
             reply.result()
@@ -154,7 +159,7 @@ def test_a_dead_worker_is_told_to_all_who_wait_and_who_come(number: signal.Signa
 
 def test_ctrl_c_leaves_the_worker_to_its_caller() -> None:
     worker = ForkedWorker(DESK)
-    worker.submit(DESK.die, signal.SIGINT).result()
+    worker.submit(DESK.die, int(signal.SIGINT)).result()
     assert worker.submit(DESK.tell, 1).result() == [1]
 
 

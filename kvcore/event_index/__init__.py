@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events between processes: numbered batches of an engine, and the index of who has cached what."""
+
+from kvcore.event_index.errors import DamagedEvents
+from kvcore.event_index.event_log import EventLog, Message
+from kvcore.event_index.index import Applied, EventIndex, Gap, Stale
+from kvcore.event_index.wire import EventBatch, decode_events
+
+__all__ = [
+    "Applied",
+    "DamagedEvents",
+    "EventBatch",
+    "EventIndex",
+    "EventLog",
+    "Gap",
+    "Message",
+    "Stale",
+    "decode_events",
+]

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many workers have cached, by their events, for a router that asks who has a prefix.
+
+Batches carry numbers. One that is missing is asked for again, and until it comes nothing changes;
+so the blocks of a worker are those that its manager had when it sent the batch applied last. A
+batch that begins with `AllBlocksCleared` needs nothing before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from kvcore.codec.event_msgpack import EventMap
+from kvcore.event_index.wire import Name, decode_events, is_cleared
+from kvcore.event_index.worker_index import Changed, WorkerIndex
+from kvcore.types.keys import external_hash
+
+Worker = tuple[str, int]
+"""The name of an engine, and its data-parallel rank."""
+
+HELD_MAX = 10_000
+
+
+@attrs.frozen
+class Applied:
+    """The batch was applied, and those held back that follow it. last: number of the last one."""
+
+    last: int
+
+
+@attrs.frozen
+class Gap:
+    """Batches from `start` on are missing; this one is held back. Ask for a replay from there."""
+
+    start: int
+
+
+@attrs.frozen
+class Stale:
+    """The batch's number is below `expected`; it was ignored."""
+
+    expected: int
+
+
+class _Feed:
+    """One worker: the number that comes next, its blocks, and batches that came too early."""
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.expected = 0
+        self.index = WorkerIndex()
+        self.held: dict[int, tuple[EventMap, ...]] = {}
+
+
+class EventIndex:
+    """Who has which blocks. Not for several threads at a time.
+
+    held_max: batches per worker that are kept while earlier ones are missing. Those beyond are
+    dropped, since a replay brings them again.
+    """
+
+    def __init__(self, held_max: int = HELD_MAX) -> None:
+        self._held_max = held_max
+        self._feeds: dict[Worker, _Feed] = {}
+        self._by_bit: dict[int, Worker] = {}
+        self._owners: dict[int, dict[int, int]] = {}
+        self._all = 0
+        self.unknown_events = 0
+        """Events of types that nobody here knows; they were ignored."""
+
+    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Applied | Gap | Stale:
+        """Follow one batch of a worker.
+
+        number: the batch's. Raises DamagedEvents, and then changes nothing.
+        """
+        events = decode_events(payload).events
+        feed = self._feed((worker, rank))
+        if number < feed.expected:
+            return Stale(feed.expected)
+        if number > feed.expected and not (events and is_cleared(events[0])):
+            if number in feed.held or len(feed.held) < self._held_max:
+                feed.held[number] = events
+            return Gap(feed.expected)
+        self._follow(feed, events)
+        feed.expected = number + 1
+        feed.held = {at: held for at, held in feed.held.items() if at > number}
+        while feed.expected in feed.held:
+            self._follow(feed, feed.held.pop(feed.expected))
+            feed.expected += 1
+        return Gap(feed.expected) if feed.held else Applied(feed.expected - 1)
+
+    def find(self, hashes: Sequence[Name]) -> dict[Worker, int]:
+        """How many leading blocks each worker can hit; workers without any are left out.
+
+        hashes: of a prompt's full blocks, in order, whole or as 64 bits. A worker with several
+        groups has as many as all of them allow: full attention needs every block, a window those
+        at the end of the hit. Groups whose blocks are not as large as the first group's are left
+        out of this. Does not change the index.
+        """
+        names = [_short(each) for each in hashes]
+        full = self._leading(names)
+        found = {}
+        for bit, depth in full.items():
+            worker = self._by_bit[bit]
+            windows = self._feeds[worker].index.comparable_groups()
+            if len(windows) > 1 or windows.get(0) is not None:
+                depth = self._with_windows(names, bit, windows)
+            if depth:
+                found[worker] = depth
+        return found
+
+    def is_partial(self, worker: str, rank: int) -> bool:
+        """Whether batches of this worker are missing. True for a worker that nobody knows."""
+        feed = self._feeds.get((worker, rank))
+        return feed is None or bool(feed.held) or feed.expected == 0
+
+    def expected(self, worker: str, rank: int) -> int:
+        """The number of the batch that comes next; 0 for a worker that nobody knows."""
+        feed = self._feeds.get((worker, rank))
+        return feed.expected if feed else 0
+
+    def keys(self, worker: str, rank: int) -> set[tuple[int, Name]]:
+        """Group and hash of each block of a worker."""
+        feed = self._feeds.get((worker, rank))
+        return feed.index.keys() if feed else set()
+
+    def drop(self, worker: str) -> None:
+        """Forget an engine with all its ranks. One that sends again begins anew."""
+        for each in [each for each in self._feeds if each[0] == worker]:
+            feed = self._feeds.pop(each)
+            self._change(feed, [], list(feed.index.keys()))
+            del self._by_bit[feed.bit]
+            self._all &= ~feed.bit
+
+    def _feed(self, worker: Worker) -> _Feed:
+        if worker not in self._feeds:
+            bit = ~self._all & (self._all + 1)
+            self._all |= bit
+            self._by_bit[bit] = worker
+            self._feeds[worker] = _Feed(bit)
+        return self._feeds[worker]
+
+    def _follow(self, feed: _Feed, events: Iterable[EventMap]) -> None:
+        for event in events:
+            if event["type"] not in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
+                self.unknown_events += 1
+            self._change(feed, *feed.index.apply(event))
+
+    def _change(self, feed: _Feed, appeared: Changed, gone: Changed) -> None:
+        for group, name in appeared:
+            owners = self._owners.setdefault(group, {})
+            owners[_short(name)] = owners.get(_short(name), 0) | feed.bit
+        for group, name in gone:
+            owners = self._owners[group]
+            owners[_short(name)] &= ~feed.bit
+            if not owners[_short(name)]:
+                del owners[_short(name)]
+
+    def _leading(self, names: Sequence[int]) -> dict[int, int]:
+        """By a worker's bit, how many leading blocks of the first group it has."""
+        owners = self._owners.get(0, {})
+        depths = {}
+        alive = self._all
+        for depth, name in enumerate(names):
+            here = alive & owners.get(name, 0)
+            for bit in _bits(alive & ~here):
+                depths[bit] = depth
+            alive = here
+            if not alive:
+                break
+        return depths | dict.fromkeys(_bits(alive), len(names))
+
+    def _with_windows(self, names: Sequence[int], bit: int, windows: dict[int, int | None]) -> int:
+        """The longest beginning that all groups of a worker allow."""
+        runs = {}  # per group, how many blocks in a row end with each block
+        for group in windows:
+            owners = self._owners.get(group, {})
+            run, lengths = 0, []
+            for name in names:
+                run = run + 1 if owners.get(name, 0) & bit else 0
+                lengths.append(run)
+            runs[group] = lengths
+        for depth in range(len(names), 0, -1):
+            if all(
+                runs[group][depth - 1] >= (depth if window is None else min(window, depth))
+                for group, window in windows.items()
+            ):
+                return depth
+        return 0
+
+
+def _short(name: Name) -> int:
+    return external_hash(name) if isinstance(name, bytes) else name % 2**64
+
+
+def _bits(mask: int) -> Iterable[int]:
+    """The bits of a mask, each as a number, from the lowest."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks that one worker's events announced, and the events that announce them again.
+
+A block is known by its own hash, its group and its medium; whether its parent is known makes no
+difference. An announcement of a block that is known changes nothing, and so does the removal of one
+that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from kvcore.codec.event_msgpack import EventMap
+from kvcore.event_index.wire import Name
+
+PER_BLOCK = frozenset(
+    {"type", "block_hashes", "parent_block_hash", "token_ids", "extra_keys", "cache_salt"}
+)
+"""The fields of a stored event that its blocks do not share."""
+
+Changed = list[tuple[int, Name]]
+"""Groups and hashes that became findable, or no longer are, in any medium."""
+
+
+@attrs.frozen(eq=False)
+class Content:
+    """What a stored event says of one block. shared: the fields that are equal for all of its."""
+
+    parent: Name | None
+    tokens: tuple[int, ...]
+    extra_keys: Any
+    salt: str | None
+    shared: Mapping[str, Any]
+
+
+class WorkerIndex:
+    """What one worker announced. with_contents: keep what `announcements` needs."""
+
+    def __init__(self, *, with_contents: bool = False) -> None:
+        self._with_contents = with_contents
+        self._places: dict[tuple[str, int], dict[Name, Content | None]] = {}
+        self.windows: dict[int, int | None] = {}
+        """Of each group seen, how many blocks a hit needs at its end; None: all of them."""
+        self._block_sizes: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._places.values()))
+
+    def keys(self) -> set[tuple[int, Name]]:
+        """Group and hash of each block, in any medium."""
+        return {(group, name) for (_, group), blocks in self._places.items() for name in blocks}
+
+    def apply(self, event: EventMap) -> tuple[Changed, Changed]:
+        """Follow one event. Returns what became findable, and what no longer is."""
+        match event["type"]:
+            case "BlockStored":
+                return self._store(event), []
+            case "BlockRemoved":
+                return [], self._remove(event)
+            case "AllBlocksCleared":
+                gone = list(self.keys())
+                self._places.clear()
+                return [], gone
+        return [], []
+
+    def _store(self, event: EventMap) -> Changed:
+        medium, group = event["medium"], event["group_idx"]
+        appeared = [
+            (group, name) for name in event["block_hashes"] if not self._is_known(group, name)
+        ]
+        blocks = self._places.setdefault((medium, group), {})
+        window, size = event.get("kv_cache_spec_sliding_window"), event["block_size"]
+        self._block_sizes[group] = size
+        self.windows[group] = None if window is None else -(-(window - 1) // size)
+        if self._with_contents:
+            for name, content in _contents(event):
+                blocks.setdefault(name, content)
+        else:
+            blocks.update(dict.fromkeys(event["block_hashes"]))
+        return appeared
+
+    def _remove(self, event: EventMap) -> Changed:
+        group = event["group_idx"]
+        blocks = self._places.get((event["medium"], group), {})
+        known = [name for name in event["block_hashes"] if blocks.pop(name, self) is not self]
+        return [(group, name) for name in known if not self._is_known(group, name)]
+
+    def _is_known(self, group: int, name: Name) -> bool:
+        return any(
+            name in blocks for (_, number), blocks in self._places.items() if number == group
+        )
+
+    def comparable_groups(self) -> dict[int, int | None]:
+        """The windows of the groups whose blocks are as large as those of the first group."""
+        size = self._block_sizes.get(0)
+        return {
+            group: window
+            for group, window in self.windows.items()
+            if group == 0 or self._block_sizes[group] == size
+        }
+
+    def announcements(self, blocks_max: int) -> list[EventMap]:
+        """Stored events for all blocks, each block behind its parent, `blocks_max` per event.
+
+        A parent that is not in the index is named nevertheless, as in the events that came.
+        """
+        events: list[EventMap] = []
+        for (medium, group), blocks in self._places.items():
+            run: list[tuple[Name, Content]] = []
+            for name, content in _parents_first(blocks):
+                if run and (len(run) == blocks_max or not _continues(run[-1], content)):
+                    events.append(_stored(medium, group, run))
+                    run = []
+                run.append((name, content))
+            if run:
+                events.append(_stored(medium, group, run))
+        return events
+
+
+def _contents(event: EventMap) -> Iterator[tuple[Name, Content]]:
+    """The blocks of a stored event, each with what the event says of it."""
+    names, size = event["block_hashes"], event["block_size"]
+    shared = {key: value for key, value in event.items() if key not in PER_BLOCK}
+    keys = event.get("extra_keys") or [None] * len(names)
+    parent, salt = event.get("parent_block_hash"), event.get("cache_salt")
+    for number, name in enumerate(names):
+        tokens = tuple(event["token_ids"][number * size : (number + 1) * size])
+        yield name, Content(parent, tokens, keys[number], salt, shared)
+        parent, salt = name, None
+
+
+def _parents_first(blocks: Mapping[Name, Content | None]) -> Iterator[tuple[Name, Content]]:
+    """Each block with its content, behind the block that it follows, if that one is there."""
+    done: set[Name] = set()
+    for first in blocks:
+        chain: list[Name] = []
+        name: Name | None = first
+        while name is not None and name in blocks and name not in done:
+            done.add(name)
+            chain.append(name)
+            name = _of(blocks, name).parent
+        for each in reversed(chain):
+            yield each, _of(blocks, each)
+
+
+def _of(blocks: Mapping[Name, Content | None], name: Name) -> Content:
+    content = blocks[name]
+    assert content is not None
+    return content
+
+
+def _continues(before: tuple[Name, Content], content: Content) -> bool:
+    """Whether a block can stand in one event with the block before it."""
+    name, last = before
+    return content.parent == name and content.salt is None and content.shared == last.shared
+
+
+def _stored(medium: str, group: int, run: list[tuple[Name, Content]]) -> EventMap:
+    """One event for consecutive blocks."""
+    first = run[0][1]
+    event: EventMap = {
+        "type": "BlockStored",
+        **first.shared,
+        "block_hashes": [name for name, _ in run],
+        "parent_block_hash": first.parent,
+        "token_ids": [token for _, content in run for token in content.tokens],
+        "medium": medium,
+        "group_idx": group,
+    }
+    if any(content.extra_keys for _, content in run):
+        event["extra_keys"] = [content.extra_keys for _, content in run]
+    if first.salt is not None:
+        event["cache_salt"] = first.salt
+    return event

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receives the events of engines, asks again for what was lost, and keeps an `EventIndex`.
+
+Works with `EventPublisher` and with vLLM's publisher: the frames are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from kvcore.event_index import DamagedEvents, EventIndex, Gap
+from kvcore_runtime.events.endpoints import END, Warnings, attach, with_rank
+from kvcore_runtime.events.errors import load_zmq
+
+MESSAGE_BYTES_MAX = 256 * 2**20
+ASK_AGAIN_S = 0.1
+ASK_AGAIN_S_MAX = 5.0
+ANSWER_S_MAX = 2.0
+
+
+class _Line:
+    """The sockets of one worker, and whether a replay is on its way."""
+
+    def __init__(self, worker: str, rank: int, replay_endpoint: str | None) -> None:
+        self.worker, self.rank = worker, rank
+        self.replay_endpoint = replay_endpoint
+        self.sub: Any = None
+        self.dealer: Any = None
+        self.is_asking = False
+        self.ask_at = 0.0
+        """When to ask next, or to give up waiting for an answer."""
+        self.pause_s = ASK_AGAIN_S
+
+
+class EventSource:
+    """Follows publishers. Used by one thread, which calls `poll`. Raises PackageMissing.
+
+    index: the index to fill.
+    """
+
+    def __init__(self, index: EventIndex | None = None) -> None:
+        self._zmq: Any = load_zmq()
+        self.index = index if index is not None else EventIndex()
+        self.num_damaged = 0
+        """Messages that could not be read; they count as lost, and are asked for again."""
+        self._warnings = Warnings()
+        self._context = self._zmq.Context()
+        self._poller = self._zmq.Poller()
+        self._lines: dict[Any, _Line] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(
+        self,
+        worker: str,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        rank: int = 0,
+        topic: str = "",
+    ) -> None:
+        """Follow one rank of an engine, and ask at once for what it sent before.
+
+        The rank is added to the ports, as the publisher does. Raises EndpointUnusable.
+        """
+        if replay_endpoint is not None:
+            replay_endpoint = with_rank(replay_endpoint, rank)
+        line = _Line(worker, rank, replay_endpoint)
+        line.sub = self._socket(self._zmq.SUB)
+        line.sub.setsockopt(self._zmq.SUBSCRIBE, topic.encode())
+        attach(line.sub, with_rank(endpoint, rank), bind=False)
+        self._lines[line.sub] = line
+        self._poller.register(line.sub, self._zmq.POLLIN)
+        self._ask(line)
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        """Follow what has arrived, waiting for at most `timeout_s` for the first.
+
+        Returns the number of messages read.
+        """
+        count = 0
+        for socket, _ in self._poller.poll(int(1000 * timeout_s)):
+            line = self._lines[socket]
+            while socket.poll(0):
+                frames = socket.recv_multipart()
+                if socket is line.sub:
+                    self._read(line, frames)
+                elif self._read_answer(line, frames):
+                    break  # the socket may be another one now
+                count += 1
+        for line in {id(each): each for each in self._lines.values()}.values():
+            self._look_after(line)
+        return count
+
+    def drop(self, worker: str) -> None:
+        """Stop to follow an engine, and forget its blocks."""
+        for line in {id(each): each for each in self._lines.values()}.values():
+            if line.worker == worker:
+                self._forget(line.sub)
+                self._forget(line.dealer)
+        self.index.drop(worker)
+
+    def close(self) -> None:
+        """Close all sockets. The index stays."""
+        self._context.destroy(linger=0)
+
+    def _socket(self, kind: int) -> Any:
+        socket = self._context.socket(kind)
+        socket.setsockopt(self._zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        socket.set_hwm(0)
+        return socket
+
+    def _forget(self, socket: Any) -> None:
+        if socket is not None:
+            self._poller.unregister(socket)
+            del self._lines[socket]
+            socket.close(linger=0)
+
+    def _read(self, line: _Line, frames: list[bytes]) -> None:
+        """Follow one batch, and ask for a replay if some are missing before it."""
+        try:
+            if len(frames) != 3 or len(frames[1]) != 8:
+                raise DamagedEvents(reason=f"{len(frames)} frames")
+            number = int.from_bytes(frames[1], "big")
+            told = self.index.apply(line.worker, line.rank, number, frames[2])
+        except DamagedEvents as error:
+            self.num_damaged += 1
+            self._warnings.warn("a message of %s was ignored: %s", line.worker, error)
+            return
+        if isinstance(told, Gap) and not line.is_asking and time.monotonic() >= line.ask_at:
+            self._ask(line)
+
+    def _read_answer(self, line: _Line, frames: list[bytes]) -> bool:
+        """Follow one message of a replay. Returns whether it was the last."""
+        if len(frames) == 4 and frames[2] == END:
+            line.is_asking = False
+            if self.index.is_partial(line.worker, line.rank):
+                line.ask_at = time.monotonic() + line.pause_s
+                line.pause_s = min(2 * line.pause_s, ASK_AGAIN_S_MAX)
+            else:
+                line.ask_at, line.pause_s = 0.0, ASK_AGAIN_S
+            return True
+        self._read(line, frames[1:])
+        return False
+
+    def _look_after(self, line: _Line) -> None:
+        """Ask again if something is missing, and for an answer that did not come."""
+        now = time.monotonic()
+        if line.is_asking and now >= line.ask_at:
+            self._ask(line)
+        elif not line.is_asking and line.ask_at and now >= line.ask_at:
+            if self.index.is_partial(line.worker, line.rank):
+                self._ask(line)
+            else:
+                line.ask_at = 0.0
+
+    def _ask(self, line: _Line) -> None:
+        """Ask for a replay on a new socket, so that no late answer to an older question is read."""
+        if line.replay_endpoint is None:
+            return
+        self._forget(line.dealer)
+        line.dealer = self._socket(self._zmq.DEALER)
+        attach(line.dealer, line.replay_endpoint, bind=False)
+        self._lines[line.dealer] = line
+        self._poller.register(line.dealer, self._zmq.POLLIN)
+        start = self.index.expected(line.worker, line.rank)
+        line.dealer.send_multipart((b"", start.to_bytes(8, "big")))
+        line.is_asking = True
+        line.ask_at = time.monotonic() + ANSWER_S_MAX

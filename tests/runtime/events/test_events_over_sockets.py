@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events over real sockets: late subscribers, restarts, foreign questions, full queues."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from kvcore_runtime.events.endpoints import END, is_to_bind, with_rank
+from kvcore_runtime.events.errors import EndpointUnusable, PublisherClosed
+from kvcore_runtime.events.event_source import EventSource
+from kvcore_runtime.events.publisher import EventPublisher
+
+from kvcore import Config, KVCacheManager
+from tests.event_index.fleet import SIZE, Engine
+
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+FREE = "tcp://127.0.0.1:0"
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def pair(tmp_path: object) -> Iterator[tuple[EventPublisher, EventSource]]:
+    with EventPublisher(f"ipc://{tmp_path}/events", FREE) as sender, EventSource() as source:
+        yield sender, source
+
+
+def follow(source: EventSource, enough: Callable[[], bool]) -> None:
+    """Poll until it is enough."""
+    end = time.monotonic() + WAIT_S
+    while not enough():
+        source.poll(0.02)
+        assert time.monotonic() < end, "nothing more arrived"
+
+
+def same(source: EventSource, engine: Engine) -> bool:
+    """Whether the index answers as the manager, for some prompts."""
+    for salt in (None, "tenant"):
+        for _ in range(3):
+            hashes, expected = engine.ask(engine.prompt(), salt)
+            if source.index.find(hashes).get(("a", 0), 0) != expected:
+                return False
+    return True
+
+
+def whole(source: EventSource, sender: EventPublisher) -> bool:
+    """Whether everything that the publisher numbered has been applied."""
+    return source.index.expected("a", 0) == sender._log.next_number and not sender._queue
+
+
+def test_a_late_subscriber_gets_what_was_sent_before(
+    pair: tuple[EventPublisher, EventSource],
+) -> None:
+    sender, source = pair
+    engine = Engine(1, "rust")
+    for _ in range(20):
+        engine.step()
+        sender.publish(engine.manager)
+    source.connect("a", sender.endpoint, sender.replay_endpoint)
+    follow(source, lambda: whole(source, sender))
+    assert same(source, engine)
+    for _ in range(20):
+        engine.step()
+        sender.publish(engine.manager)
+    follow(source, lambda: whole(source, sender))
+    assert same(source, engine)
+
+
+def test_a_restarted_publisher_takes_the_place_of_the_dead_one(tmp_path: object) -> None:
+    endpoints = (f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    with EventSource() as source:
+        source.connect("a", *endpoints)
+        for seed in (2, 3):
+            with EventPublisher(*endpoints) as sender:
+                engine = Engine(seed, "rust")
+                for _ in range(20):
+                    engine.step()
+                    sender.publish(engine.manager)
+                count = itertools.count()
+
+                def caught_up(
+                    engine: Engine = engine,
+                    sender: EventPublisher = sender,
+                    count: Iterator[int] = count,
+                ) -> bool:
+                    if next(count) % 5 == 0:  # the socket may not be connected again yet
+                        engine.step()
+                        sender.publish(engine.manager)
+                    return whole(source, sender)
+
+                follow(source, caught_up)
+                assert same(source, engine)
+
+
+def test_a_queue_that_runs_over_names_no_block_that_is_not_there(tmp_path: object) -> None:
+    endpoint = f"ipc://{tmp_path}/events"
+    with EventPublisher(endpoint, FREE, queue_max=2) as sender, EventSource() as source:
+        source.connect("a", sender.endpoint, sender.replay_endpoint)
+        engine = Engine(4, "rust")
+        while not (sender.num_skipped and sender.num_lost):
+            for _ in range(200):
+                engine.step()
+                sender.publish(engine.manager)
+            time.sleep(0.05)
+        for _ in range(10):
+            engine.step()
+            sender.publish(engine.manager)
+            time.sleep(0.03)
+        follow(source, lambda: whole(source, sender))
+        for _ in range(10):
+            hashes, expected = engine.ask(engine.prompt(), None)
+            assert source.index.find(hashes).get(("a", 0), 0) <= expected
+
+
+def test_foreign_questions_are_ignored_with_a_warning(
+    pair: tuple[EventPublisher, EventSource], caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, _ = pair
+    context = zmq.Context()
+    try:
+        with caplog.at_level(logging.WARNING, "kvcore_runtime"):
+            dealer = context.socket(zmq.DEALER)
+            dealer.connect(sender.replay_endpoint)
+            dealer.send_multipart((b"", b"nine bytes", b"more"))
+            dealer.send_multipart((b"", bytes(8)))
+            assert dealer.poll(5_000)
+            assert len(dealer.recv_multipart()) == 4
+            assert dealer.poll(5_000)
+            assert dealer.recv_multipart() == [b"", b"", END, b""]
+        assert "was ignored" in caplog.text
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_damaged_message_is_counted_and_asked_for_again(tmp_path: object) -> None:
+    context = zmq.Context()
+    try:
+        pub = context.socket(zmq.PUB)
+        pub.bind(f"ipc://{tmp_path}/events")
+        with EventSource() as source:
+            source.connect("a", f"ipc://{tmp_path}/events")
+            while not source.num_damaged:
+                pub.send_multipart((b"", bytes(8), b"\xc1"))
+                source.poll(0.02)
+            assert source.index.expected("a", 0) == 0
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_closed_publisher_takes_no_events(tmp_path: object) -> None:
+    sender = EventPublisher(f"ipc://{tmp_path}/events", FREE)
+    sender.close()
+    sender.close()
+    engine = Engine(5, "rust")
+    engine.step()
+    with pytest.raises(PublisherClosed):
+        sender.publish(engine.manager)
+
+
+def test_an_endpoint_in_use_is_said_so(pair: tuple[EventPublisher, EventSource]) -> None:
+    sender, _ = pair
+    with pytest.raises(EndpointUnusable, match="in use"):
+        EventPublisher(FREE, sender.replay_endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["5557", "tcp://host", "udp://host:1", "inproc://x"])
+def test_other_endpoints_are_refused(endpoint: str) -> None:
+    with pytest.raises(EndpointUnusable):
+        EventPublisher(endpoint, FREE)
+
+
+def test_endpoints_follow_the_rule_of_vllm() -> None:
+    assert with_rank("tcp://*:5557", 2) == "tcp://*:5559"
+    assert with_rank("tcp://[::]:5557", 1) == "tcp://[::]:5558"
+    assert with_rank("tcp://host:0", 3) == "tcp://host:0"
+    assert is_to_bind("tcp://*:5557")
+    assert is_to_bind("tcp://[::1]:5557")
+    assert not is_to_bind("tcp://10.0.0.1:5557")
+
+
+def test_without_endpoints_only_the_loopback_interface_listens() -> None:
+    with EventPublisher(rank=900) as sender:
+        assert sender.endpoint == "tcp://127.0.0.1:6457"
+        assert sender.replay_endpoint == "tcp://127.0.0.1:6458"
+
+
+def test_a_manager_without_events_publishes_none(
+    pair: tuple[EventPublisher, EventSource],
+) -> None:
+    sender, _ = pair
+    assert sender.publish(KVCacheManager(Config(num_blocks=4, block_size=SIZE))) == 0
