@@ -8,8 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from kvcore.codec.event_msgpack import EventMap
-from kvcore.event_index import EventIndex, EventLog, Gap, Message, Stale
+from kvcore.event_index import Applied, EventIndex, EventLog, Gap, Message, Stale
 from tests.event_index.gap_world import begin, explore
+
+Told = Applied | Gap | Stale
 
 
 def new_log(first_number: int) -> EventLog:
@@ -77,13 +79,13 @@ def test_the_world_finds_a_wrong_publisher(log: type[EventLog], kept_max: int, l
 
 
 class GapIgnored(EventIndex):
-    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> object:  # type: ignore[override] # the bug
+    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Told:
         self._feed((worker, rank)).expected = max(self.expected(worker, rank), number)
         return super().apply(worker, rank, number, payload)
 
 
 class StaleApplied(EventIndex):
-    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> object:  # type: ignore[override] # the bug
+    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Told:
         told = super().apply(worker, rank, number, payload)
         if isinstance(told, Stale):
             feed = self._feed((worker, rank))
@@ -94,7 +96,7 @@ class StaleApplied(EventIndex):
 
 
 class HeldForgotten(EventIndex):
-    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> object:  # type: ignore[override] # the bug
+    def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Told:
         told = super().apply(worker, rank, number, payload)
         if isinstance(told, Gap):
             self._feed((worker, rank)).held.clear()

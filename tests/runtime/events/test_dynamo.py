@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -56,9 +57,9 @@ class Indexer:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return json.loads(answer.read() or b"{}")  # type: ignore[no-any-return] # JSON
 
-    def register(self, sender: object) -> None:
-        body = {"instance_id": 1, "endpoint": sender.endpoint, "model_name": "m"}  # type: ignore[attr-defined] # of an optional module
-        body |= {"replay_endpoint": sender.replay_endpoint, "block_size": SIZE}  # type: ignore[attr-defined] # the same
+    def register(self, sender: Any) -> None:
+        body = {"instance_id": 1, "endpoint": sender.endpoint, "model_name": "m"}
+        body |= {"replay_endpoint": sender.replay_endpoint, "block_size": SIZE}
         self.call("/register", body)
 
     def blocks(self, tokens: list[int], salt: str | None) -> int:
@@ -98,13 +99,13 @@ def wait(enough: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def run(engine: Engine, sender: object, steps: int) -> None:
+def run(engine: Engine, sender: Any, steps: int) -> None:
     for _ in range(steps):
         engine.step()
-        sender.publish(engine.manager)  # type: ignore[attr-defined] # of an optional module
+        sender.publish(engine.manager)
 
 
-def is_heard(indexer: Indexer, engine: Engine, sender: object) -> bool:
+def is_heard(indexer: Indexer, engine: Engine, sender: Any) -> bool:
     """Whether Dynamo's socket is connected, so that it has heard of the batch sent last."""
     run(engine, sender, 1)
     time.sleep(0.05)
