@@ -24,13 +24,13 @@ from tools.twin_mutants import load
 CALLS_MAX, SECONDS_MAX = 20, 120
 NUM_CALLS, CALLS_A_STEP, SEED = 100_000, 6, 1
 TWIN_BUGS = (
-    *("TouchNotDequeued", "FreeForgetsABlock", "FreeHeadFirst", "CowNoCopy", "FullHit"),
+    *("EvictKeepsIndex", "FreeForgetsABlock", "FreeHeadFirst", "CowNoCopy", "FullHit"),
     *("TruncateKeepsHashes", "SharedWrittenInPlace", "CancelKeepsKeys", "PublishedLate"),
     "CutNotTold",
 )
 PYTHON_BUGS = (
     *("m_no_cow", "m_cow_no_copy", "m_publishes_the_key_before", "m_evict_keeps_index"),
-    *("m_touch_not_dequeued", "m_hits_cost_no_capacity", "m_free_forgets_a_block"),
+    *("m_full_block_published_late", "m_hits_cost_no_capacity", "m_free_forgets_a_block"),
     *("m_hash_without_parent", "m_preempt_keeps_open_batch_keys", "m_extra_ignored"),
 )
 
