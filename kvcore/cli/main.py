@@ -28,6 +28,7 @@ DOES = {
     "generate": "answer prompts with a small model over kvcore, and check each answer",
     "replay": "replay a recorded workload in virtual time",
     "sanitize": "hunt for wrong reads in an engine's scheduler",
+    "shrink": "make a failing record small",
     "simulate": "run random engines at real sizes from a seed",
     "size": "say how many requests of what length fit into a memory",
     "trace": "generate and show workloads",

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-import attrs
-
+from kvcore.check.delta import simpler_config, without_requests, without_stretches
 from kvcore.check.simulate.play import Move
 from kvcore.check.simulate.runs import Failure, MakeDevices, Managers, again
 from kvcore.types.config import Config
-from kvcore.types.errors import KvcoreError
 
 Moves = tuple[Move, ...]
 Fails = Callable[[Config, Sequence[Move]], bool]
@@ -43,45 +42,14 @@ def shrink(
     size = None
     while size != (len(moves), str(moves), config):
         size = (len(moves), str(moves), config)
-        moves = _without_requests(config, moves, fails)
-        moves = _without_stretches(config, moves, fails)
+        still = partial(fails, config)
+        added = [move.args[0] for move in moves if move.verb in ("add", "fork")]
+        moves = without_requests(moves, list(dict.fromkeys(added)), _names, still)
+        moves = without_stretches(moves, still)
         moves = _simpler_moves(config, moves, fails)
-        config = _simpler_config(config, moves, fails)
+        config = simpler_config(config, partial(_fails_with, moves, fails))
     _, found = again(config, moves, backend=backend, devices=devices)
     return found
-
-
-def _without_requests(config: Config, moves: Moves, fails: Fails) -> Moves:
-    """Leave out all that is done to a request, a half of the requests at a time, then fewer."""
-    names = list(dict.fromkeys(move.args[0] for move in moves if move.verb in ("add", "fork")))
-    size = max(1, len(names) // 2)
-    while names:
-        kept: list[str] = []
-        for first in range(0, len(names), size):
-            some = set(names[first : first + size])
-            fewer = tuple(each for each in moves if not _names(each) or not _names(each) <= some)
-            if len(fewer) < len(moves) and fails(config, fewer):
-                moves = fewer
-            else:
-                kept += names[first : first + size]
-        if size == 1:
-            break
-        names, size = kept, max(1, min(size, len(kept)) // 2)
-    return moves
-
-
-def _without_stretches(config: Config, moves: Moves, fails: Fails) -> Moves:
-    size = max(1, len(moves) // 2)
-    while True:
-        first = max(0, len(moves) - size)
-        while first >= 0:
-            fewer = moves[:first] + moves[first + size :]
-            if len(fewer) < len(moves) and fails(config, fewer):
-                moves = fewer
-            first -= size
-        if size == 1:
-            return moves
-        size = max(1, size // 2)
 
 
 def _simpler_moves(config: Config, moves: Moves, fails: Fails) -> Moves:
@@ -130,33 +98,8 @@ def _shorter(tokens: list[int]) -> Iterator[list[int]]:
             yield tokens[:length]
 
 
-def _simpler_config(config: Config, moves: Moves, fails: Fails) -> Config:
-    """The configuration with defaults wherever they fail too, and with fewer blocks."""
-    for field in attrs.fields(Config):
-        if not field.init or field.name in ("num_blocks", "block_size", "groups", "hash_seed"):
-            continue
-        if getattr(config, field.name) != field.default:
-            config = _tried(config, {field.name: field.default}, moves, fails)
-    for count in (config.num_blocks // 4, config.num_blocks // 2):
-        config = _tried(config, {"num_blocks": max(2, count)}, moves, fails)
-    for at in range(len(config.groups) if len(config.groups) > 1 else 0):
-        groups = (*config.groups[:at], *config.groups[at + 1 :])
-        if groups:
-            config = _tried(config, {"groups": groups}, moves, fails)
-    return config
-
-
-def _tried(config: Config, changes: dict[str, object], moves: Moves, fails: Fails) -> Config:
-    values = {
-        field.name: getattr(config, field.name)
-        for field in attrs.fields(Config)
-        if field.init and field.name != "block_size"
-    }
-    try:
-        simpler = Config(**{**values, **changes})
-    except KvcoreError:
-        return config
-    return simpler if fails(simpler, moves) else config
+def _fails_with(moves: Moves, fails: Fails, config: Config) -> bool:
+    return fails(config, moves)
 
 
 def _names(move: Move) -> set[str]:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delta debugging: less of a failing run, as long as it fails.
+
+The items are moves or calls; any part of them is a run. `fails` says whether one still fails.
+Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import attrs
+
+from kvcore.types.config import Config
+from kvcore.types.errors import KvcoreError
+
+T = TypeVar("T")
+Items = tuple[T, ...]
+
+
+def without_requests(
+    items: Items[T],
+    names: Sequence[str],
+    named: Callable[[T], set[str]],
+    fails: Callable[[Items[T]], bool],
+) -> Items[T]:
+    """Leave out all that is done to a request, a half of the requests at a time, then fewer.
+
+    named: the requests that an item names; it goes once all of them are left out.
+    """
+    size = max(1, len(names) // 2)
+    while names:
+        kept: list[str] = []
+        for first in range(0, len(names), size):
+            some = set(names[first : first + size])
+            fewer = tuple(each for each in items if not named(each) or not named(each) <= some)
+            if len(fewer) < len(items) and fails(fewer):
+                items = fewer
+            else:
+                kept += names[first : first + size]
+        if size == 1:
+            break
+        names, size = kept, max(1, min(size, len(kept)) // 2)
+    return items
+
+
+def without_stretches(items: Items[T], fails: Callable[[Items[T]], bool]) -> Items[T]:
+    """Leave out stretches, the last first, each half as long as the ones before."""
+    size = max(1, len(items) // 2)
+    while True:
+        first = max(0, len(items) - size)
+        while first >= 0:
+            fewer = items[:first] + items[first + size :]
+            if len(fewer) < len(items) and fails(fewer):
+                items = fewer
+            first -= size
+        if size == 1:
+            return items
+        size = max(1, size // 2)
+
+
+def simpler_config(config: Config, fails: Callable[[Config], bool]) -> Config:
+    """The configuration with defaults wherever they fail too, and with fewer blocks."""
+    for field in attrs.fields(Config):
+        if not field.init or field.name in ("num_blocks", "block_size", "groups", "hash_seed"):
+            continue
+        if getattr(config, field.name) != field.default:
+            config = _tried(config, {field.name: field.default}, fails)
+    for count in (config.num_blocks // 4, config.num_blocks // 2):
+        config = _tried(config, {"num_blocks": max(2, count)}, fails)
+    for at in range(len(config.groups) if len(config.groups) > 1 else 0):
+        groups = (*config.groups[:at], *config.groups[at + 1 :])
+        if groups:
+            config = _tried(config, {"groups": groups}, fails)
+    return config
+
+
+def _tried(config: Config, changes: dict[str, object], fails: Callable[[Config], bool]) -> Config:
+    values = {
+        field.name: getattr(config, field.name)
+        for field in attrs.fields(Config)
+        if field.init and field.name != "block_size"
+    }
+    try:
+        simpler = Config(**{**values, **changes})
+    except KvcoreError:
+        return config
+    return simpler if fails(simpler) else config

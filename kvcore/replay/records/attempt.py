@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a record as items of which any part is a run, and one attempt at such a part.
+
+An item names what the record numbers by what stays: requests by id, a hit as the request's last
+look-up, blocks by key, batches and operations by their numbers in the record. In an attempt each
+finds what has its place here, and a call that finds nothing is misuse, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.codec.decode import decode
+from kvcore.manager import KVCacheManager
+from kvcore.record.calls import SHAPES
+from kvcore.record.errors import InvalidRecorder
+from kvcore.record.fields import LastHit
+from kvcore.record.outcomes import ROWS, write_value
+from kvcore.record.reader import RecordedCall, read_calls, segment_files
+from kvcore.record.segment import read_segment
+from kvcore.replay.records.rerun import Backend
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.values import Hit, Refused
+
+LOOK_UP = "get_computed_blocks"
+BY_BLOCKS = ("pin", "store", "evict_blocks")
+POSITIONAL = ("hit", "tokens", "done", "epoch")
+"""Options that traces write like arguments."""
+EVERY = 256
+"""Calls between two comparisons of states in a long attempt."""
+
+
+@attrs.frozen
+class Item:
+    """A recorded call. keys: of the blocks that it names. gave: the numbers that it gave."""
+
+    name: str
+    options: dict[str, Any]
+    keys: tuple[bytes | None, ...] = ()
+    gave: tuple[int, ...] = ()
+
+
+Items = tuple[Item, ...]
+
+
+@attrs.frozen
+class Broken:
+    """What fails: "difference", "exception", "refused:later", "refused:never" or an invariant.
+
+    at: the place of the item behind which it was seen.
+    """
+
+    name: str
+    detail: str
+    at: int
+
+
+def read_items(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, Items]:
+    """The configuration of a record and its calls, up to the one in which the process died.
+
+    Raises InvalidRecorder for a record that begins in the middle, NotARecord, NewerRecord,
+    DamagedRecord.
+    """
+    files = segment_files(path)
+    state = decode(read_segment(files[0]).state)
+    if state.requests or state.batch.number or any(key is not None for key in state.device.keys):
+        reason = "it begins with requests, batches or cached blocks, and a trace begins with none"
+        raise InvalidRecorder(name="record", value=str(path), reason=reason)
+    attempt = Attempt(state.config, [backend])
+    rows, items = dict[int, str](), list[Item]()
+    for file in files:
+        for call in read_calls(read_segment(file)):
+            if call.says is not None and call.says.what == "done" and call.name in ROWS:
+                request = call.arguments.get("request")
+                name = request.request_id if request else call.arguments["child_id"]
+                rows[call.says.numbers[0]] = name
+            _add(items, call, rows, attempt)
+    return state.config, tuple(items)
+
+
+def _add(items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: Attempt) -> None:
+    """Make a call that was read, and add it as an item with what it gave."""
+    options = dict(call.arguments)
+    hit = options.get("hit")
+    if hit is not None and not isinstance(hit, LastHit):
+        look_up = Item(LOOK_UP, {"request_id": options["request_id"]})
+        items.append(look_up)
+        attempt.make(look_up)
+    if call.name == "append":
+        named = options["requests"]
+        options["requests"] = [
+            rows.get(each, str(each)) if isinstance(each, int) else each for each in named
+        ]
+    if isinstance(options.get("tokens"), memoryview):
+        options["tokens"] = options["tokens"].tolist()
+    keys: tuple[bytes | None, ...] = ()
+    if call.name in BY_BLOCKS:
+        keys = tuple(attempt.key_of(block) for block in options["block_ids"])
+    item = Item(call.name, options, keys)
+    values = attempt.make(item)
+    items.append(attrs.evolve(item, gave=_numbers(values[0])))
+    attempt.learn(items[-1], values[0])
+
+
+class Attempt:
+    """Managers that make the same items; the first one answers questions.
+
+    calls: what was called, as a trace or a record has it. is_misuse: for each call. clamps:
+    whether an allocation asks for no more tokens than its request has.
+    """
+
+    def __init__(
+        self, config: Config, backends: Sequence[Backend], *, clamps: bool = False
+    ) -> None:
+        self.clamps = clamps
+        self.is_misuse: list[bool] = []
+        self.managers = [KVCacheManager(config, backend) for backend in backends]
+        self.calls: list[Call] = []
+        self.hits: dict[str, Hit] = {}
+        self.here: dict[tuple[str, int], int] = {}
+
+    def make(self, item: Item) -> list[Any]:
+        """Make an item on each manager: values, with `Misuse` or an exception for an error."""
+        options = self._resolved(item)
+        shape = SHAPES[item.name]
+        rest = dict(options)
+        given = tuple(rest.pop(field) for field in shape.fields)
+        given += tuple(rest.pop(name) for name in POSITIONAL if name in rest)
+        self.calls.append(Call(item.name, given, rest))
+        values = [_value(getattr(each, item.name), given, rest) for each in self.managers]
+        self.is_misuse.append(isinstance(values[0], Misuse))
+        if isinstance(values[0], Hit):
+            self.hits[options["request_id"]] = values[0]
+        self.learn(item, values[0])
+        return values
+
+    def states(self) -> list[bytes]:
+        """The bytes of each manager's state; b"" if it has no such form."""
+        return [
+            data if isinstance(data := _value(m.encode, (), {}), bytes) else b""
+            for m in self.managers
+        ]
+
+    def learn(self, item: Item, value: Any) -> None:
+        """Which numbers here stand for those of the record."""
+        kind = "batch" if item.name == "take_batch" else "operation"
+        self.here |= {
+            (kind, there): here for there, here in zip(item.gave, _numbers(value), strict=False)
+        }
+        if item.name == "pin" and not isinstance(value, Misuse):
+            pairs = zip(item.options["block_ids"], self.calls[-1].args[0], strict=False)
+            self.here |= {("block", there): here for there, here in pairs}
+
+    def key_of(self, block: int) -> bytes | None:
+        """The key of a block, if it has one."""
+        try:
+            return self.managers[0].get_block_key(block)
+        except KvcoreError:
+            return None
+
+    def _resolved(self, item: Item) -> dict[str, Any]:
+        """The arguments of an item here."""
+        options = dict(item.options)
+        if "hit" in options:
+            options["hit"] = self.hits.get(options["request_id"])
+        if self.clamps and item.name == "allocate_slots":
+            options["num_new_tokens"] = self._clamped(options)
+        for kind in ("batch", "operation"):
+            if options.get(kind) is not None:
+                options[kind] = self.here.get((kind, options[kind]), options[kind])
+        if item.name == "unpin":
+            options["block_ids"] = [self.here.get(("block", b), b) for b in options["block_ids"]]
+        if item.name in BY_BLOCKS:
+            options["block_ids"] = [
+                self._block(*pair) for pair in zip(options["block_ids"], item.keys, strict=True)
+            ]
+        return options
+
+    def _clamped(self, options: dict[str, Any]) -> int:
+        """How many tokens an allocation asks for: no more than are left to compute."""
+        request_id, count, manager = (
+            options["request_id"],
+            options["num_new_tokens"],
+            self.managers[0],
+        )
+        if options.get("num_output_placeholders"):
+            return int(count)
+        try:
+            left = manager.num_tokens(request_id) + manager.num_draft_tokens(request_id)
+            left -= manager.num_computed_tokens(request_id)
+        except KvcoreError:
+            return int(count)
+        hit = options.get("hit")
+        left -= options.get("num_external_computed_tokens", 0) + (hit.num_tokens if hit else 0)
+        return int(min(count, max(0, left)))
+
+    def _block(self, block: int, key: bytes | None) -> int:
+        found = None if key is None else self.managers[0].get_cached_block(key)
+        return block if found is None else found
+
+
+def attempt(
+    config: Config,
+    items: Items,
+    backends: Sequence[Backend],
+    name: str | None = None,
+    *,
+    clamps: bool = False,
+) -> tuple[Attempt, Broken | None]:
+    """Make items up to the first thing that fails. name: what counts; None: anything but refusals.
+
+    States are compared and checked each EVERY items; once they differ, item by item from the
+    last place at which they did not.
+    """
+    run, good = Attempt(config, backends, clamps=clamps), 0
+    kept: list[bytes] = run.states()
+    known = (dict(run.hits), dict(run.here))
+    for at, item in enumerate(items):
+        broken = _judged(run.make(item), run.calls[-1], at, name)
+        if broken is not None:
+            return run, broken
+        if at + 1 < len(items) and (at + 1) % EVERY:
+            continue
+        states = run.states()
+        broken = _checked(run, states, at, name)
+        if broken is not None and at > good:
+            return _closer(run, kept, known, items[good : at + 1], good, name) or (run, broken)
+        if broken is not None:
+            return run, broken
+        kept, known, good = states, (dict(run.hits), dict(run.here)), at + 1
+    return run, None
+
+
+def _closer(
+    run: Attempt, kept: list[bytes], known: Any, items: Items, start: int, name: str | None
+) -> tuple[Attempt, Broken] | None:
+    """The same from states at which nothing had failed, looked at behind each item."""
+    for manager, state in zip(run.managers, kept, strict=True):
+        manager.restore(state)
+    run.hits, run.here = known
+    del run.calls[start:], run.is_misuse[start:]
+    for at, item in enumerate(items, start):
+        broken = _judged(run.make(item), run.calls[-1], at, name)
+        broken = broken or _checked(run, run.states(), at, name)
+        if broken is not None:
+            return run, broken
+    return None
+
+
+def _judged(values: list[Any], call: Call, at: int, name: str | None) -> Broken | None:
+    """What is wrong with the values of a call."""
+    for value in values:
+        if isinstance(value, BaseException) and name in (None, "exception"):
+            return Broken("exception", f"{call} raises {value!r}", at)
+        refused = getattr(value, "refused", value)
+        if isinstance(refused, Refused) and name == f"refused:{refused.reason.value}":
+            return Broken(name, f"{call} gives {refused}", at)
+    if name in (None, "difference"):
+        for value in values[1:]:
+            if _comparable(call.name, value) != _comparable(call.name, values[0]):
+                return Broken("difference", f"{call} gives {values[0]!r} or {value!r}", at)
+    return None
+
+
+def _checked(run: Attempt, states: list[bytes], at: int, name: str | None) -> Broken | None:
+    """What is wrong with the states behind a call."""
+    if name in (None, "difference") and len(set(states)) > 1:
+        return Broken("difference", f"the states differ behind {run.calls[-1]}", at)
+    if name == "difference" or (name or "").startswith("refused:"):
+        return None
+    for manager in run.managers:
+        try:
+            manager.check()
+        except InvariantViolation as error:
+            if name in (None, error.name):
+                return Broken(error.name, error.detail, at)
+        except Exception as error:  # a state so wrong that its check fails
+            if name in (None, "exception"):
+                return Broken("exception", f"the check of the state raises {error!r}", at)
+    return None
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """A value, an exception by its type and a batch by its bytes."""
+    if isinstance(value, BaseException):
+        return type(value).__name__
+    return write_value(name, value) if isinstance(value, Batch) else value
+
+
+def _value(method: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What a call gives. A panic of the twin is no Exception."""
+    try:
+        return method(*given, **options)
+    except InvariantViolation as error:
+        return error
+    except KvcoreError as error:
+        return Misuse(type(error).__name__, error.fields)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        return error
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    """The numbers by which later calls name what a call gave."""
+    if isinstance(value, Batch):
+        return (value.number,)
+    if isinstance(value, tuple) and all(isinstance(each, int) for each in value):
+        return value
+    return ()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore shrink RECORD`: a failing record as the shortest trace found that fails in the same way.
+
+Exit code 0: it was shrunk; 1: nothing in it fails; 2: the call was wrong, or the record cannot be
+shrunk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvcore import _twin
+from kvcore.check.simulate.as_trace import trace_text
+from kvcore.check.simulate.runs import Failure
+from kvcore.cli.arguments import natural, parse
+from kvcore.manager import KVCacheManager
+from kvcore.record.recorder import Recorder
+from kvcore.replay.records.attempt import LOOK_UP
+from kvcore.replay.records.rerun import Backend
+from kvcore.replay.records.shrink import SECONDS, Shrunk, shrink
+from kvcore.trace.calls import Call
+from kvcore.types.errors import KvcoreError
+from kvcore.types.values import Hit
+
+SHRUNK, NOTHING_FAILS, USAGE_ERROR = 0, 1, 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Shrink a record; returns the exit code."""
+    given = parse(_parser(), arguments)
+    backends: list[Backend] = ["python", "rust"] if given.backend == "both" else [given.backend]
+    try:
+        done = shrink(given.record, backends, given.keep, seconds=given.seconds, tell=_tell)
+        if done is not None and given.out is not None:
+            write_record(done, given.out, backends[-1])
+    except (KvcoreError, OSError) as error:
+        print(f"kvcore shrink: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    if done is None:
+        print(f"nothing fails: {given.keep or 'no difference, exception or invariant'}")
+        return NOTHING_FAILS
+    print(to_trace(done, f"kvcore shrink --keep {done.broken.name}"), end="")
+    return SHRUNK
+
+
+def to_trace(done: Shrunk, command: str) -> str:
+    """The run as a text trace, with what its calls give on the Python core."""
+    failure = Failure(done.broken.name, done.broken.detail, done.config, (), None)
+    following = (*done.calls[1:], None)
+    calls = [
+        _with_tokens(call)
+        for call, after in zip(done.calls, following, strict=True)
+        if call.name != LOOK_UP or after is None or not any(isinstance(a, Hit) for a in after.args)
+    ]
+    return trace_text(failure, done.config, calls, command)
+
+
+def write_record(done: Shrunk, folder: Path, backend: Backend) -> None:
+    """Record the run on a backend. Raises AlreadyRecording, OSError."""
+    manager = KVCacheManager(done.config, backend)
+    manager.start_recording(Recorder(folder))
+    for call in done.calls:
+        try:
+            getattr(manager, call.name)(*call.args, **call.options)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the twin, too: the record has it as an outcome
+            continue
+    manager.stop_recording()
+
+
+def _with_tokens(call: Call) -> Call:
+    """An `append` of tokens that nobody knows yet has an empty word for each."""
+    if call.name != "append" or len(call.args) > 1:
+        return call
+    return Call(call.name, (*call.args, [""] * len(call.args[0])), call.options)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvcore shrink",
+        description="The shortest trace found that fails as a record does.",
+    )
+    parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
+    backend = "both" if _twin.available() else "python"
+    parser.add_argument("--backend", choices=("rust", "python", "both"), default=backend)
+    parser.add_argument(
+        "--keep",
+        metavar="NAME",
+        help="what must go on failing: difference, exception, refused:later, refused:never, or an "
+        "invariant's name; by default what fails first, but for refusals",
+    )
+    parser.add_argument("--seconds", type=natural, default=SECONDS, help="%(default)s by default")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the small record there")
+    return parser

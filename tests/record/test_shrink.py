@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore shrink RECORD`: failing records made small, and what is no failing record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvcore import Config, KVCacheManager, Request, _twin
+from kvcore.check.mutants import MUTANTS, Patcher
+from kvcore.check.simulate.runs import simulate
+from kvcore.check.simulate.setting import Fixed
+from kvcore.record.reader import segment_files
+from kvcore.record.recorder import Recorder
+from kvcore.replay.records.attempt import Attempt, attempt, read_items
+from kvcore.replay.records.rerun import rerun
+from kvcore.replay.records.shrink_command import main
+from kvcore.trace import trace_file
+from kvcore.trace.calls import Call
+from tests.conftest import Backend
+from tests.record.records import CONFIG, record, story
+
+SMALL = Config(13, 2, num_host_blocks=8, max_in_flight=1, hash_seed=b"shrink")
+SOUND = Fixed(config=SMALL, num_requests=5)
+
+
+def simulated(folder: Path, num_steps: int) -> None:
+    """Record a simulated run without a bug."""
+    made: list[KVCacheManager] = []
+
+    def make(config: Config) -> KVCacheManager:
+        made.append(KVCacheManager(config, "python"))
+        made[0].start_recording(Recorder(folder))
+        return made[0]
+
+    assert simulate(7, num_steps, backend=[("python", make)], fixed=SOUND).failure is None
+    made[0].stop_recording()
+
+
+def recorded_again(folder: Path, sound: Path) -> None:
+    """Record the calls of another record, as they are with the bug that is in now."""
+    config, items = read_items(sound, "python")
+    run = Attempt(config, ["python"])
+    run.managers[0].start_recording(Recorder(folder))
+    for item in items:
+        run.make(item)
+    run.managers[0].stop_recording()
+
+
+def test_items_are_the_calls_of_the_record(tmp_path: Path, backend: Backend) -> None:
+    simulated(tmp_path / "sound", 60)
+    config, items = read_items(tmp_path / "sound", backend)
+    run, broken = attempt(config, items, [backend])
+    assert broken is None
+    run.managers[0].start_recording(Recorder(tmp_path / "end"))
+    again = rerun(tmp_path / "sound", [backend])
+    assert again.difference is None
+    assert len(items) >= again.num_calls > 300
+
+
+@pytest.mark.parametrize(
+    ("bug", "names", "calls_max"),
+    [
+        ("m_free_forgets_a_block", {"REF"}, 4),
+        ("m_evict_keeps_index", {"IDX-SOUND"}, 20),
+    ],
+)
+def test_a_broken_invariant_is_shrunk_to_a_trace(
+    bug: str, names: set[str], calls_max: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated(tmp_path / "sound", 60)
+    mutant = next(each for each in MUTANTS if each.name == bug)
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        recorded_again(tmp_path / "record", tmp_path / "sound")
+        words = [str(tmp_path / "record"), "--backend", "python", "--out", str(tmp_path / "small")]
+        assert main(words) == 0
+        told = capsys.readouterr()
+        _, items = read_items(tmp_path / "small", "python")
+        _, broken = attempt(SMALL, items, ["python"])
+    assert broken is not None
+    assert broken.name in names
+    assert broken.name in told.out
+    assert len(items) <= calls_max
+    trace = trace_file.parse_trace(told.out, source="shrunk")
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        with pytest.raises(Exception, match=broken.name):
+            trace_file.outcomes(trace, "python")
+
+
+@pytest.mark.skipif(not _twin.available(), reason="two languages differ: it needs the twin")
+def test_a_difference_between_the_languages_is_shrunk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated(tmp_path / "sound", 60)
+    mutant = next(each for each in MUTANTS if each.name == "m_no_cow")
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        words = [str(tmp_path / "sound"), "--keep", "difference", "--out", str(tmp_path / "small")]
+        assert main(words) == 0
+        assert rerun(tmp_path / "small", ["rust", "python"]).difference is not None
+    assert len(read_items(tmp_path / "small", "rust")[1]) <= 20
+    assert rerun(tmp_path / "small", ["rust", "python"]).difference is None
+    trace = trace_file.parse_trace(capsys.readouterr().out, source="shrunk")
+    assert (trace.config.num_host_blocks, trace.config.max_in_flight) == (0, 0)
+    trace_file.outcomes(trace, "python")
+
+
+def test_a_refusal_is_shrunk_to_its_request(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = Call("add_request", (Request("large", list(range(20))),))
+    calls = [*again("x"), large, *again("y"), Call("allocate_slots", ("large", 20)), *story()]
+    record(tmp_path / "record", CONFIG, calls, backend)
+    assert main([str(tmp_path / "record"), "--backend", backend, "--keep", "refused:never"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:1].isalpha()]
+    assert [line.split()[0] for line in lines] == ["config", "add_request", "allocate_slots"]
+
+
+def test_what_does_not_fail_is_said(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "record", CONFIG, story(), backend)
+    assert main([str(tmp_path / "record"), "--backend", backend]) == 1
+    assert capsys.readouterr().out == "nothing fails: no difference, exception or invariant\n"
+
+
+def test_a_record_that_begins_in_the_middle_is_not_shrunk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(
+        tmp_path / "record", CONFIG, [*story(), *again("x"), *again("y")], "python", segment_bytes=1
+    )
+    last = segment_files(tmp_path / "record")[-1]
+    assert main([str(last), "--backend", "python"]) == 2
+    assert "begins with requests, batches or cached blocks" in capsys.readouterr().err
+
+
+def again(name: str) -> list[Call]:
+    """A request that comes and stays."""
+    add = Call("add_request", (Request(name, [1, 2, 3]),))
+    return [add, Call("allocate_slots", (name, 3)), Call("take_batch")]
