@@ -62,6 +62,13 @@ MODULES = {
         ["kvcore.compat.manager", "kvcore.metrics", "kvcore.scheduler"],
     ),
     "policies": ("Eviction policies", ["kvcore.types.policy", "kvcore.types.policies"]),
+    "events": (
+        "Events between processes",
+        [
+            *("kvcore.event_index.index", "kvcore.event_index.event_log"),
+            *("kvcore_runtime.events.publisher", "kvcore_runtime.events.event_source"),
+        ],
+    ),
     "record": ("The recorder", [f"kvcore.record.{name}" for name in RECORD]),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
@@ -72,7 +79,8 @@ AROUND_SANITIZER = (
 )
 """What an adapter is made with, besides the names of `kvcore.sanitizer`."""
 COMMANDS = (
-    *("check", "simulate", "sanitize", "replay", "explain", "view", "size", "trace", "generate"),
+    *("check", "simulate", "sanitize", "replay", "explain", "view", "shrink"),
+    *("size", "trace", "generate"),
 )
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
