@@ -12,10 +12,11 @@ import random
 import pytest
 
 from kvcore import Config, KVCacheManager, Request
+from kvcore.types.config import Eviction
 from tests.conftest import Backend
 
 
-def answers(backend: Backend, eviction: str, seed: int) -> list[object]:
+def answers(backend: Backend, eviction: Eviction, seed: int) -> list[object]:
     """What a random engine of one manager hears: hits, blocks, and the bytes of each batch."""
     dice = random.Random(seed)
     config = Config(
