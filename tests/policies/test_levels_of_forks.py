@@ -36,7 +36,7 @@ def test_a_childs_answer_leaves_before_older_content_as_its_parent_wished(
     serve(manager, Request("parent", [1, 2], retention=KEPT_PROMPT_SHORT_ANSWER))
     manager.fork("parent", "child")
     for token in (3, 4, 7):
-        assert manager.append(["child"], [token])
+        manager.append(["child"], [token])
         manager.take_batch()
     manager.free("child")  # the block of 3 and 4 is cached at level 0, that of 7 is empty
     serve(manager, Request("newer", [8, 8, 8, 8, 8, 8]))  # the two empty blocks, and one cached
