@@ -87,7 +87,7 @@ def _check(event: EventMap) -> None:
     if not isinstance(names, list) or not all(map(_is_name, names)):
         raise DamagedEvents(reason=f"the block_hashes of a {kind} are no array of hashes")
     if not isinstance(event["medium"], str):
-        raise DamagedEvents(reason=f"the medium of a {kind} is no text")
+        raise DamagedEvents(reason=f"the medium of a {kind} is not a text")
     if not _is_count(event["group_idx"]):
         raise DamagedEvents(reason=f"the group_idx of a {kind} is no number from 0 on")
 

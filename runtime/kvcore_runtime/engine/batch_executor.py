@@ -168,7 +168,7 @@ class _OtherSide:
         """Torch's inference mode, and the stream of this side; a fork has the mode on throughout,
         since to turn it on takes 4 us.
         """
-        if torch.is_inference_mode_enabled():
+        if self._stream is None and torch.is_inference_mode_enabled():
             return _NO_CHANGE
         stack = contextlib.ExitStack()
         stack.enter_context(torch.inference_mode())

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from kvcore.event_index import DamagedEvents, EventIndex, Gap
 from kvcore_runtime.events.endpoints import END, Warnings, attach, with_rank
-from kvcore_runtime.events.errors import load_zmq
+from kvcore_runtime.events.errors import EndpointUnusable, load_zmq
 
 MESSAGE_BYTES_MAX = 256 * 2**20
 ASK_AGAIN_S = 0.1
@@ -47,7 +47,8 @@ class EventSource:
         self._warnings = Warnings()
         self._context = self._zmq.Context()
         self._poller = self._zmq.Poller()
-        self._lines: dict[Any, _Line] = {}
+        self._lines: list[_Line] = []
+        self._by_socket: dict[Any, _Line] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -66,17 +67,22 @@ class EventSource:
     ) -> None:
         """Follow one rank of an engine, and ask at once for what it sent before.
 
-        The rank is added to the ports, as the publisher does. Raises EndpointUnusable.
+        The rank is added to the ports, as the publisher does. Raises EndpointUnusable, and then
+        follows nothing more than before.
         """
+        endpoint = with_rank(endpoint, rank)
         if replay_endpoint is not None:
             replay_endpoint = with_rank(replay_endpoint, rank)
         line = _Line(worker, rank, replay_endpoint)
         line.sub = self._socket(self._zmq.SUB)
         line.sub.setsockopt(self._zmq.SUBSCRIBE, topic.encode())
-        attach(line.sub, with_rank(endpoint, rank), bind=False)
-        self._lines[line.sub] = line
-        self._poller.register(line.sub, self._zmq.POLLIN)
-        self._ask(line)
+        self._open(line, line.sub, endpoint)
+        try:
+            self._ask(line)
+        except EndpointUnusable:
+            self._forget(line.sub)
+            raise
+        self._lines.append(line)
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Follow what has arrived, waiting for at most `timeout_s` for the first.
@@ -85,7 +91,7 @@ class EventSource:
         """
         count = 0
         for socket, _ in self._poller.poll(int(1000 * timeout_s)):
-            line = self._lines[socket]
+            line = self._by_socket[socket]
             while socket.poll(0):
                 frames = socket.recv_multipart()
                 if socket is line.sub:
@@ -93,16 +99,16 @@ class EventSource:
                 elif self._read_answer(line, frames):
                     break  # the socket may be another one now
                 count += 1
-        for line in {id(each): each for each in self._lines.values()}.values():
+        for line in self._lines:
             self._look_after(line)
         return count
 
     def drop(self, worker: str) -> None:
         """Stop to follow an engine, and forget its blocks."""
-        for line in {id(each): each for each in self._lines.values()}.values():
-            if line.worker == worker:
-                self._forget(line.sub)
-                self._forget(line.dealer)
+        for line in [each for each in self._lines if each.worker == worker]:
+            self._forget(line.sub)
+            self._forget(line.dealer)
+            self._lines.remove(line)
         self.index.drop(worker)
 
     def close(self) -> None:
@@ -115,10 +121,20 @@ class EventSource:
         socket.set_hwm(0)
         return socket
 
+    def _open(self, line: _Line, socket: Any, endpoint: str) -> None:
+        """Connect a socket of a line, and poll it. Raises EndpointUnusable, with it closed."""
+        try:
+            attach(socket, endpoint, bind=False)
+        except EndpointUnusable:
+            socket.close(linger=0)
+            raise
+        self._by_socket[socket] = line
+        self._poller.register(socket, self._zmq.POLLIN)
+
     def _forget(self, socket: Any) -> None:
         if socket is not None:
             self._poller.unregister(socket)
-            del self._lines[socket]
+            del self._by_socket[socket]
             socket.close(linger=0)
 
     def _read(self, line: _Line, frames: list[bytes]) -> None:
@@ -165,9 +181,7 @@ class EventSource:
             return
         self._forget(line.dealer)
         line.dealer = self._socket(self._zmq.DEALER)
-        attach(line.dealer, line.replay_endpoint, bind=False)
-        self._lines[line.dealer] = line
-        self._poller.register(line.dealer, self._zmq.POLLIN)
+        self._open(line, line.dealer, line.replay_endpoint)
         start = self.index.expected(line.worker, line.rank)
         line.dealer.send_multipart((b"", start.to_bytes(8, "big")))
         line.is_asking = True

@@ -31,6 +31,7 @@ from kvcore_runtime.events.errors import PublisherClosed, load_zmq
 
 POLL_MS = 10
 SEND_HIGH_WATER = 100_000
+QUESTION_BYTES_MAX = 64
 
 
 class EventPublisher:
@@ -82,6 +83,7 @@ class EventPublisher:
             self.endpoint = attach(self._pub, with_rank(endpoint or LOOPBACK, rank), bind=bind)
             self._router = self._context.socket(self._zmq.ROUTER)
             self._router.setsockopt(self._zmq.SNDHWM, 2 * (kept_max + 1))
+            self._router.setsockopt(self._zmq.MAXMSGSIZE, QUESTION_BYTES_MAX)
             place = with_rank(replay_endpoint or LOOPBACK_REPLAY, rank)
             self.replay_endpoint = attach(self._router, place, bind=True)
         except BaseException:

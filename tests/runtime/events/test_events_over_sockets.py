@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from kvcore_runtime.events.endpoints import END, is_to_bind, with_rank
+from kvcore_runtime.events.endpoints import END, LOOPBACK, is_to_bind, with_rank
 from kvcore_runtime.events.errors import EndpointUnusable, PublisherClosed
 from kvcore_runtime.events.event_source import EventSource
 from kvcore_runtime.events.publisher import EventPublisher
@@ -100,7 +100,9 @@ def test_a_queue_that_runs_over_names_no_block_that_is_not_there(tmp_path: objec
     with EventPublisher(endpoint, FREE, queue_max=2) as sender, EventSource() as source:
         source.connect("a", sender.endpoint, sender.replay_endpoint)
         engine = Engine(4, "rust")
+        end = time.monotonic() + WAIT_S
         while not (sender.num_skipped and sender.num_lost):
+            assert time.monotonic() < end, "the thread was never behind"
             for _ in range(200):
                 engine.step()
                 sender.publish(engine.manager)
@@ -142,9 +144,12 @@ def test_a_damaged_message_is_counted_and_asked_for_again(tmp_path: object) -> N
         pub.bind(f"ipc://{tmp_path}/events")
         with EventSource() as source:
             source.connect("a", f"ipc://{tmp_path}/events")
-            while not source.num_damaged:
+
+            def is_read() -> bool:
                 pub.send_multipart((b"", bytes(8), b"\xc1"))
-                source.poll(0.02)
+                return source.num_damaged > 0
+
+            follow(source, is_read)
             assert source.index.expected("a", 0) == 0
     finally:
         context.destroy(linger=0)
@@ -170,6 +175,36 @@ def test_an_endpoint_in_use_is_said_so(pair: tuple[EventPublisher, EventSource])
 def test_other_endpoints_are_refused(endpoint: str) -> None:
     with pytest.raises(EndpointUnusable):
         EventPublisher(endpoint, FREE)
+    with EventSource() as source:
+        for pair in ((endpoint, None), (LOOPBACK, endpoint)):
+            with pytest.raises(EndpointUnusable):
+                source.connect("a", *pair)
+        assert source.poll() == 0
+        assert source.index.find([1]) == {}
+
+
+def test_a_source_takes_back_a_connection_whose_replays_cannot_be_asked_for() -> None:
+    with EventSource() as source:
+        with pytest.raises(EndpointUnusable):
+            source.connect("a", LOOPBACK, "tcp://no host:1")
+        assert (source._lines, source._by_socket) == ([], {})
+
+
+def test_a_long_question_is_never_read(
+    pair: tuple[EventPublisher, EventSource], caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, _ = pair
+    context = zmq.Context()
+    try:
+        for question, is_answered in ((bytes(1 << 20), False), (bytes(8), True)):
+            dealer = context.socket(zmq.DEALER)
+            dealer.connect(sender.replay_endpoint)
+            dealer.send_multipart((b"", question))
+            assert bool(dealer.poll(5_000 if is_answered else 300)) == is_answered
+            dealer.close(linger=0)
+        assert "was ignored" not in caplog.text  # as one would be that was read
+    finally:
+        context.destroy(linger=0)
 
 
 def test_endpoints_follow_the_rule_of_vllm() -> None:
