@@ -72,8 +72,10 @@ def seeded(twin: ModuleType | None, bug: str) -> Iterator[None]:
 
     if twin is not None:
         twin.seed(bug)
-        yield
-        twin.seed(None)
+        try:
+            yield
+        finally:
+            twin.seed(None)
         return
     with Patcher() as patcher:
         next(each for each in MUTANTS if each.name == bug).patch(patcher)

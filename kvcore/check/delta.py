@@ -7,7 +7,7 @@ Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import attrs
@@ -58,6 +58,32 @@ def without_stretches(items: Items[T], fails: Callable[[Items[T]], bool]) -> Ite
         if size == 1:
             return items
         size = max(1, size // 2)
+
+
+def with_simpler_items(
+    items: Items[T], forms: Callable[[T], Iterable[T]], fails: Callable[[Items[T]], bool]
+) -> Items[T]:
+    """Put the first of the simpler forms of each item in its place, until none fails.
+
+    forms: the same item with less in it, those with least first.
+    """
+    for at in range(len(items)):
+        going = True
+        while going:
+            going = False
+            for form in forms(items[at]):
+                tried = (*items[:at], form, *items[at + 1 :])
+                if form != items[at] and fails(tried):
+                    items, going = tried, True
+                    break
+    return items
+
+
+def shorter(tokens: Sequence[int]) -> Iterator[list[int]]:
+    """The tokens cut to one, to half, and by one."""
+    for length in dict.fromkeys((1, len(tokens) // 2, len(tokens) - 1)):
+        if 0 < length < len(tokens):
+            yield list(tokens[:length])
 
 
 def simpler_config(config: Config, fails: Callable[[Config], bool]) -> Config:

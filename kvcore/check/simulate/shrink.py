@@ -12,7 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from kvcore.check.delta import simpler_config, without_requests, without_stretches
+from kvcore.check.delta import (
+    shorter,
+    simpler_config,
+    with_simpler_items,
+    without_requests,
+    without_stretches,
+)
 from kvcore.check.simulate.play import Move
 from kvcore.check.simulate.runs import Failure, MakeDevices, Managers, again
 from kvcore.types.config import Config
@@ -46,23 +52,10 @@ def shrink(
         added = [move.args[0] for move in moves if move.verb in ("add", "fork")]
         moves = without_requests(moves, list(dict.fromkeys(added)), _names, still)
         moves = without_stretches(moves, still)
-        moves = _simpler_moves(config, moves, fails)
+        moves = with_simpler_items(moves, _simpler, still)
         config = simpler_config(config, partial(_fails_with, moves, fails))
     _, found = again(config, moves, backend=backend, devices=devices)
     return found
-
-
-def _simpler_moves(config: Config, moves: Moves, fails: Fails) -> Moves:
-    for at in range(len(moves)):
-        again_simpler = True
-        while again_simpler:
-            again_simpler = False
-            for simpler in _simpler(moves[at]):
-                tried = (*moves[:at], simpler, *moves[at + 1 :])
-                if simpler != moves[at] and fails(config, tried):
-                    moves, again_simpler = tried, True
-                    break
-    return moves
 
 
 def _simpler(move: Move) -> Iterator[Move]:
@@ -70,7 +63,7 @@ def _simpler(move: Move) -> Iterator[Move]:
     verb, args = move.verb, move.args
     match verb, args:
         case "add", (name, tokens, kind, goal):
-            for fewer in _shorter(list(tokens)):
+            for fewer in shorter(list(tokens)):
                 yield Move(verb, (name, fewer, kind, goal))
             if kind != "plain":
                 yield Move(verb, (name, tokens, "plain", goal))
@@ -88,14 +81,8 @@ def _simpler(move: Move) -> Iterator[Move]:
             for at in range(len(names) if len(names) > 1 else 0):
                 yield Move(verb, ([*names[:at], *names[at + 1 :]],))
         case "guess" | "extend", (name, tokens):
-            for fewer in _shorter(list(tokens)):
+            for fewer in shorter(list(tokens)):
                 yield Move(verb, (name, fewer))
-
-
-def _shorter(tokens: list[int]) -> Iterator[list[int]]:
-    for length in (1, len(tokens) // 2, len(tokens) - 1):
-        if 0 < length < len(tokens):
-            yield tokens[:length]
 
 
 def _fails_with(moves: Moves, fails: Fails, config: Config) -> bool:

@@ -15,7 +15,13 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.delta import simpler_config, without_requests, without_stretches
+from kvcore.check.delta import (
+    shorter,
+    simpler_config,
+    with_simpler_items,
+    without_requests,
+    without_stretches,
+)
 from kvcore.record.calls import SHAPES
 from kvcore.replay.records.attempt import Broken, Item, Items, attempt, read_items
 from kvcore.replay.records.rerun import Backend
@@ -107,7 +113,7 @@ class Search:
             self._cut()
             self.items = without_stretches(self.items, self.fails)
             self.tell(f"{len(self.items):,} calls")
-            self._simpler()
+            self.items = with_simpler_items(self.items, simpler, self.fails)
             self.config = simpler_config(self.config, lambda one: self.fails(self.items, one))
             while self._smaller_pool():
                 pass
@@ -162,18 +168,6 @@ class Search:
                         return True
         return False
 
-    def _simpler(self) -> None:
-        """Each call in simpler forms."""
-        for at in range(len(self.items)):
-            going = True
-            while going:
-                going = False
-                for item in simpler(self.items[at]):
-                    tried = (*self.items[:at], item, *self.items[at + 1 :])
-                    if self.fails(tried):
-                        self.items, going = tried, True
-                        break
-
 
 def named(item: Item) -> set[str]:
     """The requests that an item names."""
@@ -219,7 +213,7 @@ def simpler(item: Item) -> Iterator[Item]:
         for at in range(len(options[name]) if len(options[name]) > 1 else 0):
             yield _without_one(item, name, at)
     if item.name in ("add_tokens", "add_drafts"):
-        for tokens in _shorter(options["tokens"]):
+        for tokens in shorter(options["tokens"]):
             yield attrs.evolve(item, options=options | {"tokens": tokens})
 
 
@@ -235,7 +229,7 @@ def _without_one(item: Item, name: str, at: int) -> Item:
 def _simpler_request(request: Request) -> Iterator[Request]:
     """The request with fewer tokens, and without what else it says."""
     tokens = list(request.tokens)
-    for fewer in _shorter(tokens):
+    for fewer in shorter(tokens):
         media = [each for each in request.media if each.offset + each.length <= len(fewer)]
         yield attrs.evolve(request, tokens=fewer, media=media)
     if tokens != list(range(len(tokens))):
@@ -244,9 +238,3 @@ def _simpler_request(request: Request) -> Iterator[Request]:
         if field.name not in ("request_id", "tokens") and getattr(request, field.name):
             values: dict[str, Any] = {field.name: field.default}
             yield attrs.evolve(request, **values)
-
-
-def _shorter(tokens: Sequence[int]) -> Iterator[list[int]]:
-    for length in dict.fromkeys((1, len(tokens) // 2, len(tokens) - 1)):
-        if 0 < length < len(tokens):
-            yield list(tokens[:length])
