@@ -48,7 +48,7 @@ class Questions:
         return self._live.explain_miss(request_id)
 
     def _remember(self, explain_entries: int) -> None:
-        """Remember so many removed keys from now on."""
+        """Remember the newest removed keys from now on, at most `explain_entries` of them."""
         if read_count("explain_entries", explain_entries):
             from kvcore.explain.live import Live  # few managers remember
 

@@ -56,7 +56,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
     parser.add_argument("--html", metavar="FILE", required=True, help="the page")
     backend = "rust" if _twin.available() else "python"
-    parser.add_argument("--backend", choices=("rust", "python"), default=backend)
-    parser.add_argument("--from", dest="first", metavar="CALL", type=natural)
-    parser.add_argument("--to", dest="last", metavar="CALL", type=natural)
+    parser.add_argument(
+        "--backend", choices=("rust", "python"), default=backend, help="the core (%(default)s)"
+    )
+    parser.add_argument(
+        "--from", dest="first", metavar="CALL", type=natural, help="the first call to show"
+    )
+    parser.add_argument(
+        "--to", dest="last", metavar="CALL", type=natural, help="the last call to show"
+    )
     return parser

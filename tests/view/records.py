@@ -13,7 +13,7 @@ from kvcore.replay.synthetic import generate
 
 
 def record_replay(folder: Path, num_requests: int, options: Options, num_steps: int) -> None:
-    """Record the loop of `kvcore replay`, at most so many steps of it."""
+    """Record `kvcore replay`'s loop, at most its first `num_steps` steps."""
     manager = KVCacheManager(make_config(options), "rust" if _twin.available() else "python")
     manager.start_recording(Recorder(folder, keep_segments=1 << 20))
     loop = Loop(generate("turns", num_requests, 1), options, manager)

@@ -18,10 +18,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = (
-    *("requests", "prefix_lookup", "allocate", "publish", "window", "free", "truncate", "rewind"),
-    *("unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
+    *("requests", "prefix_lookup", "allocate", "append", "publish", "window", "free", "truncate"),
+    *("rewind", "unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain"),
+    *("epochs", "retention", "queries"),
 )
-VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs")
+"""The modules of the transitions; `pytest tests/docs` holds them to the table of transitions."""
+VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs", "retention")
 RECORD = ("recorder", "reader", "errors")
 RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
 METHODS = {

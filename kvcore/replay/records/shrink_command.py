@@ -90,13 +90,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
     backend = "both" if _twin.available() else "python"
-    parser.add_argument("--backend", choices=("rust", "python", "both"), default=backend)
+    parser.add_argument(
+        "--backend",
+        choices=("rust", "python", "both"),
+        default=backend,
+        help="the cores that make the calls (%(default)s)",
+    )
     parser.add_argument(
         "--keep",
         metavar="NAME",
         help="what must go on failing: difference, exception, refused:later, refused:never, or an "
         "invariant's name; by default what fails first, but for refusals",
     )
-    parser.add_argument("--seconds", type=natural, default=SECONDS, help="%(default)s by default")
+    parser.add_argument(
+        "--seconds", type=natural, default=SECONDS, help="stop after this time (%(default)g)"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the small record there")
     return parser
