@@ -24,7 +24,6 @@ def answers(backend: Backend, eviction: Eviction, seed: int) -> list[object]:
         2,
         eviction=eviction,
         max_in_flight=dice.choice([0, 2]),
-        num_host_blocks=dice.choice([0, 4]),
         hash_seed=b"seed",
     )
     manager = KVCacheManager(config, backend=backend)
@@ -39,6 +38,12 @@ def answers(backend: Backend, eviction: Eviction, seed: int) -> list[object]:
         if done:
             running.append(name)
             heard.append(manager.get_block_ids(name))
+        batch = manager.take_batch()
+        heard += [bytes(batch.buffer), batch.keys]
+        if config.max_in_flight:
+            manager.complete(batch.number)
+        for each in [each for each in running if dice.random() < 0.5]:
+            heard.append(manager.append([each], [dice.randrange(2)]).done)
         batch = manager.take_batch()
         heard += [bytes(batch.buffer), batch.keys]
         if config.max_in_flight:
