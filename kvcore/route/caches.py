@@ -103,7 +103,7 @@ class LruCache:
 class ManagedCache:
     """A real manager with the block hashes of the trace: a name is a hash of 32 bytes."""
 
-    def __init__(self, num_blocks: int, block_size: int, backend: BackendName) -> None:
+    def __init__(self, num_blocks: int, block_size: int, backend: BackendName | None) -> None:
         config = Config(num_blocks, block_size, null_block=False, enable_events=True)
         self._manager = KVCacheManager(config, backend)
         self._block_size = block_size

@@ -28,7 +28,7 @@ from kvcore.route.rules import Router
 class Fleet:
     """One run. Afterwards, `replicas` and `feed` are as it left them."""
 
-    def __init__(self, workload: Workload, options: Options, backend: BackendName) -> None:
+    def __init__(self, workload: Workload, options: Options, backend: BackendName | None) -> None:
         self._workload, self._options = workload, options
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
@@ -45,6 +45,7 @@ class Fleet:
         self._router = Router(options, options.prefill_rate / unit)
         self._waits: list[float] = []
         self._blocks = self._hit_blocks = self._refused = self._again = 0
+        self._died_blocks = 0
         self._end = 0.0
         self._router_ns = 0
 
@@ -127,6 +128,8 @@ class Fleet:
             each.alive = False
             self.feed.drop(each.number)
         self._living = [each for each in self.replicas if each.alive]
+        left = set[int]().union(*(each.cache.names() for each in self._living))
+        self._died_blocks = len(set[int]().union(*(each.cache.names() for each in dead)) - left)
         tasks = [task for each in dead for task in _unanswered(each)]
         self._again += len(tasks)
         for task in sorted(tasks, key=lambda task: task.job.number):
@@ -147,6 +150,7 @@ class Fleet:
             busiest=max(work) / mean,
             deviation=pstdev(work) / mean,
             copies=sum(map(len, cached)) / (len(set().union(*cached)) or 1),
+            died_blocks=self._died_blocks,
             events=self.feed.events,
             messages=self.feed.messages,
             lost=self.feed.lost,

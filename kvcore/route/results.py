@@ -63,7 +63,8 @@ class Result:
     died, and routed once more. blocks, hit_blocks: of the prompts. first_token: None without
     requests. busiest: computed tokens of the busiest replica over the mean. deviation: standard
     deviation of the computed tokens over their mean. copies: cached blocks of the living replicas
-    over the distinct ones, at the end. events, payload_bytes, messages: published by all replicas;
+    over the distinct ones, at the end. died_blocks: distinct blocks that only replicas which died
+    had. events, payload_bytes, messages: published by all replicas;
     lost: messages among them that did not arrive. seconds: until the last first token.
     """
 
@@ -77,6 +78,7 @@ class Result:
     busiest: float
     deviation: float
     copies: float
+    died_blocks: int
     events: int
     messages: int
     lost: int
