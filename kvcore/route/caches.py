@@ -53,20 +53,21 @@ class LruCache:
         self._events: list[EventMap] = []
 
     def start(self, job: Job) -> int:
-        """The blocks found from the start on, which count as used."""
+        """The blocks found from the start on. They are used when the prompt is computed."""
         hit = 0
         for name in job.names:
             if name not in self._blocks:
                 break
             hit += 1
-        self._use(job.names[:hit])
         return hit
 
     def computed(self, job: Job) -> None:
         """Put the prompt there, and let leave what was not used for longest."""
         kept = job.names[: self._num_blocks]
         new = [name for name in kept if name not in self._blocks]
-        self._use(kept)
+        for name in reversed(kept):
+            self._blocks.pop(name, None)
+            self._blocks[name] = None
         if new:
             before = kept[: kept.index(new[0])]
             self._events.append(_stored(new, before[-1] if before else None, self._block_size))
@@ -93,11 +94,6 @@ class LruCache:
     def names(self) -> set[int]:
         """The blocks that can be found."""
         return set(self._blocks)
-
-    def _use(self, names: tuple[int, ...]) -> None:
-        for name in reversed(names):
-            self._blocks.pop(name, None)
-            self._blocks[name] = None
 
 
 class ManagedCache:

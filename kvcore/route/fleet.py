@@ -115,10 +115,9 @@ class Fleet:
         self._start(replica, now)
 
     def _ended(self, replica: Replica, job: Job, now: float) -> None:
-        if replica.alive:
-            replica.cache.end(job)
-            replica.active -= len(job.names)
-            self._start(replica, now)
+        replica.cache.end(job)
+        replica.active -= len(job.names)
+        self._start(replica, now)
 
     def _die(self, now: float) -> None:
         """Let some replicas die, and route again what they had not answered."""

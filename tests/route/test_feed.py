@@ -85,8 +85,12 @@ def test_a_dead_replica_is_not_in_the_index_again() -> None:
     clock = Clock()
     feed = Feed(Options(num_replicas=1, num_blocks=6, delay=5.0), clock.at)
     cache = LruCache(6, 4)
-    cache.computed(read_jobs([ask(1, 8, 0, 1, 2)], None, 1.0).jobs[0])
-    feed.publish(0, cache.take_events(), 0.0)
+    for number, job in enumerate(read_jobs([ask(n, 8, 0, n, 2) for n in (1, 2)], 2, 1.0).jobs):
+        cache.computed(job)
+        feed.publish(0, cache.take_events(), 6.0 * number)
+        clock.run(6.0)
+    assert len(indexed(feed)) == 2  # the others are on their way
     feed.drop(0)
+    assert indexed(feed) == set()
     clock.run(1e9)
     assert indexed(feed) == set()

@@ -80,6 +80,18 @@ def test_the_cost_rule_weighs_a_prefix_against_a_queue() -> None:
     assert run([first, queued, idle], rule="cost").hit_blocks == 6
 
 
+def test_the_cost_rule_counts_what_waits_behind_a_prompt() -> None:
+    """Two prompts go where 3 of their blocks are, 1 and 8 blocks are left: 10 against 4."""
+    prompts = ((1, 2, 3), (1, 2, 3, 4), (1, 2, 3, *range(50, 58)), (1, 2, 3, 99))
+    times = (0.0, 4.0, 4.0, 4.0)
+    requests = [
+        ask(n, 4 * len(ids), 0, *ids, at=at)
+        for n, (ids, at) in enumerate(zip(prompts, times, strict=True))
+    ]
+    assert run(requests, rule="cost").hit_blocks == 6
+    assert run(requests[:3], rule="cost").hit_blocks == 6
+
+
 def test_requests_that_decode_count_once_whatever_the_scale() -> None:
     """9 blocks decode on the first replica, which has 3 of the 4 blocks that are asked for."""
     requests = [ask(1, 36, 99, *range(9)), ask(2, 16, 0, 0, 1, 2, 99, at=20.0)]
@@ -102,9 +114,9 @@ def test_events_that_are_late_are_not_there_to_route_by() -> None:
 
 
 def test_a_manager_lets_a_request_wait_for_room() -> None:
-    """Four blocks: the first request holds all of them for 2 outputs, until 5 s."""
-    requests = [ask(1, 12, 2, 1, 2, 3), ask(2, 12, 2, 4, 5, 6), ask(3, 20, 1, *range(7, 12))]
-    fleet = fleet_of(requests, num_replicas=1, num_blocks=4, model="manager")
+    """Six blocks: each request needs 4 of them, for 2 outputs too; the first has its until 5 s."""
+    requests = [ask(1, 12, 2, 1, 2, 3), ask(2, 12, 2, 4, 5, 6), ask(3, 28, 1, *range(7, 14))]
+    fleet = fleet_of(requests, num_replicas=1, num_blocks=6, model="manager")
     result = fleet.run()
     assert (result.requests, result.refused) == (2, 1)
     assert result.first_token == Waits(p50=3.0, p95=3.0, p99=3.0)
@@ -119,8 +131,14 @@ def test_what_a_dead_replica_had_is_computed_again() -> None:
     assert result.requests == 4
     assert 1 <= result.again <= 2
     assert result.died_blocks == 0  # nothing was computed yet
-    late = [ask(1, 8, 0, 1, 2), ask(2, 8, 0, 3, 4), ask(3, 8, 0, 1, 2, at=9.0)]
-    assert run([*late, ask(4, 8, 0, 3, 4, at=9.0)], num_dead=1).died_blocks == 2
+    late = [ask(1, 8, 0, 1, 2), ask(2, 8, 0, 1, 3), ask(3, 8, 0, 1, 2, at=9.0)]
+    assert run([*late, ask(4, 8, 0, 1, 3, at=9.0)], num_dead=1).died_blocks == 1
+
+
+def test_the_end_of_a_prompt_leaves_the_model_before_its_beginning() -> None:
+    """Two blocks: the third prompt finds the beginning of the first, whose end made room."""
+    requests = [ask(1, 8, 0, 1, 2), ask(2, 4, 0, 3, at=5.0), ask(3, 8, 0, 1, 2, at=9.0)]
+    assert run(requests, num_replicas=1, num_blocks=2).hit_blocks == 1
 
 
 def test_units_that_differ_are_refused() -> None:
