@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, emitting, mutant, put, without
@@ -190,7 +191,7 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
         for each in rewrites(tx, request, lengths):
             block = request.tables[each.group_id][each.position]
             full = tx.device.keys[block] is not None
-            planned.append(replace(each, shared=False, copied=False) if full else each)
+            planned.append(attrs.evolve(each, shared=False, copied=False) if full else each)
         return tuple(planned)
 
 

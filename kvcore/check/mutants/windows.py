@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 from msgspec.structs import replace
 
 from kvcore.check.mutants.owners import touch_after_taking
@@ -105,7 +106,7 @@ def m_trim_from_the_front(patcher: Patcher) -> None:
 
     @patcher.around(plan, "plan_trims")
     def plan_last(plan_trims: Any, *args: Any) -> Any:
-        return tuple(replace(trim, first=trim.end - 1) for trim in plan_trims(*args))
+        return tuple(attrs.evolve(trim, first=trim.end - 1) for trim in plan_trims(*args))
 
 
 @mutant("caps", "CAP", costs="blocks behind the window are held longer")
