@@ -17,7 +17,7 @@ WITH_INDEX: tuple[RuleName, ...] = ("prefix", "cost")
 """Rules that ask who has cached what. To the others no delay and no loss makes a difference."""
 
 PREFILL_RATE = 4_000.0
-SECONDS_PER_DECODE = 0.015
+SECONDS_PER_DECODE = 0.013
 
 
 @attrs.frozen(kw_only=True)
