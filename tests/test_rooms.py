@@ -38,6 +38,7 @@ ROOMS = (
         "legacy",
         "check",
         "replay",
+        "route",
         "view",
         "bindings",
     ),

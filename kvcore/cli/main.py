@@ -27,6 +27,7 @@ DOES = {
     "explain": "say why tokens of a workload were computed again",
     "generate": "answer prompts with a small model over kvcore, and check each answer",
     "replay": "replay a recorded workload in virtual time",
+    "route": "replay a workload on replicas behind a router",
     "sanitize": "hunt for wrong reads in an engine's scheduler",
     "shrink": "make a failing record small",
     "simulate": "run random engines at real sizes from a seed",

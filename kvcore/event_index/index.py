@@ -67,6 +67,7 @@ class EventIndex:
         self._by_bit: dict[int, Worker] = {}
         self._owners: dict[int, dict[int, int]] = {}
         self._all = 0
+        self._windowed = 0  # the bits of workers with a sliding window, or with several groups
         self.unknown_events = 0
         """Events of types that nobody here knows; they were ignored."""
 
@@ -100,12 +101,11 @@ class EventIndex:
         out of this. Does not change the index.
         """
         names = [_short(each) for each in hashes]
-        full = self._leading(names)
         found = {}
-        for bit, depth in full.items():
+        for bit, depth in self._leading(names).items():
             worker = self._by_bit[bit]
-            windows = self._feeds[worker].index.comparable_groups()
-            if len(windows) > 1 or windows.get(0) is not None:
+            if bit & self._windowed:
+                windows = self._feeds[worker].index.comparable_groups()
                 depth = self._with_windows(names, bit, windows)
             if depth:
                 found[worker] = depth
@@ -133,6 +133,7 @@ class EventIndex:
             self._change(feed, [], list(feed.index.keys()))
             del self._by_bit[feed.bit]
             self._all &= ~feed.bit
+            self._windowed &= ~feed.bit
 
     def _feed(self, worker: Worker) -> _Feed:
         if worker not in self._feeds:
@@ -147,6 +148,9 @@ class EventIndex:
             if event["type"] not in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
                 self.unknown_events += 1
             self._change(feed, *feed.index.apply(event))
+        windows = feed.index.comparable_groups()
+        full_attention = len(windows) <= 1 and windows.get(0) is None
+        self._windowed = self._windowed & ~feed.bit | (0 if full_attention else feed.bit)
 
     def _change(self, feed: _Feed, appeared: Changed, gone: Changed) -> None:
         for group, name in appeared:
@@ -159,10 +163,15 @@ class EventIndex:
                 del owners[_short(name)]
 
     def _leading(self, names: Sequence[int]) -> dict[int, int]:
-        """By a worker's bit, how many leading blocks of the first group it has."""
+        """By a worker's bit, how many leading blocks of the first group it has.
+
+        Of those that have none, only workers with windows are there.
+        """
+        if not names:
+            return {}
         owners = self._owners.get(0, {})
         depths = {}
-        alive = self._all
+        alive = owners.get(names[0], 0) | self._windowed
         for depth, name in enumerate(names):
             here = alive & owners.get(name, 0)
             for bit in _bits(alive & ~here):

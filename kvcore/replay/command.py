@@ -62,13 +62,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvcore replay: interrupted before there was anything to report", file=sys.stderr)
         return STOPPED
-    _print_notes(reader)
+    print_notes(reader, "kvcore replay")
     _print_checked(devices)
     code = STOPPED if report.interrupted else FINE
     if call.html is not None:
         code = _write_page(call.html, report) or code
     print(json.dumps(to_json(report)) if call.json else to_text(report), flush=True)
     return code
+
+
+def print_notes(reader: TraceReader, command: str) -> None:
+    """Say what is to be known of the trace's form, and name the first lines that were left out."""
+    if reader.note is not None:
+        print(f"{command}: {reader.note}", file=sys.stderr)
+    for error in reader.examples:
+        print(f"{command}: skipped: {error}", file=sys.stderr)
+    if reader.num_skipped > len(reader.examples):
+        more = reader.num_skipped - len(reader.examples)
+        print(f"{command}: skipped: {more:,} more", file=sys.stderr)
 
 
 def _write_page(path: str, report: Report) -> int:
@@ -143,14 +154,3 @@ def _print_checked(devices: list[OnDevice]) -> None:
     if devices:
         count = sum(each.num_read for each in devices)
         print(f"kvcore replay: checked {count:,} reads of tokens, all right", file=sys.stderr)
-
-
-def _print_notes(reader: TraceReader) -> None:
-    """Say what is to be known of the trace's form, and name the first lines that were left out."""
-    if reader.note is not None:
-        print(f"kvcore replay: {reader.note}", file=sys.stderr)
-    for error in reader.examples:
-        print(f"kvcore replay: skipped: {error}", file=sys.stderr)
-    if reader.num_skipped > len(reader.examples):
-        more = reader.num_skipped - len(reader.examples)
-        print(f"kvcore replay: skipped: {more:,} more", file=sys.stderr)

@@ -176,3 +176,15 @@ def test_a_damaged_batch_is_refused_and_changes_nothing(payload: bytes) -> None:
         index.apply("a", 0, 1, payload)
     assert index.expected("a", 0) == 1
     assert index.find([1]) == {("a", 0): 1}
+
+
+def test_a_window_is_hit_without_the_first_blocks_until_its_engine_is_dropped() -> None:
+    """A window of 2 tokens needs the last block alone, of one token."""
+    index = EventIndex()
+    index.apply("full", 0, 0, stored(3))
+    index.apply("window", 0, 0, stored(3, kv_cache_spec_sliding_window=2))
+    assert index.find([1, 2, 3]) == {("window", 0): 3}
+    index.drop("window")
+    assert index.find([1, 2, 3]) == {}
+    assert index.find([]) == {}
+    assert index.find([3]) == {("full", 0): 1}

@@ -81,7 +81,7 @@ AROUND_SANITIZER = (
 )
 """What an adapter is made with, besides the names of `kvcore.sanitizer`."""
 COMMANDS = (
-    *("check", "simulate", "sanitize", "replay", "explain", "view", "shrink"),
+    *("check", "simulate", "sanitize", "replay", "route", "explain", "view", "shrink"),
     *("size", "trace", "generate"),
 )
 STYLE = """.doc-signature code { white-space: pre-wrap; }
