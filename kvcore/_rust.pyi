@@ -193,6 +193,11 @@ class Manager:
         """
         Hold blocks so that their content stays.
         """
+    def pin_prefix(self, /, name: str, request_id: str, num_tokens: int) -> int:
+        """
+        Hold what a hit on a request's first tokens needs, until `unpin_prefix`; returns the tokens
+        that are covered.
+        """
     def remove_request(self, /, request_id: str) -> None:
         """
         Forget a request that holds no blocks.
@@ -272,6 +277,10 @@ class Manager:
     def unpin(self, block_ids: Iterable[int], /) -> None:
         """
         Undo `pin`.
+        """
+    def unpin_prefix(self, /, name: str) -> None:
+        """
+        Let go of what a pin holds.
         """
     def unschedule(self, /, request_id: str, num_tokens: int) -> None:
         """

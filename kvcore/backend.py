@@ -152,7 +152,7 @@ class PythonBackend:
 
 
 class Timed:
-    """A manager that is told the time, and how long content stays cached, for "retention"."""
+    """A manager that is told how long content stays cached, and the time."""
 
     _core: _twin.Backend
 
@@ -166,6 +166,20 @@ class Timed:
         """
         check_retention(retention)
         self._core.extend_retention(request_id, retention)
+
+    def pin_prefix(self, name: str, request_id: str, num_tokens: int) -> int:
+        """Hold what a hit on a request's first tokens needs until `unpin_prefix`, whatever becomes
+        of the request; returns the tokens that are covered: whole blocks, computed by batches that
+        are finished, at most num_tokens.
+
+        In all pins hold at most `max_pinned_blocks`. Raises EmptyPinName, RepeatedPin,
+        StaleRequest, NothingToPin, LoadUnconfirmed, TooManyPinned.
+        """
+        return self._core.pin_prefix(name, request_id, num_tokens)
+
+    def unpin_prefix(self, name: str) -> None:
+        """Let go of what a pin holds; it stays cached as long as others do. Raises UnknownPin."""
+        self._core.unpin_prefix(name)
 
 
 class Recordable:

@@ -27,10 +27,11 @@ from kvcore.state.state import RequestState, State
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES, RETENTION = range(1, 10)
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES, RETENTION, PINS = range(1, 11)
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
 the first batches whose output belongs to requests, of the rows that are held back, of epochs, of
-the order in which requests arrived, of what an eviction policy remembers, of levels."""
+the order in which requests arrived, of what an eviction policy remembers, of levels, of pins of
+prefixes."""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
@@ -48,6 +49,7 @@ def write_sections(out: Writer, state: State) -> None:
         (WAITING, state.next_due, write_waiting),
         (USES, policy is not None and policy.is_remembered, write_uses),
         (RETENTION, _has_levels(state), _write_levels),
+        (PINS, _has_pins(state), _write_pins),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -133,6 +135,7 @@ def read_sections(source: Reader, state: State) -> State:
         WAITING: read_waiting,
         USES: read_uses,
         RETENTION: _read_levels,
+        PINS: _read_pins,
     }
     last = -1
     while source.offset < len(source.data):
@@ -314,3 +317,20 @@ def _read_levels(source: Reader, state: State) -> State:
     from kvcore.codec.retention_section import read_retention
 
     return read_retention(source, state)
+
+
+def _has_pins(state: State) -> bool:
+    """Whether there are pins of prefixes, or a number for them; few managers have any."""
+    return bool(len(state.named_pins)) or state.config.max_pinned_blocks is not None
+
+
+def _write_pins(out: Writer, state: State) -> None:
+    from kvcore.codec.claims_section import write_pins
+
+    write_pins(out, state)
+
+
+def _read_pins(source: Reader, state: State) -> State:
+    from kvcore.codec.claims_section import read_pins
+
+    return read_pins(source, state)

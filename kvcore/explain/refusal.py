@@ -8,6 +8,7 @@ also for blocks that several hold.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -20,7 +21,7 @@ from kvcore.state.transaction import Transaction
 from kvcore.transitions.allocate import can_allocate
 from kvcore.transitions.batches import complete
 from kvcore.transitions.free import free
-from kvcore.transitions.pins import unpin
+from kvcore.transitions.pins import unpin, unpin_prefix
 from kvcore.transitions.plan import Plan, Refusal, measure, needed_hits, plan_allocation
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest, read_slot_request
 from kvcore.transitions.transfers import complete_operation
@@ -28,23 +29,25 @@ from kvcore.transitions.window import num_freed, plan_trims
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit, Outcome, Status, Verdict
 
-HolderKind = Literal["request", "pin", "operation", "batch", "watermark", "reserve"]
+HolderKind = Literal["request", "pin", "named_pin", "operation", "batch", "watermark", "reserve"]
 
 
 @attrs.frozen(kw_only=True)
 class Holder:
     """A holder of blocks that an allocation lacks.
 
-    name: of a request; the number of a block, an operation or a batch. blocks: device blocks that
-    it holds. alone: what its leaving makes available at once, if nothing else leaves; 0, too, if it
-    cannot leave now. A batch leaves when it is completed; of the later ones alone is what each adds
-    to those before.
+    name: of a request or of a pin of a prefix (named_pin); the number of a block that is pinned by
+    itself, of an operation or a batch. blocks: device blocks that it holds. alone: what its leaving
+    makes available at once, if nothing else leaves; 0, too, if it cannot leave now. A batch leaves
+    when it is completed; of the later ones alone is what each adds to those before. stale: a pin of
+    an older epoch, which nobody can hit any more.
     """
 
     kind: HolderKind
     name: str
     blocks: int
     alone: int
+    stale: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -125,13 +128,18 @@ def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
     before = available_to(state, call)
 
     def holder(
-        kind: HolderKind, name: str, blocks: int, leave: Callable[[], Outcome[State, Any]]
+        kind: HolderKind,
+        name: str,
+        blocks: int,
+        leave: Callable[[], Outcome[State, Any]],
+        *,
+        stale: bool = False,
     ) -> Holder:
         try:
             alone = available_to(leave().state, call) - before
         except KvcoreError:
             alone = 0
-        return Holder(kind=kind, name=name, blocks=blocks, alone=alone)
+        return Holder(kind=kind, name=name, blocks=blocks, alone=alone, stale=stale)
 
     for name, request in sorted(state.requests.items()):
         if request.status is Status.RUNNING and name != call.request_id:
@@ -139,8 +147,14 @@ def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
             if state.config.null_block:
                 held.discard(NULL_BLOCK)
             yield holder("request", name, len(held), partial(free, state, name))
+    named = Counter(block for pin in state.named_pins.values() for block in pin.blocks)
+    for name, pin in sorted(state.named_pins.items()):
+        stale, leave = pin.epoch < state.epoch, partial(unpin_prefix, state, name)
+        yield holder("named_pin", name, len(pin.blocks), leave, stale=stale)
     for block, count in sorted(state.device.pins.items()):
-        yield holder("pin", str(block), 1, partial(unpin, state, [block] * count))
+        if count > named[block]:
+            leave = partial(unpin, state, [block] * (count - named[block]))
+            yield holder("pin", str(block), 1, leave)
     for number in sorted(state.operations):
         leave = partial(complete_operation, state, number, True)
         yield holder("operation", str(number), 1, leave)

@@ -313,6 +313,16 @@ def records(state: State) -> Iterator[str]:
             yield f"a merge names group {merge.group_id} of {len(state.config.groups)}"
 
 
+def named_pins(state: State) -> Iterator[str]:
+    """NAMED-PINS: a pin of a prefix holds each of its blocks once, beside what operations hold, and
+    is of an epoch that began; all together hold at most `max_pinned_blocks`.
+    """
+    if len(state.named_pins):
+        from kvcore.invariants.claims import wrong_pins  # few states have any
+
+        yield from wrong_pins(state)
+
+
 def operations(state: State) -> Iterator[str]:
     """OPERATIONS: each unfinished one holds its block; a request waits for those that name it."""
     pool = state.device
@@ -376,5 +386,6 @@ PROPERTIES: dict[str, Property] = {
     "RANK-ORDER": rank_order,
     "OPEN-BATCH": records,
     "OPERATIONS": operations,
+    "NAMED-PINS": named_pins,
     **requests.PROPERTIES,
 }

@@ -99,6 +99,8 @@ SHAPES = {
     "advance_epoch": Shape(32, {}, {"epoch": COUNT}),
     "tick": Shape(33, {"now_ms": COUNT}),
     "extend_retention": Shape(34, OF_ONE | {"retention": RETENTION}),
+    "pin_prefix": Shape(35, {"name": ID} | OF_ONE | {"num_tokens": COUNT}),
+    "unpin_prefix": Shape(36, {"name": ID}),
 }
 """The calls that are recorded: all transitions, and the look-up."""
 NAMES = {shape.opcode: name for name, shape in SHAPES.items()}

@@ -2,8 +2,8 @@
 """The outcome of a call in a record: done, refused, or the number of its misuse.
 
     0            done; then the row of a request that was added or forked, the number of an epoch,
-                 the length of a hit, whether a reset was done, the checksum of a batch's columns
-                 and keys
+                 the length of a hit or a pin, whether a reset was done, the checksum of a
+                 batch's columns and keys
     1, 2         refused, later or never; then how far an append came, blocks needed, available,
                  pending
     3 and more   misuse, by its place in ERRORS
@@ -35,11 +35,12 @@ ERRORS = (
     *("StaleHits", "CachingDisabled", "SwappedOut", "NotSwapped", "NotRunning"),
     *("StillHoldsBlocks", "HitInOpenBatch", "NoHostTier", "UnknownBlock", "NotPinned"),
     *("UnusedBlock", "InvalidExtraKey", "UnsortedMedia", "CountMismatch", "EpochWentBack"),
-    *("StaleRequest", "PolicyFailed", "TimeWentBack"),
+    *("StaleRequest", "PolicyFailed", "TimeWentBack", "EmptyPinName", "UnknownPin"),
+    *("RepeatedPin", "NothingToPin", "TooManyPinned"),
 )
 DONE, LATER, NEVER, FIRST_ERROR, OTHER = 0, 1, 2, 3, 255
 ROWS, BATCH = ("add_request", "fork"), "take_batch"
-NUMBERED = (*ROWS, "advance_epoch")
+NUMBERED = (*ROWS, "advance_epoch", "pin_prefix")
 
 
 @attrs.frozen

@@ -109,6 +109,13 @@ class Operation(Struct, frozen=True, gc=False):
     first_token: int = 0
 
 
+class NamedPin(Struct, frozen=True, gc=False):
+    """A pin of a prefix: the epoch of its content, and its blocks, group by group."""
+
+    epoch: int
+    blocks: tuple[int, ...]
+
+
 class State(Struct, frozen=True, gc=False):
     """Everything that a manager knows.
 
@@ -118,7 +125,7 @@ class State(Struct, frozen=True, gc=False):
     drained. in_flight: taken batches that are neither completed nor cancelled, oldest first. loads:
     external ones that may still fail, in the order of their calls. epoch: number of the weights.
     waiting: of each request what the eviction policy goes by, if it goes by any (waiting.py).
-    next_due: of the next arrival.
+    next_due: of the next arrival. named_pins: those of prefixes, by name.
     """
 
     config: Config
@@ -139,6 +146,7 @@ class State(Struct, frozen=True, gc=False):
     epoch: int = 0
     waiting: Map[str, Ahead] = Map()
     next_due: int = 0
+    named_pins: Map[str, NamedPin] = Map()
 
 
 def make_state(config: Config) -> State:

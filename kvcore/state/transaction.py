@@ -42,6 +42,7 @@ class Transaction:
         *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
         *("entries", "new_blocks", "next_operation", "operations", "requests", "rows", "scheduled"),
         *("state", "stats", "in_flight", "held_rows", "epoch", "waiting", "next_due"),
+        "named_pins",
     )
 
     def __init__(self, state: State) -> None:
@@ -67,6 +68,7 @@ class Transaction:
         self.epoch = state.epoch
         self.waiting = state.waiting
         self.next_due = state.next_due
+        self.named_pins = state.named_pins
 
     def freeze(self) -> State:
         """The state after the transition."""
@@ -98,6 +100,7 @@ class Transaction:
             self.epoch,
             self.waiting,
             self.next_due,
+            self.named_pins,
         )
 
     def request(self, request_id: str) -> RequestState:

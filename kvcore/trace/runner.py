@@ -20,8 +20,8 @@ Twin: rust/src/trace/runner.rs.
     can_allocate               with the same words
     free r0                    fork r0 r1                 truncate r0 5
     unschedule r0 3            swap_out r0 r1             swap_in r0 r1
-    pin 3 4
-    unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
+    pin 3 4                    unpin 3 4                  evict_blocks 3 4
+    pin_prefix p r0 8          unpin_prefix p             reset_prefix_cache
     store 3 4                  load r0 8 [hit] [full]    complete_operation 0 done|failed
     take_batch                 complete 3                 cancel 3
     advance_epoch [3]          stale: requests of older epochs
@@ -325,7 +325,7 @@ def _bad_call(verb: str, words: Sequence[str], error: Exception) -> BadCall:
 
 
 READERS: dict[str, Callable[[str], object]] = {
-    **dict.fromkeys(("request_id", "parent_id", "child_id", "request_ids"), str),
+    **dict.fromkeys(("request_id", "parent_id", "child_id", "request_ids", "name"), str),
     "tokens": read_tokens,
     "hashes": _read_hashes,
     "retention": _read_retention,

@@ -45,6 +45,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(allocate.allocate_slots, append.append, fork.fork, free.free, truncate.truncate),
         *(publish.cache_blocks, publish.evict_blocks, publish.reset_prefix_cache),
         *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
+        *(pins.pin_prefix, pins.unpin_prefix),
         *(window.remove_skipped_blocks, rewind.rewind, unschedule.unschedule),
         *(transfers.store, transfers.load, transfers.complete_operation),
         *(batches.take_batch, batches.complete, cancel.cancel),

@@ -199,7 +199,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
 
 def check_new_id(tx: Transaction, request_id: str) -> None:
     """Raise EmptyRequestId or RepeatedRequest unless a request of this id can be added."""
-    if not isinstance(request_id, str) or not request_id or not _is_text(request_id):
+    if not isinstance(request_id, str) or not request_id or not is_text(request_id):
         raise EmptyRequestId(value=request_id)
     if request_id in tx.requests:
         raise RepeatedRequest(request=request_id, reason="is there already")
@@ -224,7 +224,7 @@ def check_no_placeholders(request: RequestState) -> None:
         raise PlaceholdersPending(request=request.request_id, num_placeholders=to_come)
 
 
-def _is_text(request_id: str) -> bool:
+def is_text(request_id: str) -> bool:
     try:
         request_id.encode()
     except UnicodeEncodeError:

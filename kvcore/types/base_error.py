@@ -107,10 +107,46 @@ class AlreadyPublished(KvcoreError):
     message = "block {block!r} already has a key"
 
 
+class NoOwner(KvcoreError):
+    """A block that is copied or taken over has an owner."""
+
+    message = "block {block!r} has no owner"
+
+
 class StaleRequest(KvcoreError):
     """A request that began with older weights loads nothing: stored content is of the new ones."""
 
     message = "request {request!r} is of epoch {epoch}, the weights are of epoch {current}"
+
+
+class EmptyPinName(KvcoreError):
+    """The name of a pin is a non-empty str that has a UTF-8 form."""
+
+    message = "the name of a pin must be a non-empty str, not {value!r}"
+
+
+class UnknownPin(KvcoreError):
+    """No pin of a prefix has this name."""
+
+    message = "there is no pin {pin!r}"
+
+
+class RepeatedPin(KvcoreError):
+    """A pin of this name exists already."""
+
+    message = "pin {pin!r} is there already: unpin it first"
+
+
+class NothingToPin(KvcoreError):
+    """None of the request's first tokens could be found later."""
+
+    message = "of the first {requested} tokens of request {request!r} none can be pinned: {reason}"
+
+
+class TooManyPinned(KvcoreError):
+    """Pins of prefixes would hold more blocks than the config allows."""
+
+    message = "with pin {pin!r} {num_blocks} blocks are pinned, max_pinned_blocks={most}"
 
 
 class PolicyFailed(KvcoreError):

@@ -65,7 +65,9 @@ class Config:
     completes it. publish: full blocks are findable from the call on that schedules their last
     token, or once the batch that writes it is completed. hide_salts: events have a digest of a
     request's salt, not the salt. epoch: number of the weights at the start; `advance_epoch` raises
-    it. Raises InvalidConfig, GroupsDoNotFit.
+    it. max_pinned_blocks: most blocks that pins of prefixes hold, None for a quarter of the pool,
+    or what a request of max_model_len leaves if that is less; a number needs max_model_len. Raises
+    InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -89,6 +91,7 @@ class Config:
     publish: Publish = attrs.field(default="scheduled", kw_only=True)
     hide_salts: bool = attrs.field(default=False, kw_only=True)
     epoch: int = attrs.field(default=0, kw_only=True)
+    max_pinned_blocks: int | None = attrs.field(default=None, kw_only=True)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
     length_limit: int = attrs.field(init=False, eq=False, repr=False)
@@ -139,6 +142,16 @@ class Config:
     def num_usable_blocks(self) -> int:
         """Device blocks that can hold tokens."""
         return self.num_blocks - int(self.null_block)
+
+    @property
+    def most_pinned(self) -> int:
+        """Most blocks that pins of prefixes hold."""
+        if self.max_pinned_blocks is not None:
+            return self.max_pinned_blocks
+        spare = self.num_usable_blocks - self.watermark_blocks
+        if self.max_model_len is not None:
+            spare -= self.blocks_for(self.max_model_len)
+        return min(self.num_usable_blocks // 4, spare)
 
     def max_rows(self, num_requests: int) -> int:
         """Rows that block tables need for this many requests at a time.
@@ -201,6 +214,8 @@ def _check_options(config: Config) -> None:
     for name in ("max_model_len", "max_num_batched_tokens"):
         if getattr(config, name) is not None:
             _check_count(config, name, 1)
+    if config.max_pinned_blocks is not None:
+        _check_count(config, "max_pinned_blocks", 0)
 
 
 def _check_groups(config: Config) -> None:
@@ -250,6 +265,23 @@ def _check_sizes(config: Config) -> None:
                 f"blocks{rest}, so {least + more}"
             )
             _refuse(config, "num_blocks", reason)
+    if config.max_pinned_blocks:
+        _check_claims(config)
+
+
+def _check_claims(config: Config) -> None:
+    """Raise InvalidConfig unless what is held for good leaves room for one request."""
+    longest, claimed = config.max_model_len, config.max_pinned_blocks or 0
+    if longest is None:
+        reason = "needs max_model_len: one request must fit beside the pinned blocks"
+        _refuse(config, "max_pinned_blocks", reason)
+    least = config.blocks_for(longest) + config.watermark_blocks
+    if config.num_usable_blocks < claimed + least:
+        reason = (
+            f"beside them one request of max_model_len={longest} tokens needs {least} blocks of "
+            f"{config.num_usable_blocks}"
+        )
+        _refuse(config, "max_pinned_blocks", reason)
 
 
 def _check_count(config: Config, name: str, least: int) -> None:

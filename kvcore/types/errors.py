@@ -10,14 +10,20 @@ from __future__ import annotations
 from kvcore.types.base_error import AlreadyPublished as AlreadyPublished
 from kvcore.types.base_error import BackendMissing as BackendMissing
 from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
+from kvcore.types.base_error import EmptyPinName as EmptyPinName
 from kvcore.types.base_error import EpochWentBack as EpochWentBack
 from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
+from kvcore.types.base_error import NoOwner as NoOwner
+from kvcore.types.base_error import NothingToPin as NothingToPin
 from kvcore.types.base_error import PolicyFailed as PolicyFailed
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
+from kvcore.types.base_error import RepeatedPin as RepeatedPin
 from kvcore.types.base_error import StaleRequest as StaleRequest
 from kvcore.types.base_error import TimeWentBack as TimeWentBack
+from kvcore.types.base_error import TooManyPinned as TooManyPinned
+from kvcore.types.base_error import UnknownPin as UnknownPin
 
 
 class WrongArgument(KvcoreError):
@@ -343,12 +349,6 @@ class UnusedBlock(KvcoreError):
     """A block without owner and key holds nothing that could be kept."""
 
     message = "block {block!r} has neither owner nor key"
-
-
-class NoOwner(KvcoreError):
-    """A block that is copied or taken over has an owner."""
-
-    message = "block {block!r} has no owner"
 
 
 class InvalidKey(KvcoreError):

@@ -105,20 +105,26 @@ RETENTION = KvCacheRetentionConfig(
     [TokenRangeRetentionConfig(0, 2, 80, 1000), TokenRangeRetentionConfig(2, None, 20)], 60, 300
 )
 MORE = KvCacheRetentionConfig([TokenRangeRetentionConfig(2, 4, 0, 5)], 100)
-LEVELS = Config(6, 2, hash_seed=SEED, eviction="retention")
+LEVELS = Config(9, 2, hash_seed=SEED, eviction="retention", max_model_len=8, max_pinned_blocks=2)
 
 
 def levels_story() -> list[Call]:
-    """Wishes, for ever and for a time that ends while blocks are free; then the time falls."""
+    """Wishes, for ever and for a time that ends while blocks are free, and a pin; then the time
+    falls.
+    """
     return [
         Call("add_request", (Request("a", [1, 2, 3, 4, 5], retention=RETENTION),)),
         Call("allocate_slots", ("a", 5)),
         Call("take_batch"),
         Call("extend_retention", ("a", MORE)),
+        Call("pin_prefix", ("system", "a", 4)),
+        Call("pin_prefix", ("", "nobody", 4)),
         Call("free", ("a",)),
         Call("take_batch"),
         Call("tick", (1000,)),
         Call("tick", (999,)),
+        Call("unpin_prefix", ("system",)),
+        Call("unpin_prefix", ("system",)),
         Call("add_request", (Request("b", [6, 7, 8, 9, 0, 1, 2]),)),
         Call("allocate_slots", ("b", 7)),
         Call("take_batch"),

@@ -31,7 +31,7 @@ METHODS = {
     "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
     "Release and eviction": "free unschedule remove_skipped_blocks evict_blocks reset_prefix_cache"
     " advance_epoch stale_requests tick extend_retention"
-    " pin unpin",
+    " pin_prefix unpin_prefix pin unpin",
     "Swap between tiers": "swap_out swap_in",
     "External tokens, store and load": "cache_blocks rewind store load complete_operation",
     "Batches": "take_batch complete cancel in_flight",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from kvcore.check.mutants import (
     ahead,
+    claims,
     contents,
     epochs,
     index,
@@ -22,7 +23,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies, retention),
+    *(epochs, policies, retention, claims),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -90,7 +90,8 @@ class ObservedModel:
         tables = sorted((place, tuple(table)) for place, table in node.tables.items() if table)
         pools = [_pool(pool) for pool in (state.device, state.host) if pool is not None]
         rows = (by_row(state), state.rows, state.free_rows)
-        return repr((state.epoch, *rows, pools, slots, tables)).encode()
+        named = sorted(state.named_pins.items())
+        return repr((state.epoch, named, *rows, pools, slots, tables)).encode()
 
     def check(self, node: Seen) -> None:
         """Raise InvariantViolation where blocks or requests have no way on."""

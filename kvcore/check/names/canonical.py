@@ -106,6 +106,7 @@ def pinned_alone(state: State) -> list[int]:
         return []
     held = {block for each in state.requests.values() for table in each.tables for block in table}
     held |= {operation.block for operation in state.operations.values()}
+    held |= {block for pin in state.named_pins.values() for block in pin.blocks}
     return [block for block in sorted(state.device.pins) if block not in held]
 
 
@@ -146,9 +147,13 @@ def _name(
         name += [*(each.starts_epoch for each in state.in_flight), state.batch.starts_epoch]
         name += [request.epoch for request in order]
     held = [each.block for _, each in sorted(state.operations.items())]
+    held += [block for _, pin in sorted(state.named_pins.items()) for block in pin.blocks]
     places = {batch.number: place for place, batch in enumerate(state.in_flight)}
     places[state.batch.number] = len(places)
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
+    for pin_name, pin in sorted(state.named_pins.items()):
+        name += [len(pin_name), *pin_name.encode(), pin.epoch]
+        name += [len(pin.blocks), *device.names(pin.blocks)]
     if state.device.retention is not None:
         name += levels(state.device.retention, order, device)
     if state.host is not None:

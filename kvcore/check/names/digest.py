@@ -89,6 +89,8 @@ def _told_apart(state: State) -> bytes:
         ]
     if state.epoch:
         parts.append((state.epoch, state.batch.starts_epoch))
+    if len(state.named_pins):
+        parts.append(sorted((name, astuple(pin)) for name, pin in state.named_pins.items()))
     if state.in_flight:
         parts.append(tuple(_unfinished(each, number) for each in state.in_flight))
     for load in state.loads:

@@ -22,7 +22,7 @@ from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
 from kvcore.pool.retention_state import RetentionState
 from kvcore.state.open_batch import OpenBatch
-from kvcore.state.state import RequestState, State
+from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.types.config import Config, Eviction
 from kvcore.types.values import PrefixCacheStats
 
@@ -36,6 +36,7 @@ def pack(state: State) -> bytes:
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
     rest = (state.rows, state.free_rows, state.operations, state.next_operation, state.epoch)
+    rest += (sorted((name, astuple(pin)) for name, pin in state.named_pins.items()),)
     return pickle.dumps((pools, requests, rest), pickle.HIGHEST_PROTOCOL)
 
 
@@ -48,7 +49,7 @@ def unpack(config: Config, data: bytes) -> State:
         None if pool is None else _pool_of(eviction, *pool)
         for eviction, pool in zip((config.eviction, config.host_eviction), pools, strict=True)
     )
-    rows, free_rows, operations, next_operation, epoch = rest
+    rows, free_rows, operations, next_operation, epoch, named_pins = rest
     assert device is not None
     return State(
         config=config,
@@ -64,6 +65,7 @@ def unpack(config: Config, data: bytes) -> State:
         operations=operations,
         next_operation=next_operation,
         epoch=epoch,
+        named_pins=Map({name: NamedPin(*pin) for name, pin in named_pins}),
     )
 
 

@@ -9,6 +9,7 @@ states, or that another world is explored. What a world must show is told by its
 from __future__ import annotations
 
 from kvcore.check.profiles.ahead import RUN_AHEAD
+from kvcore.check.profiles.claims import CLAIMS
 from kvcore.check.profiles.epochs import EPOCHS
 from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
 from kvcore.check.profiles.loads import LOADS_FAIL
@@ -226,4 +227,5 @@ PROFILES: dict[str, Profile] = {
     **EPOCHS,
     **POLICIES,
     **RETENTION,
+    **CLAIMS,
 }

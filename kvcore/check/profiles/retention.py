@@ -104,6 +104,20 @@ RETENTION: dict[str, Profile] = {
         22696,
         backend="rust",
     ),
+    "retention-fork": Profile(
+        "levels of requests that fork, append and are cut",
+        world(
+            *(2, 2, 3, 2, TICK, "truncate"),
+            groups=(SLOT,),
+            num_letters=1,
+            without=("reset_prefix_cache",),
+            **WISHES,
+        ),
+        8347,
+        50238,
+        backend="rust",
+        shows=("call fork: done",),
+    ),
     "retention-ahead": Profile(
         "levels while a batch runs ahead of its output",
         world(

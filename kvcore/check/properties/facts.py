@@ -78,6 +78,8 @@ FACTS: dict[str, Fact] = {
     "ROW-LIFE": Fact("wrong KV", (89,)),
     "GROWN": Fact("wrong KV"),
     "PINS": Fact("leak", (86,)),
+    "NAMED-PINS": Fact("leak"),
+    "PIN-HIT": Fact("quality"),
     "HIT-PRESERVE": Fact("quality", (20,)),
     "HIT-PINNED": Fact("wrong KV", (18, 19, 59)),
     "HIT-FRESH": Fact("wrong KV", (44,)),

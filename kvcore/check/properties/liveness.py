@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvcore.check.properties.claims import pins_alone
 from kvcore.check.world.world import World, by_row
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import RequestState, State
@@ -39,7 +40,7 @@ def drain(world: World, state: State) -> Iterator[str]:
     if proved and len(state.requests):
         return
     try:
-        state = without_pins(settle(state))
+        state = without_pins(unpinned(settle(state)))
         for name in ids(state):
             if state.requests[name].status is not Status.WAITING:
                 state = made(state, "free", name)
@@ -145,8 +146,13 @@ def admit_never(_: World, state: State) -> Iterator[str]:
 
 
 def admit_fitting(_: World, state: State) -> Iterator[str]:
-    """L-ADMIT: where nobody holds a block, any request that fits is admitted."""
-    if any(pool.num_free != pool.num_usable for _, pool in _pools(state)):
+    """L-ADMIT: where nobody holds a block, but for pins that leave room for one request, any that
+    fits is admitted.
+    """
+    bounded = state.config.max_pinned_blocks is not None
+    pinned = {block for pin in state.named_pins.values() for block in pin.blocks if bounded}
+    idle = sum(pool.num_free for _, pool in _pools(state)) + len(pinned)
+    if idle != sum(pool.num_usable for _, pool in _pools(state)):
         return
     for request in state.requests.values():
         done = request.num_computed >= len(request.tokens) + len(request.drafts)
@@ -245,9 +251,21 @@ def _preempted(state: State, *, keep: str) -> State:
 
 
 def without_pins(state: State) -> State:
-    """The state without pins but those of operations."""
-    held = [block for block, count in sorted(state.device.pins.items()) for _ in range(count)]
+    """The state without pins but those of operations. Pins of prefixes that leave room for one
+    request stay.
+    """
+    if state.config.max_pinned_blocks is None:
+        state = unpinned(state)
+    alone = pins_alone(state)
+    held = [block for block in sorted(alone) for _ in range(alone[block])]
     return made(state, "unpin", held) if held else state
+
+
+def unpinned(state: State) -> State:
+    """The state without pins of prefixes."""
+    for name in sorted(state.named_pins):
+        state = made(state, "unpin_prefix", name)
+    return state
 
 
 def ids(state: State) -> list[str]:

@@ -9,10 +9,10 @@ itself. Checks of refusals, resets and writes are in outcomes.py. Source: rows 6
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvcore.check.properties.claims import pin_hit, pins
 from kvcore.check.properties.epochs import epoch_first, join
 from kvcore.check.properties.published import published
 from kvcore.check.properties.retention import leaves_by_level, wishes
@@ -88,28 +88,6 @@ def grown(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[s
     ]
     if told != expected:
         yield f"append set places {expected} of tables and says {told}"
-
-
-def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say."""
-    after = outcome.state
-    if after.device.pins is before.device.pins and after.operations is before.operations:
-        return
-    held = Counter(pins_alone(before))
-    if call.name == "pin":
-        held.update(call.args[0])
-    elif call.name == "unpin":
-        held.subtract(call.args[0])
-    expected = {block: count for block, count in held.items() if count}
-    if pins_alone(after) != expected:
-        yield f"{call.name} leaves the pins {pins_alone(after)}, must be {expected}"
-
-
-def pins_alone(state: State) -> dict[int, int]:
-    """The pins of each block that are no operation's."""
-    held = Counter(operation.block for operation in state.operations.values())
-    left = {block: count - held[block] for block, count in state.device.pins.items()}
-    return {block: count for block, count in left.items() if count}
 
 
 def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -233,6 +211,7 @@ TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "ROW-LIFE": row_life,
     "GROWN": grown,
     "PINS": pins,
+    "PIN-HIT": pin_hit,
     "HIT-PRESERVE": hit_preserve,
     "HIT-PINNED": hit_pinned,
     "HIT-FRESH": hit_fresh,

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
-from kvcore.check.world.world import World
+from kvcore.check.world.world import World, by_row
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.transitions.queries import get_computed_blocks
 from kvcore.types.values import Hit, Status
 
+PIN_NAMES = "pq"
+"""The names of pins of prefixes that a world can have."""
 Children = dict[tuple[int, ...], set[int]]
 
 
@@ -43,6 +45,20 @@ def block_calls(world: World, state: State) -> Iterator[Call]:
     if "unpin" in world.calls:
         for block in sorted(pool.pins):
             yield Call("unpin", ([block],))
+
+
+def prefix_pins(world: World, state: State) -> Iterator[Call]:
+    """A pin of each prefix that a request has computed, under the first free name, and the end of
+    each.
+    """
+    free = [name for name in PIN_NAMES[: world.num_pins] if name not in state.named_pins]
+    if "pin_prefix" in world.calls and free:
+        for request in by_row(state):
+            for count in range(1, request.num_accepted + 1 if any(request.tables) else 1):
+                yield Call("pin_prefix", (free[0], request.request_id, count))
+    if "unpin_prefix" in world.calls:
+        for name in sorted(state.named_pins):
+            yield Call("unpin_prefix", (name,))
 
 
 def known_children(

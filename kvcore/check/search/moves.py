@@ -25,6 +25,7 @@ from kvcore.check.search.actions import (
     known_children,
     loads,
     next_tokens,
+    prefix_pins,
     swaps,
 )
 from kvcore.check.world.world import Move, Script, World, by_row
@@ -69,6 +70,7 @@ def moves(
             yield Call("fork", (each.request_id, fresh))
     yield from swaps(world, requests)
     yield from block_calls(world, state)
+    yield from prefix_pins(world, state)
     if "reset_prefix_cache" in world.calls:
         yield Call("reset_prefix_cache")
     if "advance_epoch" in world.calls and state.epoch < EPOCHS_MAX:

@@ -40,7 +40,7 @@ CONFIG_WORDS = (
     *("num_host_blocks", "max_model_len", "max_num_batched_tokens", "enable_caching"),
     *("null_block", "eviction", "duplicates", "num_preallocate_tokens", "watermark_blocks"),
     *("use_eagle", "enable_events", "record_new_blocks", "hashing", "max_in_flight", "publish"),
-    "hide_salts",
+    *("hide_salts", "max_pinned_blocks"),
 )
 
 

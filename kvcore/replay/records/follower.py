@@ -29,6 +29,7 @@ from kvcore.types.values import Appended, Hit, Reason, Refused
 
 RETURNS = {
     *("free", "remove_request", "swap_out", "truncate", "complete", "cancel", "unpin"),
+    "unpin_prefix",
     *("complete_operation", "remove_skipped_blocks", "rewind", "unschedule"),
 }
 """Calls that may give blocks back."""

@@ -264,6 +264,7 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         publish: publish(object.getattr("publish")?.as_borrowed())?,
         hide_salts: truth("hide_salts")?,
         epoch: number("epoch")?,
+        max_pinned_blocks: object.getattr("max_pinned_blocks")?.extract()?,
     })
 }
 

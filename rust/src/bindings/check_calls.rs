@@ -73,6 +73,11 @@ impl<'py> Stories<'py> {
             | Call::Pin { block }
             | Call::Unpin { block }
             | Call::Store { block } => vec![self.list(vec![*block])?],
+            Call::PinPrefix { pin, name, num_tokens } => {
+                let pin = PyString::new(self.py, pin).into_any();
+                vec![pin, self.id(*name), self.number(*num_tokens)?]
+            }
+            Call::UnpinPrefix { pin } => vec![PyString::new(self.py, pin).into_any()],
             Call::Load { name, num_tokens, hit } => {
                 let mut all = vec![self.id(*name), self.number(*num_tokens)?];
                 all.extend(self.hit(hit.as_ref())?);

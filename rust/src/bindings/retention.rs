@@ -8,6 +8,7 @@ use crate::bindings::errors::Given;
 use crate::bindings::manager::Manager;
 use crate::record::calls;
 use crate::record::calls::Call;
+use crate::transitions::pins::{pin_prefix, unpin_prefix};
 use crate::transitions::retention::{extend_retention, tick};
 
 #[pymethods]
@@ -31,5 +32,29 @@ impl Manager {
         let name = given.name(request_id.0);
         let call = Call::ExtendRetention(name, &pieces);
         Self::change(slf, &given, call, |state| extend_retention(state, name, &pieces))
+    }
+
+    /// Hold what a hit on a request's first tokens needs, until `unpin_prefix`; returns the tokens
+    /// that are covered.
+    #[pyo3(signature = (name, request_id, num_tokens))]
+    fn pin_prefix<'py>(
+        slf: &Bound<'py, Self>,
+        name: IdArg<'_, 'py>,
+        request_id: IdArg<'_, 'py>,
+        num_tokens: CountArg<'_, 'py>,
+    ) -> PyResult<u32> {
+        let mut given = Given::default();
+        let (name, id) = (given.name(name.0), given.name(request_id.0));
+        let count = given.count(num_tokens)?;
+        let call = Call::PinPrefix(name, id, count);
+        Self::change(slf, &given, call, |state| pin_prefix(state, name, id, count))
+    }
+
+    /// Let go of what a pin holds.
+    #[pyo3(signature = (name))]
+    fn unpin_prefix<'py>(slf: &Bound<'py, Self>, name: IdArg<'_, 'py>) -> PyResult<()> {
+        let mut given = Given::default();
+        let name = given.name(name.0);
+        Self::change(slf, &given, Call::UnpinPrefix(name), |state| unpin_prefix(state, name))
     }
 }

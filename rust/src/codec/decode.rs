@@ -101,6 +101,7 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         publish: PUBLISH[usize::from(source.flag()?)],
         hide_salts: false,
         epoch: 0,
+        max_pinned_blocks: None,
     })
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Canonical bytes of states, batches and events.
 
+pub(crate) mod claims_section;
 pub mod decode;
 pub(crate) mod decode_batch;
 pub mod encode;

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::codec::claims_section::{has_pins, read_pins, write_pins};
 use crate::codec::policy_sections::{
     place_blocks, read_uses, read_waiting, write_uses, write_waiting,
 };
@@ -41,6 +42,8 @@ const WAITING: u8 = 7;
 const USES: u8 = 8;
 /// The tag of levels.
 const RETENTION: u8 = 9;
+/// The tag of pins of prefixes.
+const PINS: u8 = 10;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -50,7 +53,7 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 9] = [
+    let sections: [Section; 10] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -60,6 +63,7 @@ pub(crate) fn write_sections(out: &mut Writer, state: &State) {
         (WAITING, state.waiting.as_ref().is_some_and(|each| each.next_due > 0), write_waiting),
         (USES, state.device.policy.as_ref().is_some_and(|each| each.is_remembered()), write_uses),
         (RETENTION, has_retention(state), write_retention),
+        (PINS, has_pins(state), write_pins),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -146,9 +150,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             EPOCHS => read_epochs,
             WAITING => read_waiting,
             USES => read_uses,
-            _ => read_retention,
+            RETENTION => read_retention,
+            _ => read_pins,
         };
-        if !(LOADS..=RETENTION).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=PINS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }

@@ -9,6 +9,7 @@
 
 pub mod in_flight;
 
+use crate::invariants::claims::named_pins;
 use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
 use crate::invariants::retention::rank_order;
@@ -23,7 +24,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 26] = [
+pub const PROPERTIES: [(&str, Property); 27] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
@@ -39,6 +40,7 @@ pub const PROPERTIES: [(&str, Property); 26] = [
     ("RANK-ORDER", rank_order),
     ("OPEN-BATCH", records),
     ("OPERATIONS", operations),
+    ("NAMED-PINS", named_pins),
     ("TABLEN", requests::table_length),
     ("WAIT-EMPTY", requests::wait_empty),
     ("NULL-PREFIX", requests::null_prefix),

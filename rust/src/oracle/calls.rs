@@ -8,6 +8,8 @@ use crate::types::values::{Appended, Hit, KVCacheBlocks, Refused};
 
 /// Most requests of a world.
 pub const MAX_NAMES: usize = 10;
+/// The names of pins of prefixes that a world can have.
+pub const PIN_NAMES: [&str; 2] = ["p", "q"];
 const NAMES: [&str; MAX_NAMES] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
 /// The id of a request, as a number.
@@ -127,6 +129,8 @@ calls! {
     SwapIn { names: Vec<Name> } = "swap_in";
     Pin { block: u32 } = "pin";
     Unpin { block: u32 } = "unpin";
+    PinPrefix { pin: &'static str, name: Name, num_tokens: u32 } = "pin_prefix";
+    UnpinPrefix { pin: &'static str } = "unpin_prefix";
     Store { block: u32 } = "store";
     Load { name: Name, num_tokens: u32, hit: Option<Hit> } = "load";
     CompleteOperation { operation: u32, done: bool } = "complete_operation";
@@ -143,6 +147,8 @@ pub enum Value {
     Nothing,
     /// A row.
     Row(u32),
+    /// Tokens that a pin covers.
+    Covered(u32),
     /// Rows of requests whose counts fell.
     Fell(Vec<Row>),
     /// True or false.

@@ -29,7 +29,7 @@ opcodes! {
     PIN = 17, UNPIN = 18, REMOVE_SKIPPED_BLOCKS = 19, REWIND = 20, UNSCHEDULE = 21, STORE = 22,
     LOAD = 23, COMPLETE_OPERATION = 24, TAKE_BATCH = 25, COMPLETE = 26, CANCEL = 27,
     TAKE_EVENTS = 28, TAKE_STATS = 29, TAKE_NEW_BLOCK_IDS = 30, GET_COMPUTED_BLOCKS = 31,
-    ADVANCE_EPOCH = 32, TICK = 33, EXTEND_RETENTION = 34,
+    ADVANCE_EPOCH = 32, TICK = 33, EXTEND_RETENTION = 34, PIN_PREFIX = 35, UNPIN_PREFIX = 36,
 }
 
 /// A call, by its opcode and its arguments as the transition takes them.
@@ -70,6 +70,10 @@ pub(crate) enum Call<'a> {
     AdvanceEpoch(Option<i64>),
     /// `extend_retention`.
     ExtendRetention(&'a str, &'a [Piece]),
+    /// `pin_prefix`: name, request, num_tokens.
+    PinPrefix(&'a str, &'a str, i64),
+    /// `unpin_prefix`.
+    UnpinPrefix(&'a str),
 }
 
 /// A call that was written: its opcode, and the row of its request.
@@ -141,10 +145,9 @@ impl Call<'_> {
                 put_bits(out, &[done]);
             }
             Call::AdvanceEpoch(epoch) => put_counts(out, epoch, None),
-            Call::ExtendRetention(id, pieces) => {
-                put_request(out, state, id);
-                put_retention(out, pieces);
-            }
+            Call::ExtendRetention(id, pieces) => put_wishes(out, state, id, pieces),
+            Call::PinPrefix(name, id, count) => put_pin(out, state, name, id, count),
+            Call::UnpinPrefix(name) => put_text(out, name),
         }
         (opcode, row)
     }
@@ -169,8 +172,21 @@ impl Call<'_> {
             Call::CompleteOperation(..) => COMPLETE_OPERATION,
             Call::AdvanceEpoch(_) => ADVANCE_EPOCH,
             Call::ExtendRetention(..) => EXTEND_RETENTION,
+            Call::PinPrefix(..) => PIN_PREFIX,
+            Call::UnpinPrefix(_) => UNPIN_PREFIX,
         }
     }
+}
+
+fn put_wishes(out: &mut Pen<'_>, state: &State, id: &str, pieces: &[Piece]) {
+    put_request(out, state, id);
+    put_retention(out, pieces);
+}
+
+fn put_pin(out: &mut Pen<'_>, state: &State, name: &str, id: &str, count: i64) {
+    put_text(out, name);
+    put_request(out, state, id);
+    put_number(out, count);
 }
 
 /// Write which options are given, the first one in the lowest bit.

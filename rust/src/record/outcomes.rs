@@ -2,9 +2,9 @@
 //! What came of a call, in a record: done, refused, or the number of its misuse.
 //!
 //! 0: done; then the row of a request that was added or forked, the number of an epoch, the length
-//! of a hit, whether a reset was done, the checksum of a batch's columns and keys. 1, 2: refused,
-//! later or never; then how far an append came, blocks needed, available, pending. 3 and more:
-//! misuse, by its place in ERRORS. 255: another exception. An error keeps its place for ever.
+//! of a hit or a pin, whether a reset was done, the checksum of a batch's columns and keys. 1, 2:
+//! refused, later or never; then how far an append came, blocks needed, available, pending. 3 and
+//! more: misuse, by its place in ERRORS. 255: another exception. An error keeps its place for ever.
 //! Twin: kvcore/record/outcomes.py.
 
 use crate::record::pen::Pen;
@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 52] = [
+const ERRORS: [&str; 57] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -69,6 +69,11 @@ const ERRORS: [&str; 52] = [
     "StaleRequest",
     "PolicyFailed",
     "TimeWentBack",
+    "EmptyPinName",
+    "UnknownPin",
+    "RepeatedPin",
+    "NothingToPin",
+    "TooManyPinned",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";

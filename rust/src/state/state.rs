@@ -7,6 +7,8 @@
 //! not stored. Inside the twin a request is named by its row.
 //! Twin: kvcore/state/state.py.
 
+pub mod named_pins;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,6 +19,7 @@ use crate::pool::block_pool::{BlockPool, make_pool};
 use crate::state::batch_records::{BatchInFlight, UnconfirmedLoad};
 use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::OpenBatch;
+use crate::state::state::named_pins::NamedPins;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::config::Config;
 use crate::types::effects::Effects;
@@ -40,8 +43,7 @@ pub const MAX_OPERATION: u32 = (1 << 31) - 1;
 clone_in_place! {
     /// A request as the manager knows it.
     ///
-    /// The first 64 bytes are what most decode tokens read and change, so that each costs one cache
-    /// line of its request.
+    /// The first 64 bytes are what most decode tokens read and change: one cache line of a request.
     #[derive(Debug, Default)]
     #[repr(C, align(64))]
     pub struct RequestState {
@@ -183,8 +185,7 @@ clone_in_place! {
         pub(crate) wishes: Wishes,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
-        /// Rows to use again once a batch is finished, each with the number of that batch, in the
-        /// same order.
+        /// Rows to use again once a batch is finished, each with its number, in the same order.
         pub(crate) held_rows: Vec<(Row, u64)>,
         pub(crate) batch: OpenBatch,
         /// The open batch's commands, and the events that are not yet drained.
@@ -192,7 +193,6 @@ clone_in_place! {
         /// Those of the host pool, which are not read.
         pub(crate) host_effects: Effects,
         pub(crate) stats: PrefixCacheStats,
-        /// Where they are recorded.
         pub(crate) new_blocks: NewBlocks,
         /// Unfinished ones, by number.
         pub(crate) operations: BTreeMap<u32, Operation>,
@@ -203,7 +203,8 @@ clone_in_place! {
         pub(crate) loads: Vec<UnconfirmedLoad>,
         /// For policies that go by what waiting requests will look up.
         pub(crate) waiting: Option<Box<Waiting>>,
-        /// Calls of `pin` so far, no part of the bytes.
+        pub(crate) named_pins: NamedPins,
+        /// Calls that pin so far, no part of the bytes.
         pub(crate) num_pins: u64,
     }
 }
@@ -240,6 +241,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         in_flight: Vec::new(),
         loads: Vec::new(),
         waiting: config.eviction.sees_waiting().then(Box::default),
+        named_pins: NamedPins::new(),
         num_pins: 0,
         config,
     })

@@ -145,6 +145,10 @@ impl Runner {
         match (verb, words) {
             ("pin", blocks) => nothing(pins::pin(state, &numbers(blocks)?)),
             ("unpin", blocks) => nothing(pins::unpin(state, &numbers(blocks)?)),
+            ("pin_prefix", [name, id, count]) => {
+                text(pins::pin_prefix(state, name, id, number(count)?)?)
+            }
+            ("unpin_prefix", [name]) => nothing(pins::unpin_prefix(state, name)),
             ("evict_blocks", blocks) => nothing(publish::evict_blocks(state, &numbers(blocks)?)),
             ("store", blocks) => {
                 text(write_operations(transfers::store(state, &numbers(blocks)?)?))

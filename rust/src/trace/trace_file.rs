@@ -151,6 +151,7 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("record_new_blocks", _) => config.record_new_blocks = flag()?,
             ("hide_salts", _) => config.hide_salts = flag()?,
             ("epoch", _) => config.epoch = count()?,
+            ("max_pinned_blocks", _) => config.max_pinned_blocks = Some(count()?),
             ("max_in_flight", _) => config.max_in_flight = count()?,
             ("publish", "scheduled") => config.publish = Publish::Scheduled,
             ("publish", "completed") => config.publish = Publish::Completed,

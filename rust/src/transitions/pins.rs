@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pins: owners of blocks that are no requests, so that content stays.
 //!
+//! A pin of a prefix has a name and outlives the request. It holds what a later request must find
+//! to hit that prefix, each block once, and only what no unfinished batch computes for the request.
+//! After `advance_epoch` it still holds its blocks, which nobody finds any more.
 //! Twin: kvcore/transitions/pins.py.
 
+use std::collections::HashSet;
+
 use crate::state::state::State;
-use crate::types::errors::Error;
-use crate::types::ids::BlockId;
+use crate::state::state::named_pins::{NamedPin, named_blocks};
+use crate::transitions::in_flight::num_finished;
+use crate::transitions::prefix_lookup::{found_length, needed};
+use crate::transitions::unconfirmed_loads::is_unconfirmed;
+use crate::types::errors::{Error, check_count};
+use crate::types::ids::{BlockId, Row};
 
 /// Hold blocks that have an owner or a key, once for each naming.
 ///
@@ -19,12 +28,99 @@ pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Undo `pin`; what an unfinished operation holds stays. Fails with UnknownBlock, NotPinned.
+/// Undo `pin`; what an unfinished operation or a pin of a prefix holds stays.
+///
+/// Fails with UnknownBlock, NotPinned.
 pub fn unpin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
-    let held = state.num_held();
+    let mut held = state.num_held();
+    named_blocks(&state.named_pins).for_each(|block| *held.entry(block).or_insert(0) += 1);
     let num_held = |block: BlockId| held.get(&block).copied().unwrap_or(0);
     for block in state.device.check_unpins(block_ids, num_held)? {
         state.device.unpin(block, &mut state.effects);
     }
     Ok(())
+}
+
+/// Hold the blocks that a hit on a request's first tokens needs until `unpin_prefix`; value: the
+/// tokens that they cover.
+///
+/// Whole blocks are covered, that are computed by finished batches and found now; its own are held
+/// before others of the same content. Fails with EmptyPinName,
+/// RepeatedPin, UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, StaleRequest,
+/// NothingToPin, LoadUnconfirmed, TooManyPinned.
+pub fn pin_prefix(
+    state: &mut State,
+    name: &str,
+    request_id: &str,
+    num_tokens: i64,
+) -> Result<u32, Error> {
+    let pin = name.to_owned();
+    if name.is_empty() {
+        return Err(Error::EmptyPinName { value: pin });
+    }
+    if state.named_pins.contains_key(name) {
+        return Err(Error::RepeatedPin { pin });
+    }
+    let row = state.idle(request_id)?;
+    check_count("num_tokens", num_tokens, 1)?;
+    if state.is_stale(row) {
+        let (request, epoch) = (request_id.to_owned(), i64::from(state.epoch_of(row)));
+        return Err(Error::StaleRequest { request, epoch, current: i64::from(state.epoch) });
+    }
+    let (covered, blocks) = prefix(state, row, num_tokens)?;
+    let named = named_blocks(&state.named_pins).chain(blocks.iter().copied());
+    let (num_blocks, most) = (named.collect::<HashSet<_>>().len(), state.config.most_pinned());
+    if num_blocks > most as usize {
+        let (num_blocks, most) = (num_blocks as i64, i64::from(most));
+        return Err(Error::TooManyPinned { pin, num_blocks, most });
+    }
+    state.num_pins += 1;
+    for &block in &blocks {
+        state.device.pin(block, &mut state.effects);
+    }
+    state.named_pins.insert(pin, NamedPin { epoch: state.epoch, blocks });
+    Ok(covered)
+}
+
+/// Undo `pin_prefix`: its blocks lose an owner, the last one first. Fails with UnknownPin.
+pub fn unpin_prefix(state: &mut State, name: &str) -> Result<(), Error> {
+    let known = state.named_pins.remove(name);
+    let pin = known.ok_or_else(|| Error::UnknownPin { pin: name.to_owned() })?;
+    for &block in pin.blocks.iter().rev() {
+        state.device.unpin(block, &mut state.effects);
+    }
+    Ok(())
+}
+
+/// The longest prefix of at most `count` tokens that is finished and found: its tokens, and the
+/// blocks that a hit of it needs, group by group. Fails with NothingToPin, LoadUnconfirmed.
+fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Error> {
+    let (config, request, mut finished) = (&state.config, &state[row], 0);
+    if config.enable_caching {
+        let before = state.batch.scheduled.get(row).map(|record| record.num_computed_before);
+        finished = num_finished(state, row).min(before.unwrap_or(u32::MAX));
+    }
+    let most = u32::try_from(count).unwrap_or(u32::MAX).min(finished);
+    let length = found_length(state, request, most);
+    if length == 0 {
+        let reason = match config.enable_caching {
+            true => format!("{finished} are computed, and no whole block of them is found"),
+            false => "prefix caching is off".to_owned(),
+        };
+        return Err(Error::NothingToPin { request: request.name(), requested: count, reason });
+    }
+    let mut blocks = Vec::new();
+    for (index, table) in (0..).zip(&request.tables) {
+        for position in needed(config, index, length).range() {
+            let key = request.key(state.scales[index as usize], index, position);
+            let own = table[position as usize];
+            let is_own = state.device.key(own) == Some(&key);
+            let found = if is_own { Some(own) } else { state.device.index.first(&key) };
+            blocks.push(found.expect("IDX-COMPLETE: the look-up has found it"));
+        }
+    }
+    match blocks.iter().find(|&&block| is_unconfirmed(state, block)) {
+        Some(block) => Err(Error::LoadUnconfirmed { block: i64::from(block.0) }),
+        None => Ok((length, blocks)),
+    }
 }

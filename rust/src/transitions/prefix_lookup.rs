@@ -8,8 +8,11 @@
 //! miss of one group shortens the length for all, until none misses.
 //! Source: S000-54, 57, 58; S001-79, 81. Twin: kvcore/transitions/prefix_lookup.py.
 
+use std::ops::Range;
+
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
+use crate::types::config::Config;
 use crate::types::groups::{Kind, skipped_blocks};
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, KVCacheBlocks};
@@ -65,7 +68,7 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
     let most = (search.most / size).saturating_sub(dropped) * size;
     length = aligned(state, length.min(most));
     while length > 0 {
-        let positions = needed(search, group_id, length);
+        let positions = needed(&state.config, group_id, length);
         let Some(missing) = first_missing(search, group_id, positions) else {
             return length;
         };
@@ -91,9 +94,32 @@ pub enum Needed {
     Backward(u32, u32),
 }
 
+impl Needed {
+    /// The positions, rising.
+    pub(crate) fn range(self) -> Range<u32> {
+        let (Needed::Forward(first, end) | Needed::Backward(first, end)) = self;
+        first..end
+    }
+}
+
+/// Whether a look-up can find this many tokens of a request in all groups.
+pub(crate) fn is_found(state: &State, request: &RequestState, length: u32) -> bool {
+    let search = Search { state, request, most: 0, found: Vec::new() };
+    (0..state.config.groups.len() as u32).all(|group| {
+        let mut positions = needed(&state.config, group, length).range();
+        positions.all(|position| search.look(group, position).is_some())
+    })
+}
+
+/// The most tokens up to this many that a look-up finds of a request.
+pub(crate) fn found_length(state: &State, request: &RequestState, most: u32) -> u32 {
+    let most = most.min(request.block_hashes.len() as u32 * state.hash_block_size);
+    let found = vec![Vec::new(); state.config.groups.len()];
+    common_length(&mut Search { state, request, most, found }, aligned(state, most))
+}
+
 /// The positions that a group must find to resume at a length, in the order to look.
-fn needed(search: &Search<'_>, group_id: u32, length: u32) -> Needed {
-    let config = &search.state.config;
+pub(crate) fn needed(config: &Config, group_id: u32, length: u32) -> Needed {
     let rule = &config.groups[group_id as usize];
     let num_blocks = length / rule.block_size;
     let end = num_blocks + u32::from(config.drops_last_hit(group_id));

@@ -129,6 +129,9 @@ clone_in_place! {
         pub hide_salts: bool,
         /// Number of the weights at the start.
         pub epoch: u32,
+        /// Most blocks that pins of prefixes hold, None for a quarter of the pool, or what one
+        /// request leaves.
+        pub max_pinned_blocks: Option<u32>,
     }
 }
 
@@ -157,6 +160,7 @@ impl Config {
             publish: Publish::Scheduled,
             hide_salts: false,
             epoch: 0,
+            max_pinned_blocks: None,
         }
     }
 
@@ -164,6 +168,15 @@ impl Config {
     #[must_use]
     pub fn num_usable_blocks(&self) -> u32 {
         self.num_blocks - u32::from(self.null_block)
+    }
+
+    /// Most blocks that pins of prefixes hold.
+    #[must_use]
+    pub fn most_pinned(&self) -> u32 {
+        let longest = self.max_model_len.map_or(0, |longest| self.blocks_for(longest));
+        let usable = self.num_usable_blocks();
+        let spare = u64::from(usable - self.watermark_blocks) - longest;
+        self.max_pinned_blocks.unwrap_or_else(|| (usable / 4).min(spare as u32))
     }
 
     /// Longest request in tokens, as a number.
@@ -255,7 +268,8 @@ fn check_options(config: &Config) -> Result<(), Error> {
     }
     config.max_model_len.map_or(Ok(()), |longest| check_count("max_model_len", longest, 1))?;
     let batched = config.max_num_batched_tokens;
-    batched.map_or(Ok(()), |most| check_count("max_num_batched_tokens", most, 1))
+    batched.map_or(Ok(()), |most| check_count("max_num_batched_tokens", most, 1))?;
+    config.max_pinned_blocks.map_or(Ok(()), |most| check_count("max_pinned_blocks", most, 0))
 }
 
 fn check_groups(config: &Config) -> Result<(), Error> {
@@ -322,6 +336,27 @@ fn check_sizes(config: &Config) -> Result<(), Error> {
             return Err(refuse("num_blocks", config.num_blocks, reason));
         }
     }
+    config.max_pinned_blocks.map_or(Ok(()), |most| check_claims(config, most))
+}
+
+/// Fails with InvalidConfig unless what is held for good leaves room for one request.
+fn check_claims(config: &Config, most: u32) -> Result<(), Error> {
+    if most == 0 {
+        return Ok(());
+    }
+    let Some(longest) = config.max_model_len else {
+        let reason = "needs max_model_len: one request must fit beside the pinned blocks";
+        return Err(refuse("max_pinned_blocks", most, reason));
+    };
+    let least = config.blocks_for(longest) + u64::from(config.watermark_blocks);
+    let usable = config.num_usable_blocks();
+    if u64::from(usable) < u64::from(most) + least {
+        let reason = format!(
+            "beside them one request of max_model_len={longest} tokens needs {least} blocks of \
+             {usable}"
+        );
+        return Err(refuse("max_pinned_blocks", most, reason));
+    }
     Ok(())
 }
 
@@ -352,27 +387,4 @@ fn refuse(field: &'static str, value: impl Into<Field>, reason: impl Into<String
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pool_smaller_than_one_request_says_how_many_are_needed() {
-        let mut config = Config::new(5, 4, b"");
-        assert_eq!(config.check(), Ok(()));
-        config.max_model_len = Some(17);
-        let message = config.check().expect_err("17 tokens need 5 blocks").to_string();
-        let reason =
-            "one request of max_model_len=17 tokens needs 5 blocks and the null block, so 6";
-        assert_eq!(message, format!("config num_blocks=5: {reason}"));
-    }
-
-    #[test]
-    fn sizes_that_cannot_work_are_refused() {
-        assert!(Config::new(0, 4, b"").check().is_err());
-        assert!(Config::new(1, 4, b"").check().is_err());
-        assert!(Config::new(2, 0, b"").check().is_err());
-        let mut none = Config::new(9, 4, b"");
-        none.groups.clear();
-        assert!(none.check().is_err());
-    }
-}
+mod tests;

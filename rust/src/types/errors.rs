@@ -133,6 +133,18 @@ errors! {
     /// The time of a manager never falls.
     TimeWentBack { now_ms: i64, current: i64, most: i64 }
         "time {now_ms:?} ms cannot follow {current}: it must be from {current} to {most}";
+    /// The name of a pin is not empty.
+    EmptyPinName { value: String } "the name of a pin must be a non-empty str, not {value:?}";
+    /// No pin of a prefix has this name.
+    UnknownPin { pin: String } "there is no pin {pin:?}";
+    /// A pin of this name exists already.
+    RepeatedPin { pin: String } "pin {pin:?} is there already: unpin it first";
+    /// None of the request's first tokens could be found later.
+    NothingToPin { request: String, requested: i64, reason: String }
+        "of the first {requested} tokens of request {request:?} none can be pinned: {reason}";
+    /// Pins of prefixes would hold more blocks than the config allows.
+    TooManyPinned { pin: String, num_blocks: i64, most: i64 }
+        "with pin {pin:?} {num_blocks} blocks are pinned, max_pinned_blocks={most}";
     /// A request that began with older weights loads nothing: stored content is of the new ones.
     StaleRequest { request: String, epoch: i64, current: i64 }
         "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";

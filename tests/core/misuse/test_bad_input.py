@@ -27,6 +27,7 @@ from tests.core.misuse import (
     bad_epochs,
     bad_operations,
     bad_output,
+    bad_pins,
     bad_requests,
     bad_retention,
 )
@@ -37,6 +38,7 @@ ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
     *(*bad_output.ROWS, *bad_epochs.ROWS, *bad_retention.ROWS),
+    *bad_pins.ROWS,
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.

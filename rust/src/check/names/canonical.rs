@@ -25,6 +25,7 @@ use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::num_older;
 use crate::pool::quarantine::Quarantine;
+use crate::state::state::named_pins::named_blocks;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
@@ -144,11 +145,10 @@ impl Namer {
             let epochs = rows.iter().map(|&row| state.epoch_of(Row(row as u32)));
             epochs.for_each(|epoch| put(&mut self.name, epoch as usize));
         }
-        let held = state.operations.values().map(|operation| operation.block);
-        let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
+        let pinned = pinned_blocks(state, orders);
         write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
         write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
-        self.write_levels(state, rows);
+        self.write_kept(state, rows);
         if let Some(host) = &state.host {
             let chains = &self.chains[state.device.num_blocks() as usize..];
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
@@ -250,8 +250,16 @@ impl Namer {
         state.free_rows.iter().chain(held).for_each(|row| put(&mut self.name, row.index()));
     }
 
-    /// The time, what was wished for the blocks that were met, and the wishes of requests.
-    fn write_levels(&mut self, state: &State, rows: &[usize]) {
+    /// The pins of prefixes; the time, what was wished for the blocks that were met, and the wishes
+    /// of requests.
+    fn write_kept(&mut self, state: &State, rows: &[usize]) {
+        for (pin_name, pin) in &state.named_pins {
+            put(&mut self.name, pin_name.len());
+            self.name.extend(pin_name.bytes());
+            put(&mut self.name, pin.epoch as usize);
+            put(&mut self.name, pin.blocks.len());
+            self.device.write(pin.blocks.iter().copied(), &mut self.name);
+        }
         if state.device.retention.is_none() {
             return;
         }
@@ -293,6 +301,12 @@ impl Namer {
             self.host.write(table.iter().copied(), &mut self.name);
         }
     }
+}
+
+/// The blocks that operations hold, then those that pins hold, in an order that names do not change.
+fn pinned_blocks(state: &State, orders: &Orders) -> SmallVec<[BlockId; 8]> {
+    let held = state.operations.values().map(|operation| operation.block);
+    held.chain(named_blocks(&state.named_pins)).chain(orders.pinned().iter().copied()).collect()
 }
 
 fn write_uses(name: &mut Vec<u8>, known: &Uses) {

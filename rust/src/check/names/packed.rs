@@ -95,6 +95,7 @@ fn is_rare(state: &State) -> bool {
         each.own_hashes || each.extra_keys.is_some() || each.num_loading > 0 || each.load_end > 0
     };
     !state.operations.is_empty()
+        || !state.named_pins.is_empty()
         || !state.held_rows.is_empty()
         || state.next_operation > 0
         || state.config.max_in_flight > 0

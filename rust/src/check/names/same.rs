@@ -36,7 +36,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && all_same(&one.in_flight, &other.in_flight, same_batch_in_flight)
         && one.config == other.config
         && same_epochs(one, other)
-        && one.wishes == other.wishes
+        && (&one.wishes, &one.named_pins) == (&other.wishes, &other.named_pins)
         && (one.device.policy.is_none() || encode(one) == encode(other))
 }
 

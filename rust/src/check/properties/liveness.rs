@@ -8,19 +8,22 @@
 //! where none does are requests preempted, one of them kept at a time. Twin:
 //! kvcore/check/properties/liveness.py.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::check::properties::claims::pins_alone;
 use crate::check::world::calls::slot_request;
 use crate::check::world::world::World;
 use crate::invariants::pool_and_state::is_in_a_queue;
 use crate::invariants::requests::pools;
 use crate::oracle::calls::{Name, Slots};
+use crate::state::state::named_pins::named_blocks;
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::allocate_slots;
 use crate::transitions::append::{Requests, append};
 use crate::transitions::batches::{complete, take_batch};
 use crate::transitions::free::free;
-use crate::transitions::pins::unpin;
+use crate::transitions::pins::{unpin, unpin_prefix};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::transitions::publish::reset_prefix_cache;
 use crate::transitions::requests::remove_request;
@@ -66,6 +69,7 @@ fn drain(world: &World, state: &State) -> Finding {
     }
     let mut state = state.clone();
     settle(&mut state)?;
+    drop_named_pins(&mut state)?;
     drop_pins(&mut state)?;
     for row in rows(&state).collect::<Vec<Row>>() {
         send_away(&mut state, row)?;
@@ -193,9 +197,14 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
     Ok(())
 }
 
-/// L-ADMIT: where nobody holds a block, any request that fits is admitted.
+/// L-ADMIT: where nobody holds a block, but for pins that leave room for one request, any that fits
+/// is admitted.
 fn admit_fitting(_: &World, state: &State) -> Finding {
-    if pools(state).any(|(_, pool)| pool.num_free() != pool.num_usable()) {
+    let bounded = state.config.max_pinned_blocks.is_some();
+    let pinned: BTreeSet<BlockId> = named_blocks(&state.named_pins).filter(|_| bounded).collect();
+    let idle: u32 = pools(state).map(|(_, pool)| pool.num_free()).sum();
+    let usable: u32 = pools(state).map(|(_, pool)| pool.num_usable()).sum();
+    if idle + pinned.len() as u32 != usable {
         return Ok(());
     }
     for row in rows(state) {
@@ -252,19 +261,25 @@ pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCac
     allocate_slots(state, slots.name.id(), &slot_request(&slots))
 }
 
-/// Take away all pins but those of operations.
+/// Take away all pins but those of operations. Pins of prefixes that leave room for one request
+/// stay.
 pub(crate) fn drop_pins(state: &mut State) -> Finding {
-    if state.device.pins.is_empty() {
-        return Ok(());
+    if state.config.max_pinned_blocks.is_none() {
+        drop_named_pins(state)?;
     }
-    let held = state.num_held();
-    let mut pins: Vec<i64> = Vec::new();
-    for (&block, &count) in &state.device.pins {
-        let others = count.saturating_sub(held.get(&block).copied().unwrap_or(0));
-        pins.extend(std::iter::repeat_n(i64::from(block), others as usize));
+    let mut pins = Vec::new();
+    for &block in state.device.pins.keys() {
+        let alone = usize::try_from(pins_alone(state, block)).unwrap_or(0);
+        pins.extend(std::iter::repeat_n(i64::from(block.0), alone));
     }
     pins.sort_unstable();
-    expected(unpin(state, &pins))
+    if pins.is_empty() { Ok(()) } else { expected(unpin(state, &pins)) }
+}
+
+/// Take away all pins of prefixes.
+fn drop_named_pins(state: &mut State) -> Finding {
+    let names: Vec<String> = state.named_pins.keys().cloned().collect();
+    names.iter().try_for_each(|name| expected(unpin_prefix(state, name)))
 }
 
 /// Whether an empty pool can give one call this many tokens, and keep what must stay free.

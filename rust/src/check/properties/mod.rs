@@ -2,6 +2,7 @@
 //! What is checked on the edges of a search.
 
 pub mod checker;
+pub(crate) mod claims;
 pub mod closure;
 pub mod epochs;
 pub mod fair_scheduler;

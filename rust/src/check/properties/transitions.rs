@@ -7,6 +7,7 @@
 //! kvcore/check/properties/transitions.py.
 
 use crate::check::names::same::same_state;
+use crate::check::properties::claims::{pin_hit, pins};
 use crate::check::properties::epochs::{Followed, epoch_first};
 use crate::check::properties::published::{Made, published};
 use crate::check::properties::retention::{leaves_by_level, wishes};
@@ -14,7 +15,6 @@ use crate::check::world::calls::perform;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::pool::quarantine::Quarantine;
-use crate::state::state::State;
 use crate::transitions::append::places_grown;
 use crate::types::commands::Command;
 use crate::types::ids::{BlockId, Row};
@@ -25,13 +25,14 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionCheck = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 12] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 13] = [
     ("LRU", lru),
     ("EPOCH-FIRST", epoch_first),
     ("WISHES", wishes),
     ("ROW-LIFE", row_life),
     ("GROWN", grown),
     ("PINS", pins),
+    ("PIN-HIT", pin_hit),
     ("HIT-PRESERVE", hit_preserve),
     ("HIT-PINNED", hit_pinned),
     ("HIT-FRESH", hit_fresh),
@@ -135,34 +136,6 @@ fn grown(made: &Made<'_>) -> Finding {
         return Ok(());
     }
     Err(format!("append set places {set:?} of tables and says {said:?}"))
-}
-
-/// PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say.
-fn pins(made: &Made<'_>) -> Finding {
-    let (before, after) = (made.before, made.after);
-    let same = before.device.pins == after.device.pins;
-    if same && before.operations.keys().eq(after.operations.keys()) {
-        return Ok(());
-    }
-    for block in (0..before.config.num_blocks).map(BlockId) {
-        let change = match made.call {
-            Call::Pin { block: named } => i64::from(*named == block.0),
-            Call::Unpin { block: named } => -i64::from(*named == block.0),
-            _ => 0,
-        };
-        let (expected, left) = (pins_alone(before, block) + change, pins_alone(after, block));
-        if left != expected {
-            let (name, block) = (made.call.transition(), block.0);
-            return Err(format!("{name} leaves {left} pins of block {block}, not {expected}"));
-        }
-    }
-    Ok(())
-}
-
-/// The pins of a block that are no operation's.
-fn pins_alone(state: &State, block: BlockId) -> i64 {
-    let held = state.operations.values().filter(|operation| operation.block == block).count();
-    i64::from(state.device.num_pins(block)) - held as i64
 }
 
 /// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.

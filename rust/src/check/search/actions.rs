@@ -7,7 +7,7 @@
 //! kvcore/check/search/actions.py.
 
 use crate::check::world::world::World;
-use crate::oracle::calls::{Call, Name, Slots};
+use crate::oracle::calls::{Call, Name, PIN_NAMES, Slots};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
@@ -47,6 +47,24 @@ pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
     if world.tries("unpin") {
         let pinned = |block: &u32| pool.num_pins(BlockId(*block)) > 0;
         out.extend(blocks.filter(pinned).map(|block| Move::Call(Call::Unpin { block })));
+    }
+}
+
+/// A pin of each prefix that a request has computed, under the first free name, and the end of
+/// each.
+pub(crate) fn prefix_pins(world: &World, state: &State, out: &mut Vec<Move>) {
+    let is_free = |pin: &&str| !state.named_pins.contains_key(*pin);
+    let free = PIN_NAMES.into_iter().take(world.num_pins as usize).find(is_free);
+    if let Some(pin) = free.filter(|_| world.tries("pin_prefix")) {
+        for request in state.requests().filter(|each| each.holds_blocks()) {
+            let name = Name::of(request);
+            let of = |num_tokens| Move::Call(Call::PinPrefix { pin, name, num_tokens });
+            out.extend((1..=request.num_accepted()).map(of));
+        }
+    }
+    if world.tries("unpin_prefix") {
+        let held = PIN_NAMES.into_iter().filter(|pin| !is_free(pin));
+        out.extend(held.map(|pin| Move::Call(Call::UnpinPrefix { pin })));
     }
 }
 

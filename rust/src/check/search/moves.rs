@@ -11,7 +11,7 @@
 use crate::check::properties::liveness::rest_of;
 use crate::check::search::actions::{
     Children, Move, allocations, block_calls, continuations, cuts, draft_calls, fresh_name, loads,
-    next_tokens, swaps,
+    next_tokens, prefix_pins, swaps,
 };
 use crate::check::world::calls::Outcome;
 use crate::check::world::world::{Moves, World};
@@ -48,6 +48,7 @@ pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Mo
     }
     swaps(world, state, out);
     block_calls(world, state, out);
+    prefix_pins(world, state, out);
     if world.tries("reset_prefix_cache") {
         out.push(Move::Call(Call::ResetPrefixCache));
     }

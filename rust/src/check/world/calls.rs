@@ -17,7 +17,7 @@ use crate::transitions::cancel::cancel;
 use crate::transitions::epochs::advance_epoch;
 use crate::transitions::fork::fork;
 use crate::transitions::free::free;
-use crate::transitions::pins::{pin, unpin};
+use crate::transitions::pins::{pin, pin_prefix, unpin, unpin_prefix};
 use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
 use crate::transitions::requests::{accept, add_drafts, add_request, add_tokens, remove_request};
 use crate::transitions::retention::tick;
@@ -102,6 +102,8 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::SwapIn { names } => admitted(swap_in(state, &ids(names))?, |_| Value::Nothing),
         Call::Pin { block } => nothing(pin(state, &[i64::from(*block)]))?,
         Call::Unpin { block } => nothing(unpin(state, &[i64::from(*block)]))?,
+        Call::PinPrefix { pin, name, num_tokens } => covered(state, pin, *name, *num_tokens)?,
+        Call::UnpinPrefix { pin } => nothing(unpin_prefix(state, pin))?,
         Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
         Call::Load { name, num_tokens, hit } => {
             let slots = Slots {
@@ -114,10 +116,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::CompleteOperation { operation, done } => {
             nothing(complete_operation(state, i64::from(*operation), *done))?
         }
-        Call::TakeBatch => {
-            take_batch(state)?;
-            Value::Nothing
-        }
+        Call::TakeBatch => nothing(take_batch(state).map(|_| ()))?,
         Call::Complete { batch } => nothing(complete(state, *batch as i64))?,
         Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
         Call::Execute { .. } => Value::Nothing,
@@ -132,6 +131,11 @@ fn counted(
     count: u32,
 ) -> Result<Value, Error> {
     nothing(change(state, name.id(), i64::from(count)))
+}
+
+/// Pin a prefix.
+fn covered(state: &mut State, pin: &str, name: Name, count: u32) -> Result<Value, Error> {
+    Ok(Value::Covered(pin_prefix(state, pin, name.id(), i64::from(count))?))
 }
 
 /// Tokens as the output of a batch, or as the engine's own.

@@ -7,6 +7,7 @@
 use smallvec::SmallVec;
 
 use crate::check::world::world::Symmetry;
+use crate::state::state::named_pins::named_blocks;
 use crate::state::state::{RequestState, State};
 use crate::types::ids::BlockId;
 
@@ -73,7 +74,7 @@ impl Orders {
     }
 }
 
-/// The device blocks that pins alone hold, no operation's, lowest first.
+/// The device blocks that pins of blocks alone hold, no operation's, lowest first.
 #[must_use]
 pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     let pool = &state.device;
@@ -82,7 +83,8 @@ pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     }
     let alone = |block: &BlockId| {
         let pins = pool.num_pins(*block);
-        let operates = state.operations.values().any(|operation| operation.block == *block);
+        let operates = state.operations.values().any(|operation| operation.block == *block)
+            || named_blocks(&state.named_pins).any(|each| each == *block);
         pins > 0 && pins == pool.ref_count(*block) && !operates
     };
     (0..pool.num_blocks()).map(BlockId).filter(alone).collect()

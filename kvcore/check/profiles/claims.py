@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named worlds in which content is kept whatever it costs: prefixes are pinned by name.
+
+Blocks hold one token where nothing else is said. A pool leaves room for one request beside what may
+be pinned, so that no request waits for a pin to end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.check.profiles.features import NEVER_REFUSED
+from kvcore.check.profiles.profile import (
+    FLYING_SLOTS,
+    SHARING,
+    SLOT,
+    STAYING,
+    SWAPS,
+    Profile,
+    world,
+)
+from kvcore.check.profiles.retention import WISHES
+from kvcore.types.groups import Group
+
+PINS = ("pin_prefix", "unpin_prefix")
+SHOWS = tuple(f"call {name}: done" for name in PINS)
+ROOM: dict[str, Any] = {"max_model_len": 2, "max_pinned_blocks": 1}
+
+CLAIMS: dict[str, Profile] = {
+    "prefix-pins": Profile(
+        "prefixes pinned by name, and blocks by their ids",
+        world(
+            *(3, 2, 2, 2, *PINS, "pin", "unpin"),
+            groups=(SLOT,),
+            num_pins=2,
+            num_letters=1,
+            without=SHARING,
+            **ROOM,
+        ),
+        4392,
+        33128,
+        backend="rust",
+        shows=(*SHOWS, "call pin_prefix: TooManyPinned"),
+    ),
+    "prefix-pins-fork": Profile(
+        "prefixes pinned by name, requests fork, append and are cut",
+        world(
+            *(4, 2, 3, 2, *PINS, "truncate"),
+            groups=(SLOT,),
+            num_letters=1,
+            max_model_len=3,
+            max_pinned_blocks=1,
+        ),
+        2836,
+        20037,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "prefix-pins-window": Profile(
+        "prefixes pinned by name in two groups, of which one gives blocks back",
+        world(
+            *(10, 1, 3, 3, *PINS),
+            groups=(SLOT, Group(1, kind="sliding_window", window=2)),
+            max_model_len=3,
+            max_pinned_blocks=4,
+            num_letters=1,
+            without=("fork", "reset_prefix_cache"),
+        ),
+        47975,
+        150362,
+        backend="rust",
+        not_shown=NEVER_REFUSED,
+        shows=(*SHOWS, "call pin_prefix: NothingToPin"),
+    ),
+    "prefix-pins-epoch": Profile(
+        "prefixes pinned by name, weights that change",
+        world(3, 2, 2, 2, *PINS, "advance_epoch", groups=(SLOT,), without=SHARING, **ROOM),
+        3353,
+        21089,
+        backend="rust",
+        shows=(*SHOWS, "call pin_prefix: StaleRequest"),
+    ),
+    "prefix-pins-retention": Profile(
+        "prefixes pinned by name, levels, and time that passes",
+        world(
+            *(3, 2, 2, 2, *PINS, "tick"),
+            groups=(SLOT,),
+            num_letters=1,
+            without=SHARING,
+            **ROOM,
+            **WISHES,
+        ),
+        25477,
+        151998,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "prefix-pins-swap": Profile(
+        "prefixes pinned by name, requests are swapped",
+        world(
+            *(3, 2, 2, 2, *PINS, *SWAPS), groups=(SLOT,), num_host_blocks=2, without=SHARING, **ROOM
+        ),
+        2732,
+        17820,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "prefix-pins-flight": Profile(
+        "prefixes pinned by name, a batch in flight",
+        world(3, 2, 2, 2, *PINS, without=STAYING, **FLYING_SLOTS, **ROOM),
+        16812,
+        49152,
+        backend="rust",
+        shows=SHOWS,
+    ),
+}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Properties of what one call does to pins, and of what a pin of a prefix must bring.
+
+Twin: rust/src/check/properties/claims.rs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from kvcore.state.state import RequestState, State
+from kvcore.trace.calls import Call, perform
+from kvcore.transitions.prefix_lookup import first_missing, needed
+from kvcore.types.values import Outcome, Status
+
+
+def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say, and as
+    the pins of prefixes, which come and go by their own calls alone.
+    """
+    after = outcome.state
+    named = dict(after.named_pins)
+    if call.name == "pin_prefix":
+        del named[call.args[0]]
+    elif call.name == "unpin_prefix":
+        named[call.args[0]] = before.named_pins[call.args[0]]
+    if named != dict(before.named_pins):
+        yield f"{call.name} leaves the pins {dict(after.named_pins)}"
+    if after.device.pins is before.device.pins and after.operations is before.operations:
+        return
+    held = Counter(pins_alone(before))
+    if call.name == "pin":
+        held.update(call.args[0])
+    elif call.name == "unpin":
+        held.subtract(call.args[0])
+    expected = {block: count for block, count in held.items() if count}
+    if pins_alone(after) != expected:
+        yield f"{call.name} leaves the pins {pins_alone(after)}, must be {expected}"
+
+
+def pins_alone(state: State) -> dict[int, int]:
+    """The pins of each block by its id."""
+    held = Counter(operation.block for operation in state.operations.values())
+    held.update(block for pin in state.named_pins.values() for block in pin.blocks)
+    left = {block: count - held[block] for block, count in state.device.pins.items()}
+    return {block: count for block, count in left.items() if count}
+
+
+def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """PIN-HIT: what a new pin covers is found, if it was, when all else that is cached has left."""
+    if call.name != "pin_prefix":
+        return
+    request, length, after = before.requests[call.args[1]], outcome.value, outcome.state
+    if is_found(before, request, length):
+        for name in sorted(after.requests):
+            if after.requests[name].status is not Status.WAITING:
+                after = perform(after, Call("free", (name,))).state
+        idle = [b for b, key in enumerate(after.device.keys) if key and b not in after.device.pins]
+        if not is_found(perform(after, Call("evict_blocks", (idle,))).state, request, length):
+            yield f"of {length} tokens that pin {call.args[0]!r} covers not all are kept"
+
+
+def is_found(state: State, request: RequestState, length: int) -> bool:
+    """Whether a look-up can find this many tokens of a request in all groups."""
+    config = state.config
+    return all(
+        first_missing(state, request, group_id, needed(config, group_id, length)) is None
+        for group_id in range(len(config.groups))
+    )

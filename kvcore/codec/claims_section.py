@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The section of canonical bytes for what is kept whatever it costs: pins of prefixes.
+
+Twin: rust/src/codec/claims_section.rs.
+"""
+
+from __future__ import annotations
+
+import attrs
+from immutables import Map
+from msgspec.structs import replace
+
+from kvcore.state.state import NamedPin, State
+from kvcore.types.errors import InvalidConfig
+from kvcore.types.wire import Reader, Writer
+
+
+def write_pins(out: Writer, state: State) -> None:
+    """Write the most that may be pinned, and 1, or 0 for the default; then the pins by name."""
+    most = state.config.max_pinned_blocks
+    out.u32(0 if most is None else most + 1)
+    out.u32(len(state.named_pins))
+    for name, pin in sorted(state.named_pins.items()):
+        out.sized(name.encode())
+        out.u32(pin.epoch)
+        out.numbers(pin.blocks)
+
+
+def read_pins(source: Reader, state: State) -> State:
+    """The state with the pins of the next bytes. Raises DamagedState."""
+    most, pins, last = source.u32(), dict[str, NamedPin](), ""
+    for _ in range(source.u32()):
+        name, epoch = source.name(), source.u32()
+        blocks = tuple(source.ids(state.config.num_blocks))
+        if name <= last or not blocks:
+            raise source.damaged(f"pin {name!r} is not in its canonical form")
+        last, pins[name] = name, NamedPin(epoch, blocks)
+    if not (most or pins):
+        raise source.damaged("a section holds nothing")
+    try:
+        config = attrs.evolve(state.config, max_pinned_blocks=most - 1 if most else None)
+    except InvalidConfig as error:
+        raise source.damaged(str(error)) from None
+    return replace(state, config=config, named_pins=Map(pins))

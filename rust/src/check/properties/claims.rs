@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What one call may do to pins, and what a pin of a prefix must bring.
+//!
+//! A part of transitions.rs. Twin: kvcore/check/properties/claims.py.
+
+use crate::check::properties::published::Made;
+use crate::oracle::calls::{Call, Name, Value};
+use crate::state::state::State;
+use crate::state::state::named_pins::named_blocks;
+use crate::transitions::free::free;
+use crate::transitions::prefix_lookup::is_found;
+use crate::transitions::publish::evict_blocks;
+use crate::types::ids::BlockId;
+use crate::types::violation::Finding;
+
+/// PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say, and as
+/// the pins of prefixes, which come and go by their own calls alone.
+pub(crate) fn pins(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    let mut named = after.named_pins.clone();
+    match made.call {
+        Call::PinPrefix { pin, .. } => _ = named.remove(*pin),
+        Call::UnpinPrefix { pin } => named.extend(
+            before.named_pins.get_key_value(*pin).map(|(name, held)| (name.clone(), held.clone())),
+        ),
+        _ => {}
+    }
+    if named != before.named_pins {
+        return Err(format!("{} leaves the pins {:?}", made.call.transition(), after.named_pins));
+    }
+    let same = before.device.pins == after.device.pins;
+    if same && before.operations.keys().eq(after.operations.keys()) {
+        return Ok(());
+    }
+    for block in (0..before.config.num_blocks).map(BlockId) {
+        let change = match made.call {
+            Call::Pin { block: named } => i64::from(*named == block.0),
+            Call::Unpin { block: named } => -i64::from(*named == block.0),
+            _ => 0,
+        };
+        let (expected, left) = (pins_alone(before, block) + change, pins_alone(after, block));
+        if left != expected {
+            let (name, block) = (made.call.transition(), block.0);
+            return Err(format!("{name} leaves {left} pins of block {block}, not {expected}"));
+        }
+    }
+    Ok(())
+}
+
+/// The pins of a block by its id.
+pub(crate) fn pins_alone(state: &State, block: BlockId) -> i64 {
+    let operations = state.operations.values().map(|operation| operation.block);
+    let held = operations.chain(named_blocks(&state.named_pins)).filter(|&each| each == block);
+    i64::from(state.device.num_pins(block)) - held.count() as i64
+}
+
+/// PIN-HIT: what a new pin covers is found, if it was, when all else that is cached has left.
+pub(crate) fn pin_hit(made: &Made<'_>) -> Finding {
+    let (Call::PinPrefix { pin, name, .. }, Value::Covered(length)) =
+        (made.call, &made.outcome.value)
+    else {
+        return Ok(());
+    };
+    let Some(row) =
+        name.row(made.before).filter(|&row| is_found(made.before, &made.before[row], *length))
+    else {
+        return Ok(());
+    };
+    let mut after = made.after.clone();
+    let names: Vec<Name> = after.requests().map(Name::of).collect();
+    names.into_iter().for_each(|name| _ = free(&mut after, name.id()));
+    let idle =
+        |&block: &BlockId| after.device.key(block).is_some() && after.device.num_pins(block) == 0;
+    let idle = (0..after.config.num_blocks).map(BlockId).filter(idle);
+    let idle: Vec<i64> = idle.map(|block| i64::from(block.0)).collect();
+    _ = evict_blocks(&mut after, &idle);
+    if is_found(&after, &made.before[row], *length) {
+        return Ok(());
+    }
+    Err(format!("of {length} tokens that pin {pin} covers not all are kept"))
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The section of canonical bytes for what is kept whatever it costs: pins of prefixes.
+//!
+//! Twin: kvcore/codec/claims_section.py.
+
+use crate::state::state::State;
+use crate::state::state::named_pins::NamedPin;
+use crate::types::errors::Error;
+use crate::types::wire::{Reader, Writer};
+
+/// Whether there are pins of prefixes, or a number for them.
+pub(crate) fn has_pins(state: &State) -> bool {
+    !state.named_pins.is_empty() || state.config.max_pinned_blocks.is_some()
+}
+
+/// Write the most that may be pinned, and 1, or 0 for the default; then the pins by name.
+pub(crate) fn write_pins(out: &mut Writer, state: &State) {
+    out.u32(state.config.max_pinned_blocks.map_or(0, |most| most + 1));
+    out.count(state.named_pins.len());
+    for (name, pin) in &state.named_pins {
+        out.sized(name.as_bytes());
+        out.u32(pin.epoch);
+        out.ids(&pin.blocks);
+    }
+}
+
+/// Read the pins of the next bytes. Fails with DamagedState.
+pub(crate) fn read_pins(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let most = source.u32()?;
+    for _ in 0..source.u32()? {
+        let (name, epoch) = (source.name()?.to_owned(), source.u32()?);
+        let blocks = source.blocks(state.config.num_blocks)?;
+        let last = state.named_pins.last_key_value().map_or("", |(last, _)| last);
+        if name.as_str() <= last || blocks.is_empty() {
+            return Err(source.damaged(format!("pin {name:?} is not in its canonical form")));
+        }
+        state.named_pins.insert(name, NamedPin { epoch, blocks: blocks.to_vec() });
+    }
+    if most == 0 && state.named_pins.is_empty() {
+        return Err(source.damaged("a section holds nothing"));
+    }
+    state.config.max_pinned_blocks = most.checked_sub(1);
+    state.config.check().map_err(|error| source.damaged(error.to_string()))
+}
