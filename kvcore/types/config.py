@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 import attrs
 
@@ -300,5 +300,5 @@ def _is_text(seed: bytes) -> bool:
     return True
 
 
-def _refuse(config: Config, name: str, reason: str) -> None:
+def _refuse(config: Config, name: str, reason: str) -> NoReturn:
     raise InvalidConfig(field=name, value=getattr(config, name), reason=reason)
