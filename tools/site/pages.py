@@ -71,6 +71,7 @@ MODULES = {
             *("kvcore_runtime.events.publisher", "kvcore_runtime.events.event_source"),
         ],
     ),
+    "metrics": ("Metrics for Prometheus", ["kvcore_runtime.prometheus.exporter"]),
     "record": ("The recorder", [f"kvcore.record.{name}" for name in RECORD]),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
