@@ -198,6 +198,11 @@ class Manager:
         Hold what a hit on a request's first tokens needs, until `unpin_prefix`; returns the tokens
         that are covered.
         """
+    @property
+    def quarantined_blocks(self, /) -> tuple[int, ...]:
+        """
+        Device blocks that lost their last owner while a batch in flight uses them, in this order.
+        """
     def remove_request(self, /, request_id: str) -> None:
         """
         Forget a request that holds no blocks.
