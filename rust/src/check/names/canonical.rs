@@ -303,7 +303,7 @@ impl Namer {
     }
 }
 
-/// The blocks that operations hold, then those that pins hold, in an order that names do not change.
+/// The blocks of operations, then those that pins hold, in an order that names do not change.
 fn pinned_blocks(state: &State, orders: &Orders) -> SmallVec<[BlockId; 8]> {
     let held = state.operations.values().map(|operation| operation.block);
     held.chain(named_blocks(&state.named_pins)).chain(orders.pinned().iter().copied()).collect()
