@@ -22,6 +22,7 @@ from tests.helpers.worlds import configs
 LEAVING = {
     "request": lambda name: Call("free", (name,), {}),
     "pin": lambda name: Call("unpin", ([int(name)],), {}),
+    "named_pin": lambda name: Call("unpin_prefix", (name,), {}),
     "operation": lambda name: Call("complete_operation", (int(name), True), {}),
     "batch": lambda name: Call("complete", (int(name),), {}),
 }

@@ -33,6 +33,8 @@ UPKEEP = (
     *(
         "pin",
         "unpin",
+        "pin prefix",
+        "unpin prefix",
         "evict",
         "reset",
         "epoch",
@@ -265,6 +267,12 @@ class Machine(RuleBasedStateMachine):
                 self.run.call("pin", data.draw(blocks))
             case "unpin":
                 self.run.call("unpin", [data.draw(st.sampled_from(pinned))])
+            case "pin prefix":
+                most = state.requests[name].num_computed
+                pin = data.draw(st.sampled_from("pq"))
+                self.run.call("pin_prefix", pin, name, data.draw(st.integers(0, most + 1)))
+            case "unpin prefix":
+                self.run.call("unpin_prefix", data.draw(st.sampled_from("pq")))
             case "evict":
                 self.run.call("evict_blocks", data.draw(blocks))
             case "reset":
