@@ -53,6 +53,7 @@ WORLDS = {
         num_encoder=2,
     ),
     "levels": PROFILES["retention"].world,
+    "named pins": PROFILES["prefix-pins-swap"].world,
     "salts": world(2, 2, 2, kinds_of_requests=({}, {"cache_salt": "s"}), without=("fork",)),
 }
 IN_FLIGHT = {
