@@ -7,12 +7,13 @@ from typing import Any
 
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.check.mutants.worlds import world
-from kvcore.check.profiles.claims import ROOM
 from kvcore.check.profiles.profile import SLOT
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.transitions import TRANSITIONS, pins
 
-TWO_PINS = world(3, 2, 2, "pin_prefix", groups=(SLOT,), num_pins=2, num_letters=1, **ROOM)
+TWO_PINS = world(
+    2, 2, 1, "pin_prefix", groups=(SLOT,), num_pins=2, max_model_len=1, max_pinned_blocks=1
+)
 ONLY_HITS = "what was pinned is computed again"
 
 

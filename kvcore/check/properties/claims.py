@@ -28,7 +28,8 @@ def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[st
         named[call.args[0]] = before.named_pins[call.args[0]]
     if named != dict(before.named_pins):
         yield f"{call.name} leaves the pins {dict(after.named_pins)}"
-    if after.device.pins is before.device.pins and after.operations is before.operations:
+    same = after.device.pins is before.device.pins and after.operations is before.operations
+    if same and after.named_pins is before.named_pins:
         return
     held = Counter(pins_alone(before))
     if call.name == "pin":

@@ -28,7 +28,7 @@ pub(crate) fn pins(made: &Made<'_>) -> Finding {
     if named != before.named_pins {
         return Err(format!("{} leaves the pins {:?}", made.call.transition(), after.named_pins));
     }
-    let same = before.device.pins == after.device.pins;
+    let same = before.device.pins == after.device.pins && before.named_pins == after.named_pins;
     if same && before.operations.keys().eq(after.operations.keys()) {
         return Ok(());
     }
