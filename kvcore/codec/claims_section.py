@@ -33,7 +33,7 @@ def read_pins(source: Reader, state: State) -> State:
         name, epoch = source.name(), source.u32()
         blocks = tuple(source.ids(state.config.num_blocks))
         if name <= last or not blocks:
-            raise source.damaged(f"pin {name!r} is not in its canonical form")
+            raise source.damaged("the pins are not in their canonical form")
         last, pins[name] = name, NamedPin(epoch, blocks)
     if not (most or pins):
         raise source.damaged("a section holds nothing")

@@ -65,7 +65,7 @@ def busy(backend: Backend) -> KVCacheManager:
 
 
 def moving(backend: Backend) -> KVCacheManager:
-    """One whose bytes have a window, drafts, extra keys, own hashes and operations."""
+    """One whose bytes have a window, drafts, extra keys, own hashes, operations and a pin."""
     groups = (Group(2), Group(2, kind="sliding_window", window=3))
     manager = make(
         backend, 16, groups=groups, max_model_len=10, record_new_blocks=True, hide_salts=True
@@ -81,6 +81,7 @@ def moving(backend: Backend) -> KVCacheManager:
     manager.add_request(cut)
     manager.truncate("cut", 3)
     step(manager)
+    assert manager.pin_prefix("named", "salted", 4) == 4
     manager.store([1])
     add(manager, "loads", range(20, 27))
     manager.load("loads", 4)

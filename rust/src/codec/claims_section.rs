@@ -32,7 +32,7 @@ pub(crate) fn read_pins(source: &mut Reader<'_>, state: &mut State) -> Result<()
         let blocks = source.blocks(state.config.num_blocks)?;
         let last = state.named_pins.last_key_value().map_or("", |(last, _)| last);
         if name.as_str() <= last || blocks.is_empty() {
-            return Err(source.damaged(format!("pin {name:?} is not in its canonical form")));
+            return Err(source.damaged("the pins are not in their canonical form"));
         }
         state.named_pins.insert(name, NamedPin { epoch, blocks: blocks.to_vec() });
     }
