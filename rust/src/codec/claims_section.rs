@@ -34,7 +34,7 @@ pub(crate) fn read_pins(source: &mut Reader<'_>, state: &mut State) -> Result<()
         if name.as_str() <= last || blocks.is_empty() {
             return Err(source.damaged("the pins are not in their canonical form"));
         }
-        state.named_pins.insert(name, NamedPin { epoch, blocks: blocks.to_vec() });
+        state.named_pins.insert(name, NamedPin { epoch, blocks });
     }
     if most == 0 && state.named_pins.is_empty() {
         return Err(source.damaged("a section holds nothing"));

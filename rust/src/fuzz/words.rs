@@ -77,8 +77,6 @@ const VERBS: [(&str, &[Arg]); 31] = [
     ("pin", &[Blocks]),
     ("unpin", &[Blocks]),
     ("evict_blocks", &[Blocks]),
-    ("pin_prefix", &[Name, Name, Count]),
-    ("unpin_prefix", &[Name]),
     ("store", &[Blocks]),
     ("load", &[Name, Count, Options]),
     ("complete_operation", &[Operation]),
