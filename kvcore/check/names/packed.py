@@ -35,8 +35,9 @@ def pack(state: State) -> bytes:
         return encode(state)
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
-    rest = (state.rows, state.free_rows, state.operations, state.next_operation, state.epoch)
-    rest += (sorted((name, astuple(pin)) for name, pin in state.named_pins.items()),)
+    pins = [(name, astuple(pin)) for name, pin in sorted(state.named_pins.items())]
+    counts = (state.next_operation, state.epoch)
+    rest = (state.rows, state.free_rows, state.operations, *counts, pins)
     return pickle.dumps((pools, requests, rest), pickle.HIGHEST_PROTOCOL)
 
 

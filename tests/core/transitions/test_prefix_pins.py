@@ -31,7 +31,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 def fill(manager: KVCacheManager) -> None:
     """Let others take every free block, and go."""
-    names = []
+    names = list[str]()
     while manager.num_free_blocks >= len(manager.config.groups):
         names.append(f"x{len(names)}")
         first = 50 + 2 * len(names)
