@@ -27,6 +27,14 @@ class Exchange:
         """Whether a step is needed to get on, even if no sequence can be computed."""
         return False
 
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence is to wait on, since what can be had of it is still fetched.
+
+        Asked in every step; others are admitted meanwhile.
+        """
+        del sequence
+        return False
+
     def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
         """Begin to load what can be had of a waiting sequence behind its hit.
 
@@ -41,6 +49,9 @@ class Exchange:
         What the manager counts of them then is what they have.
         """
         return []
+
+    def idle(self) -> None:
+        """Note that a plan computes nothing: wait a moment if something comes from outside."""
 
     def cancelled(self, number: int) -> list[Sequence]:
         """Note that batch `number` and all later ones were cancelled, the open one too.

@@ -3,7 +3,8 @@
 
 `kvcore.scheduler` has the policy. Here a decoding sequence with a drafter also gets slots for its
 drafts. A sequence whose first tokens are computed elsewhere (exchange.py) loads before it runs: it
-holds blocks, computes nothing and gives way to nobody.
+holds blocks, computes nothing and gives way to nobody. Before that its exchange may fetch what is
+to be loaded: until then it is passed by.
 """
 
 from bisect import insort
@@ -41,10 +42,23 @@ class Scheduler(batching.Scheduler[Sequence]):
         super().__init__(manager, token_budget=token_budget, swaps=swaps)
         self._drafter = drafter
         self._exchange = exchange or Exchange()
+        self.fetching: list[Sequence] = []
+
+    def schedule(self, in_flight: bool = False) -> list[Chunk]:
+        """As in `kvcore.scheduler`, without the sequences that fetch."""
+        candidates = sorted((*self.waiting, *self.fetching), key=lambda each: each.age)
+        self.fetching, self.waiting = [], []
+        for each in candidates:
+            queue = self.fetching if self._exchange.is_fetching(each) else self.waiting
+            queue.append(each)
+        chunks = super().schedule(in_flight)
+        if not chunks:
+            self._exchange.idle()
+        return chunks
 
     def unfinished(self) -> list[Sequence]:
         """All sequences on their way, those that hold device blocks first."""
-        return [*self.running, *self.loading, *self.swapped, *self.waiting]
+        return [*self.running, *self.loading, *self.swapped, *self.fetching, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that the manager knows and that holds nothing."""
@@ -61,7 +75,7 @@ class Scheduler(batching.Scheduler[Sequence]):
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, finished or aborted; its blocks are the caller's to free."""
-        for queue in (self.running, self.loading, self.swapped, self.waiting):
+        for queue in (self.running, self.loading, self.swapped, self.fetching, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
 
@@ -82,6 +96,7 @@ class Scheduler(batching.Scheduler[Sequence]):
         loading = [each for each in self.loading if each not in abandoned]
         others = [each for each in self.unfinished() if each not in loading]
         self.running, self.swapped, self.waiting, self.loading = [], [], [], loading
+        self.fetching = []
         for sequence in others:
             name = sequence.sequence_id
             sequence.drop_output()
