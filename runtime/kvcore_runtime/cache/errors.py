@@ -203,21 +203,6 @@ class BlockMissing(TierError):
     message = "there is no block {key} in {place}"
 
 
-class BlockDamaged(TierError):
-    """The tier's content under this key is not what was stored."""
-
-    message = "block {key} in {place} is damaged: {reason}"
-
-
-class BlockForeign(TierError):
-    """The tier's content under this key was stored by another model, or in another layout."""
-
-    message = (
-        "block {key} in {place} holds {num_bytes} bytes of {description!r}, "
-        "expected {expected_bytes} bytes of {expected_description!r}"
-    )
-
-
 class TierFailed(TierError):
     """The tier could not be read or written."""
 

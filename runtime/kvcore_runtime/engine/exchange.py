@@ -53,6 +53,11 @@ class Exchange:
     def idle(self) -> None:
         """Note that a plan computes nothing: wait a moment if something comes from outside."""
 
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was given away has been taken; whether it was in this time."""
+        del timeout_s
+        return True
+
     def cancelled(self, number: int) -> list[Sequence]:
         """Note that batch `number` and all later ones were cancelled, the open one too.
 

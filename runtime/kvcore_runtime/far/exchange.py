@@ -130,7 +130,7 @@ class FarExchange(Exchange):
         self._link.place = None if weights is None else self._place(weights)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the tier has answered all stores; whether it did in this time."""
+        """See `Exchange`: wait until the tier has answered all stores."""
         end = self._clock.monotonic() + timeout_s
         self._hear()
         while self._link.num_stores:

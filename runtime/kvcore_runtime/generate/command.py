@@ -22,11 +22,13 @@ from tqdm import tqdm
 
 from kvcore import InvariantViolation, KvcoreError
 from kvcore.cli.pipes import INTERRUPTED, ends_cleanly
-from kvcore_runtime.cache.directory import DirectoryTier, describe
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.far.directory import DirectoryStore
+from kvcore_runtime.far.exchange import FarExchange
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.generate.arguments import Arguments, read_arguments
 from kvcore_runtime.generate.conversation import Held, hold_conversations
 from kvcore_runtime.generate.picture import draw_pool
@@ -52,6 +54,8 @@ from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenize
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 
 DIRECTORY_SEED = "kvcore generate --directory"
+DISK_S = 30.0
+"""A disk answers; the run of a command is the same on a slow one."""
 """With the model's identity the root of the keys of blocks in files, the same in every run."""
 
 
@@ -125,9 +129,7 @@ def make_engine(
     if arguments.directory is not None:
         identity = identify(model, config.groups)
         config = attrs.evolve(config, hash_seed=f"{DIRECTORY_SEED} {identity}".encode())
-        exchange = partial(
-            keep_in_directory, path=arguments.directory, model=f"{arguments.model} {identity}"
-        )
+        exchange = partial(keep_in_directory, path=arguments.directory, weights=identity)
     engine = Engine(
         model,
         config,
@@ -139,10 +141,12 @@ def make_engine(
     return engine, record
 
 
-def keep_in_directory(engine: Engine, *, path: Path, model: str) -> Exchange:
-    """Let an engine keep its blocks in files. model: a name that no other model has."""
-    tier = DirectoryTier(path, describe(engine.runtime.cache, model))
-    return DirectoryExchange(engine, tier)
+def keep_in_directory(engine: Engine, *, path: Path, weights: str) -> Exchange:
+    """Let an engine keep its blocks in files. weights: a name that no other model has."""
+    options = FarOptions(
+        weights=weights, min_fetch_tokens=1, fetch_timeout_s=DISK_S, store_timeout_s=DISK_S
+    )
+    return FarExchange(engine, ThreadedTier(DirectoryStore(path)), options)
 
 
 def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
@@ -170,6 +174,7 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
 
         held = hold_conversations(engine, tokenizer, arguments.prompts, show)
         show_answers(held)  # those of a step that was interrupted
+        engine.exchange.flush(DISK_S)
         return held
 
 

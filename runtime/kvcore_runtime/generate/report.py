@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.generate.conversation import Answer, Held, Refusal
 
 WIDTH = 96
@@ -23,8 +23,8 @@ TABLE = {
     "blocks swapped": "{blocks_swapped_out} out, {blocks_swapped_in} in",
     "preemptions": "{by_swap}{preemptions_by_recompute} by recompute",
     "drafts": "{drafts}, {drafts_accepted} accepted",
-    "blocks in files": "{blocks_written} written, {blocks_found} there already, {blocks_loaded} "
-    "loaded, {operations_failed} failed",
+    "blocks in files": "{blocks_stored} stored, {blocks_loaded} loaded, {pages_failed} failed, "
+    "{pages_dropped} dropped",
     "in flight": "{steps_overlapped} of {counted_steps} planned while another ran, "
     "{batches_cancelled} cancelled",
     "waits": "{stalls} for tokens in flight, {waits_for_blocks} for blocks",
@@ -52,16 +52,16 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
     came back from preemption. drafting: whether tokens were guessed; drafts: how many. keeps_files:
-    whether blocks were kept in files. blocks_stored: in files, of which
-    blocks_written were not there already; blocks_loaded: from files; operations_failed: stores and
-    loads that are in neither. steps_overlapped: planned while another was computed; stalls: plans
-    with nothing to do before a batch in flight was completed; waits_for_blocks: plans in which a
-    sequence waited for such a batch's blocks. Usages and shares are 0.0 to 1.0, times seconds
-    unless the name says.
+    whether blocks were kept in files. blocks_stored: in files, those too that were there already;
+    blocks_loaded: from files; pages_failed: stores and fetches that were answered otherwise;
+    pages_dropped: those that were not asked for. steps_overlapped: planned while another was
+    computed; stalls: plans with nothing to do before a batch in flight was completed;
+    waits_for_blocks: plans in which a sequence waited for such a batch's blocks. Usages and shares
+    are 0.0 to 1.0, times seconds unless the name says.
     """
     config, metrics = engine.manager.config, engine.metrics
     stats = engine.manager.take_stats()
-    kept = engine.exchange if isinstance(engine.exchange, DirectoryExchange) else None
+    kept = engine.exchange.counts if isinstance(engine.exchange, FarExchange) else None
     return {
         "backend": engine.manager.backend,
         "num_blocks": config.num_usable_blocks,
@@ -85,9 +85,9 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
         "drafts_accepted": metrics.num_accepted_drafts,
         "keeps_files": kept is not None,
         "blocks_stored": kept.num_stored if kept else 0,
-        "blocks_written": kept.num_written if kept else 0,
         "blocks_loaded": kept.num_loaded if kept else 0,
-        "operations_failed": len(kept.errors) if kept else 0,
+        "pages_failed": kept.num_failed if kept else 0,
+        "pages_dropped": kept.dropped.total() if kept else 0,
         "max_in_flight": config.max_in_flight,
         "publish": config.publish,
         "steps_overlapped": metrics.num_overlapped,
@@ -111,7 +111,6 @@ def format_table(summary: Mapping[str, Any]) -> str:
         "reused": reused / prompts if prompts else 0.0,
         "answers": format_count(summary["num_answers"], "answers"),
         "counted_steps": format_count(summary["steps"], "steps"),
-        "blocks_found": summary["blocks_stored"] - summary["blocks_written"],
     }
     has_host = summary["num_host_blocks"] > 0
     more["by_swap"] = f"{summary['preemptions_by_swap']} by swap, " if has_host else ""

@@ -32,7 +32,9 @@ def page() -> bytearray:
     return slot
 
 
-def check(slot: bytes, name: str = PLACE.name(KEY), num_bytes: int | None = None) -> Status:
+def check(
+    slot: bytes | bytearray, name: str = PLACE.name(KEY), num_bytes: int | None = None
+) -> Status:
     return check_page(memoryview(slot), name, len(slot) if num_bytes is None else num_bytes)
 
 
@@ -125,7 +127,8 @@ def fuzz(num_rounds: int, seed: int) -> None:
         num_bytes = draw.choice([len(slot), len(whole), draw.randrange(1 << 40)])
         status = check(slot, num_bytes=num_bytes)
         if status is Status.OK:
-            assert (bytes(slot[8:76]), num_bytes) == (whole[8:76], len(whole))
+            assert (bytes(slot[8:24]), bytes(slot[40:76])) == (whole[8:24], whole[40:76])
+            assert num_bytes == len(slot) == len(whole)
             assert bytes(slot[96:112]) == xxhash.xxh3_128_digest(slot[:96] + slot[112:])
 
 
