@@ -163,7 +163,7 @@ stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
 	echo kvcore > .venv/own-packages.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra redis \
 		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --all-extras \

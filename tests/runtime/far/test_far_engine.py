@@ -225,6 +225,26 @@ def test_a_tier_that_takes_nothing_drops_what_was_to_be_stored(
     assert not tier.entries
 
 
+def test_what_was_not_kept_is_stored_again(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    """Once the tier refuses it, once it takes no ticket; then it is there at the third time."""
+    engine = make_engine("full", backend, tier, clock)
+
+    def refuse() -> None:
+        for each in list(tier.pending):
+            is_store = each.operation == "store"
+            tier.answer(each, [told(Status.FULL)] * len(each.names) if is_store else [])
+
+    answers(engine, tier, [one()], act=refuse)
+    tier.takes = False
+    answers(engine, tier, [one()])
+    assert not tier.entries
+    tier.takes = True
+    answers(engine, tier, [one()])
+    assert len(tier.entries) >= len(one().prompt) // 16
+
+
 def test_three_slots_are_enough(backend: Backend, tier: ManualTier, clock: HandClock) -> None:
     options = FarOptions(staging_pages=3, min_fetch_tokens=16, weights="tiny")
     answers(make_engine("windowed", backend, tier, clock), tier, [one()])
