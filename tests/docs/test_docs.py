@@ -35,6 +35,7 @@ RUN_ELSEWHERE = {
     ROOT / "docs" / "events.md": "tests/runtime/test_pages.py",
     ROOT / "docs" / "metrics.md": "tests/runtime/prometheus/test_page.py",
     ROOT / "docs" / "ranks.md": "tests/runtime/test_pages.py",
+    ROOT / "docs" / "apart.md": "tests/runtime/test_pages.py",
     ROOT / "docs" / "far-tiers.md": "tests/runtime/test_pages.py",
 }
 """Pages whose programs another file runs: one with its own engine, one that needs the runtime."""
