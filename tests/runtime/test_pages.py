@@ -17,8 +17,8 @@ DOCS = Path(__file__).parents[2] / "docs"
     ("page", "num_programs", "package"),
     [
         ("events.md", 2, "zmq"),
-        ("ranks.md", 1, "torch"),
-        ("apart.md", 1, "torch"),
+        ("cluster/ranks.md", 1, "torch"),
+        ("cluster/apart.md", 1, "torch"),
         ("far-tiers.md", 1, "torch"),
     ],
 )
