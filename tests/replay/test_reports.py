@@ -31,7 +31,7 @@ def test_rates_are_of_the_first_look_ups() -> None:
     rates = rates_of(RESULT)
     assert (rates.run, rates.ideal, rates.optimum, rates.again) == (0.25, 0.5, 0.4, 0.8)
     nothing = rates_of(made(looked_up_tokens=0, again_looked_up_tokens=0, ideal_hit_tokens=None))
-    assert attrs.astuple(nothing) == (None,) * 4
+    assert attrs.astuple(nothing) == (None,) * 5
 
 
 def test_use_is_weighed_by_time() -> None:
