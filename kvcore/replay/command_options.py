@@ -115,6 +115,13 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
         help=f"what happens to a preempted request ({DEFAULTS.preempt})",
     )
     _number(group, "--waiting", "N", DEFAULTS.num_known, "waiting requests that the manager knows")
+    add("--far-blocks", type=count, metavar="N", help="blocks of a far tier below the pool")
+    add(
+        "--store-policy",
+        choices=("publication", "second_use"),
+        help=f"which blocks it keeps: all that are computed, or those of a second prompt "
+        f"({DEFAULTS.store_policy})",
+    )
     add("--host-blocks", type=count, metavar="N", help="to swap to (as many as --blocks)")
     add("--requests", type=count, metavar="N", help="read at most this many")
     costs = (DEFAULTS.base_seconds, DEFAULTS.seconds_per_prefill_token, DEFAULTS.seconds_per_decode)
@@ -155,6 +162,10 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
     """Read the options. Raises BadOptions, CannotWrite, and what `make_config` raises."""
     if given.policies and given.apply is not None:
         raise BadOptions(reason="--apply checks one policy: leave --policies out")
+    if given.far_blocks is None and given.store_policy is not None:
+        raise BadOptions(reason="--store-policy is of a far tier: say --far-blocks, too")
+    if given.far_blocks is not None and given.apply is not None:
+        raise BadOptions(reason="--apply has no far tier: leave --far-blocks out")
     if given.host_blocks is not None and given.preempt != "swap":
         raise BadOptions(reason="--host-blocks are to swap to: say --preempt swap, too")
     options = Options(
@@ -168,6 +179,8 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         num_requests=given.requests,
         num_known=given.waiting,
         bounds=not given.no_bounds,
+        far_blocks=given.far_blocks,
+        store_policy=given.store_policy or DEFAULTS.store_policy,
         base_seconds=given.step_us[0],
         seconds_per_prefill_token=given.step_us[1],
         seconds_per_decode=given.step_us[2],

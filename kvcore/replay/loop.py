@@ -19,6 +19,7 @@ from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.expand import outputs, prompt_tokens
+from kvcore.replay.far.far_blocks import FarBlocks
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -74,6 +75,8 @@ def make_config(options: Options) -> Config:
         read_count(name, getattr(options, name), 1)
     if options.num_requests is not None:
         read_count("num_requests", options.num_requests, 1)
+    if options.far_blocks is not None:
+        read_count("far_blocks", options.far_blocks, 1)
     for name in ("base_seconds", "seconds_per_prefill_token", "seconds_per_decode"):
         value = getattr(options, name)
         if not 0 <= value < float("inf"):
@@ -179,6 +182,11 @@ class Batcher(Scheduler[Sequence]):
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
+        self._block_size = options.block_size
+        self.far: FarBlocks | None = None
+        if options.far_blocks is not None:
+            self.far = FarBlocks(options.far_blocks, options.store_policy)
+        self._operations: list[int] = []
         self.decoding: list[Sequence] = []
         self.now = 0.0
 
@@ -214,7 +222,7 @@ class Batcher(Scheduler[Sequence]):
         self._budget -= len(sequences)
 
     def _may_admit(self) -> bool:
-        has_room = len(self.running) < self._max_running
+        has_room = len(self.running) + len(self.loading) < self._max_running
         return has_room and self._budget > 0 and not self._was_refused
 
     def _next_waiting(self) -> Sequence | None:
@@ -237,6 +245,43 @@ class Batcher(Scheduler[Sequence]):
         due = self._manager.num_due_blocks if self.running else 0
         own = sum(map(len, hit.blocks.blocks))
         return max(0, min(due - own, int(self._spared * self._manager.config.num_usable_blocks)))
+
+    def _begin_load(self, sequence: Sequence, hit: Hit) -> int | Refused:
+        """Load what the far tier has behind a hit; a token is left to compute."""
+        size, start = self._block_size, hit.num_tokens
+        if self.far is None:
+            return 0
+        (keys,) = self._manager.get_block_keys(sequence.sequence_id)
+        end = min(len(keys), (sequence.num_known - 1) // size)
+        num_tokens = self.far.count(keys, start // size, end) * size
+        if num_tokens == 0:
+            return 0
+        got = self._manager.load(
+            sequence.sequence_id,
+            num_tokens,
+            hit,
+            full_sequence_must_fit=True,
+            reserved_blocks=self._num_reserved(hit),
+        )
+        if isinstance(got, Refused):
+            return got
+        self._operations += got
+        self._record.loaded(num_tokens if sequence.is_new else 0)
+        self._admitted(sequence, hit)
+        return num_tokens
+
+    def loads_end(self) -> None:
+        """Let those run whose load was in the batch that was taken."""
+        for operation in self._operations:
+            self._manager.complete_operation(operation, True)
+        self.running += self.loading
+        self._operations, self.loading = [], []
+
+    def prompt_computed(self, sequence: Sequence) -> None:
+        """Store the blocks of a prompt, whose batch has run."""
+        if self.far is not None:
+            (keys,) = self._manager.get_block_keys(sequence.sequence_id)
+            self.far.computed(keys[: len(sequence.prompt) // self._block_size])
 
     def _admitted(self, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request
@@ -286,7 +331,7 @@ class Loop:
             batcher.now = max(self.now, upcoming)
             arrivals.pull(self.now)
         chunks = batcher.schedule()
-        if not (chunks or batcher.decoding):
+        if not (chunks or batcher.decoding or batcher.loading):
             raise InvariantViolation("REPLAY", f"step {self.record.steps} computes nothing")
         self._finish_step(chunks)
         sample = self._sample()
@@ -297,13 +342,16 @@ class Loop:
     def result(self, trace: tuple[str, int]) -> Result:
         """The result of the steps so far. trace: its name, and its skipped lines."""
         num_read, backend = self._arrivals.num_read, self._manager.backend
-        return self.record.result(trace, num_read, backend, self.now, self._meter)
+        far = self._batcher.far
+        written = None if far is None else far.num_written
+        return self.record.result(trace, num_read, backend, self.now, self._meter, written)
 
     def _finish_step(self, chunks: list[Chunk[Sequence]]) -> None:
         """Take the batch, let its time pass, and release those that got the last output."""
         options = self._options
         batch = self._metered.take_batch()
         self.record.take(batch)
+        self._batcher.loads_end()
         decoding = self._batcher.decoding
         num_prefill = sum(each.end - each.start for each in chunks)
         if self._apply is not None:
@@ -314,6 +362,9 @@ class Loop:
             + options.seconds_per_prefill_token * num_prefill
             + options.seconds_per_decode * len(decoding)
         )
+        for chunk in chunks:
+            if chunk.num_wanted and not chunk.sequence.num_sampled:
+                self._batcher.prompt_computed(chunk.sequence)
         self._sample_outputs([*decoding, *(each.sequence for each in chunks if each.num_wanted)])
         self._meter.end_step()
 

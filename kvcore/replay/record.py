@@ -64,7 +64,7 @@ class Record:
     def __init__(self, options: Options, config: Config) -> None:
         self.finished = self.evictions = self.steps = 0
         self.preempted = Preemptions()
-        self.hit_tokens = self.looked_up_tokens = 0
+        self.hit_tokens = self.looked_up_tokens = self.far_hit_tokens = 0
         self.again_hit_tokens = self.again_looked_up_tokens = 0
         self.output_tokens = 0
         self.interrupted = False
@@ -134,6 +134,10 @@ class Record:
         self.looked_up_tokens += request.prompt_len
         self.hit_tokens += num_hit
 
+    def loaded(self, num_tokens: int) -> None:
+        """Count tokens of a first look-up that a far tier had behind the hit."""
+        self.far_hit_tokens += num_tokens
+
     def admitted_again(self, request: TraceRequest, num_tokens: int, num_hit: int) -> None:
         """Count the look-up of a request that was preempted, over all its tokens."""
         self._note(request, counts=False)
@@ -145,9 +149,15 @@ class Record:
         self._note(request, counts=False)
 
     def result(
-        self, trace: tuple[str, int], num_read: int, backend: str, now: float, meter: Meter
+        self,
+        trace: tuple[str, int],
+        num_read: int,
+        backend: str,
+        now: float,
+        meter: Meter,
+        far_written: int | None = None,
     ) -> Result:
-        """All of it. trace: its name, and its skipped lines."""
+        """All of it. trace: its name, and its skipped lines. far_written: None without a tier."""
         best = None
         if self._look_ups is not None:
             best = self._look_ups.best_hit_tokens(self._config.num_usable_blocks)
@@ -178,6 +188,8 @@ class Record:
             queueing=Queueing(*(each / NANO for each in waits)),
             samples=self.samples.all(),
             costs=meter.costs(),
+            far_hit_tokens=None if far_written is None else self.far_hit_tokens,
+            far_written=far_written,
         )
 
     def _note(self, request: TraceRequest, *, counts: bool) -> None:

@@ -84,6 +84,7 @@ def _tokens(result: Result) -> dict[str, int | None]:
         "hit": result.hit_tokens,
         "ideal_hit": result.ideal_hit_tokens,
         "optimum_hit": result.optimum_hit_tokens,
+        "far_hit": result.far_hit_tokens,
         "again_looked_up": result.again_looked_up_tokens,
         "again_hit": result.again_hit_tokens,
     }
@@ -120,6 +121,7 @@ def _outcome(result: Result) -> dict[str, Any]:
         "tokens": _tokens(result),
         "hit_rate": attrs.asdict(rates_of(result)),
         "evictions": result.evictions,
+        "far_written": result.far_written,
         "preemptions": result.preemptions,
         "swaps": result.swaps,
         "steps": result.steps,

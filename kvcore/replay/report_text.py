@@ -253,6 +253,9 @@ def _hits(result: Result) -> Iterator[tuple[str, str, str]]:
             reached = share(result.hit_tokens, tokens)
             had = "" if reached is None else f"; the run had {percent(reached)} of it"
             yield name, percent(rate), f"{meaning}{had}"
+    if result.far_hit_tokens is not None:
+        detail = f"{result.far_hit_tokens:,} tokens behind the hits; {result.far_written:,} "
+        yield "far hits", percent(rates.far), f"{detail}blocks were stored"
     if rates.again is not None:
         detail = f"{result.again_hit_tokens:,} of {result.again_looked_up_tokens:,} tokens"
         yield "hit again", percent(rates.again), f"{detail}, looked up after a preemption"

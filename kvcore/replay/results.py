@@ -18,6 +18,7 @@ from kvcore.types.keys import Hashing
 
 BackendName = Literal["python", "rust"]
 Preemption = Literal["recompute", "swap"]
+StorePolicy = Literal["publication", "second_use"]
 
 REFUSED_MAX = 100
 """Refused requests that a result names; further ones are counted only."""
@@ -42,6 +43,8 @@ class Options:
     request that gives way loses its blocks, or they go to num_host_blocks host blocks (None: as
     many as num_blocks) while these have room. num_requests: stop reading behind this many. bounds:
     count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
+    far_blocks: of a far tier, which gives and takes blocks in no time; None for no tier.
+    store_policy: which blocks it keeps (far/far_blocks.py).
     """
 
     num_blocks: int
@@ -56,6 +59,8 @@ class Options:
     num_known: int = 0
     spared: float = SPARED
     bounds: bool = True
+    far_blocks: int | None = None
+    store_policy: StorePolicy = "publication"
     base_seconds: float = BASE_SECONDS
     seconds_per_prefill_token: float = SECONDS_PER_PREFILL_TOKEN
     seconds_per_decode: float = SECONDS_PER_DECODE
@@ -131,6 +136,8 @@ class Result:
     optimum_hit_tokens: what no policy passes at this pool size (optimum.py); both None without
     `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
     recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
+    far_hit_tokens: of first look-ups, behind hit_tokens, loaded from the far tier; far_written:
+    blocks that it stored. Both None without a tier.
     """
 
     trace: str
@@ -158,3 +165,5 @@ class Result:
     queueing: Queueing
     samples: tuple[Sample, ...]
     costs: tuple[Cost, ...]
+    far_hit_tokens: int | None = None
+    far_written: int | None = None

@@ -48,6 +48,7 @@ class Rates:
     ideal: float | None
     optimum: float | None
     again: float | None
+    far: float | None = None
 
 
 @attrs.frozen
@@ -93,6 +94,7 @@ def rates_of(result: Result) -> Rates:
         ideal=share(result.ideal_hit_tokens, looked_up),
         optimum=share(result.optimum_hit_tokens, looked_up),
         again=share(result.again_hit_tokens, result.again_looked_up_tokens),
+        far=share(result.far_hit_tokens, looked_up),
     )
 
 

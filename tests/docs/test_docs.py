@@ -36,7 +36,7 @@ RUN_ELSEWHERE = {
     ROOT / "docs/cluster/metrics.md": "tests/runtime/prometheus/test_page.py",
     ROOT / "docs/cluster/ranks.md": "tests/runtime/test_pages.py",
     ROOT / "docs/cluster/apart.md": "tests/runtime/test_pages.py",
-    ROOT / "docs" / "far-tiers.md": "tests/runtime/test_pages.py",
+    ROOT / "docs/cluster/far-tiers.md": "tests/runtime/test_pages.py",
 }
 """Pages whose programs another file runs: one with its own engine, one that needs the runtime."""
 WITH_PROGRAMS = [

@@ -31,7 +31,7 @@ def test_rates_are_of_the_first_look_ups() -> None:
     rates = rates_of(RESULT)
     assert (rates.run, rates.ideal, rates.optimum, rates.again) == (0.25, 0.5, 0.4, 0.8)
     nothing = rates_of(made(looked_up_tokens=0, again_looked_up_tokens=0, ideal_hit_tokens=None))
-    assert attrs.astuple(nothing) == (None,) * 4
+    assert attrs.astuple(nothing) == (None,) * 5
 
 
 def test_use_is_weighed_by_time() -> None:
@@ -126,7 +126,8 @@ def test_the_data_has_the_same_figures() -> None:
     data = json.loads(json.dumps(to_json(Report(RESULT, (of_size(51, 100), RESULT)))))
     assert (data["format"], data["trace"], data["interrupted"]) == (1, RESULT.trace, False)
     assert data["requests"]["refused_named"] == [attrs.asdict(REFUSED)]
-    assert data["hit_rate"] == {"run": 0.25, "ideal": 0.5, "optimum": 0.4, "again": 0.8}
+    rates = {"run": 0.25, "ideal": 0.5, "optimum": 0.4, "again": 0.8, "far": None}
+    assert data["hit_rate"] == rates
     assert data["cost_us"]["append"] == {
         "count": 4,
         "total": 20.0,

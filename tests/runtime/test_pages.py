@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("events.md", 2, "zmq"),
         ("cluster/ranks.md", 1, "torch"),
         ("cluster/apart.md", 1, "torch"),
-        ("far-tiers.md", 1, "torch"),
+        ("cluster/far-tiers.md", 1, "torch"),
     ],
 )
 def test_the_programs_of_a_page_run(

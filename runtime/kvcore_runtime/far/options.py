@@ -23,7 +23,7 @@ class FarOptions:
     fetch_timeout_s: the longest that a request waits for its pages. store_timeout_s: after it a
     store is given up. lease_s: for so long pages that were found are wanted. min_fetch_tokens:
     fewer are computed rather than fetched. store_policy: a block is stored once it is computed, or
-    when a second request uses it. weights: a digest of the model's weights; `identify` makes it if
+    once a second request has it. weights: a digest of the model's weights; `identify` makes it if
     there is none. rank, world: of these slices of each block this is the one. Raises InvalidTier.
     """
 

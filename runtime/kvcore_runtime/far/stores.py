@@ -7,6 +7,7 @@ there on; what the tier answers goes to the counts alone. What has no slot is dr
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,6 +25,10 @@ from kvcore_runtime.far.tier import Status
 if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
     from kvcore_runtime.engine.sequence import Sequence
+
+
+NUM_SEEN_MAX = 32
+"""Keys that are remembered for the policy of second uses, for each block of the pool."""
 
 
 @attrs.frozen
@@ -56,6 +61,9 @@ class Stores:
         # The first block of each group that is still to be looked at, by sequence.
         self._next: dict[str, list[int]] = {}
         self._known = known
+        # Who was the first to use a block, by its key.
+        self._seen: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._num_seen_max = NUM_SEEN_MAX * engine.manager.config.num_blocks
 
     @property
     def is_copying(self) -> bool:
@@ -78,8 +86,6 @@ class Stores:
             return
         num_computed = manager.num_computed_tokens(name)
         end = min(num_computed, manager.num_tokens(name))
-        if self._options.store_policy == "second_use":
-            end = min(end, sequence.num_reused)
         groups = manager.config.groups
         starts = self._next.setdefault(name, [0] * len(groups))
         ends = [end // group.block_size for group in groups]
@@ -89,7 +95,7 @@ class Stores:
         for index, (group, own) in enumerate(zip(groups, keys, strict=True)):
             behind = skipped_blocks(group, num_computed)
             for position in range(starts[index], min(ends[index], len(own))):
-                if not self._store(own[position]) and position >= behind:
+                if not self._take(own[position], sequence) and position >= behind:
                     break  # it gets its key later
                 starts[index] = position + 1
 
@@ -138,6 +144,17 @@ class Stores:
     def forget(self, name: str) -> None:
         """Note that a sequence ends, or computes its blocks anew."""
         self._next.pop(name, None)
+
+    def _take(self, key: bytes, sequence: Sequence) -> bool:
+        """Store the block of a key, if the policy says so; False if it is not published."""
+        if self._options.store_policy == "second_use":
+            first = self._seen.setdefault(key, sequence.age)
+            self._seen.move_to_end(key)
+            if len(self._seen) > self._num_seen_max:
+                self._seen.popitem(last=False)
+            if first == sequence.age:
+                return True
+        return self._store(key)
 
     def _store(self, key: bytes) -> bool:
         """Store the block of a key, unless the tier has it; False if it is not published."""
