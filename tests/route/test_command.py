@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--rule", "random"), "must be all or of round-robin"),
+        (("--rule", "random"), "must be all, or some of round-robin"),
         (("--loss", 1.5), "must be a number from 0 to 1, not '1.5'"),
         (("--delay", "nan"), "must be a number from 0 to 2147483647, not 'nan'"),
         (("--scale", 0), "must be a number above 0, not '0'"),
