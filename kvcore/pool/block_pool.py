@@ -87,7 +87,7 @@ class BlockPool(Struct, frozen=True, gc=False):
 
     @property
     def num_quarantined(self) -> int:
-        """Blocks without owner that come back when batches finish."""
+        """Blocks without owner that join the free queue when batches finish."""
         return 0 if self.quarantine is None else len(self.quarantine)
 
 
@@ -182,7 +182,7 @@ class PoolTransaction:
 
     @property
     def num_quarantined(self) -> int:
-        """Blocks without owner that come back when batches finish."""
+        """Blocks without owner that join the free queue when batches finish."""
         return 0 if self.quarantine is None else self.quarantine.queue.length
 
     def is_queued(self, block: int) -> bool:

@@ -118,7 +118,7 @@ class PolicyTransaction(PoolTransaction):
             section, place = self._ask("take", fronts)
             chosen = next((each for each in fronts if each.section == section), None)
             if chosen is None:
-                raise failed(self.policy, "take", f"names section {section!r}, which has no block")
+                raise failed(self.policy, "take", f"names section {section!r}, which is empty")
             if place is None:
                 return chosen.block.block
             self._move(chosen.block.block, self._checked("take", place))
@@ -307,5 +307,5 @@ class PolicyTransaction(PoolTransaction):
             and 0 < place[0] < SECTIONS_END
             and 0 <= place[1] < ORDERS_END
         ):
-            raise failed(self.policy, hook, f"gives {place!r}, which is no place")
+            raise failed(self.policy, hook, f"returns {place!r}, which is not a place")
         return place

@@ -102,9 +102,7 @@ class Source:
 
 @attrs.frozen
 class Field:
-    """How one kind of argument is written and read. The id is that of the call's request,
-    if any.
-    """
+    """How to write and read one kind of argument. The id: of the call's request, if any."""
 
     write: Callable[[bytearray, Any, Known, Any], None]
     read: Callable[[Source], Any]
@@ -229,9 +227,7 @@ def put_named(out: bytearray, value: Any, known: Known) -> None:
 
 
 def put_tokens(out: bytearray, value: Any) -> None:
-    """Write tokens. The lowest bit of their count is set if some ids are negative. Raises
-    NoForm.
-    """
+    """Write tokens; the lowest bit of the count is set if ids are negative. Raises NoForm."""
     signed = 0
     try:
         tokens = read_tokens(value)

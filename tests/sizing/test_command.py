@@ -262,4 +262,4 @@ def test_a_cache_in_float32_that_was_asked_for_needs_no_note(
 def test_the_help_says_what_each_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  size      say how many requests of what length fit into a memory" in lines
+    assert "  size      compute how many requests of which length fit into memory" in lines

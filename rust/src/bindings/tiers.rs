@@ -365,7 +365,7 @@ pub(crate) fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
 fn key_each(py: Python<'_>, keys: HashesArg<'_, '_>, num_blocks: usize) -> PyResult<Vec<Key>> {
     let listed = items(keys.0)?;
     if listed.len() != num_blocks {
-        let expected = format!("{num_blocks} of them, one for each block");
+        let expected = format!("{num_blocks} keys, one per block");
         let count = listed.len().into_pyobject(py)?;
         return Err(wrong_argument("keys", &expected, count.as_any().as_borrowed()));
     }

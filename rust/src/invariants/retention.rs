@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The property of a state whose free blocks leave by level. Twin: kvcore/invariants/retention.py.
+//! The property of free blocks that leave by level. Twin: kvcore/invariants/retention.py.
 
 use crate::invariants::requests::Scratch;
 use crate::pool::free_queue::{CURRENT, OLDER};

@@ -2,7 +2,7 @@
 //! What happened to the hash index, for routers and stores that mirror it.
 //!
 //! Invariants: a stored event names every block of one publication. A removed event is emitted only
-//! when the last block of that content loses its key. Replaying all events from nothing gives
+//! when the last block of a content loses its key. Replaying all events from the start gives
 //! exactly the index.
 //! Twin: kvcore/types/events.py.
 
@@ -77,13 +77,13 @@ pub enum News<'a> {
     AllBlocksCleared,
 }
 
-/// The event for the last copy under a key.
+/// Make the event for the removal of the last block of a key.
 #[must_use]
 pub fn removed(key: &Key) -> News<'_> {
     News::BlockRemoved(key)
 }
 
-/// The keys that a mirror of the index holds after these events, from nothing.
+/// Return the keys that an empty mirror of the index holds after these events.
 ///
 /// None: an event removes what the mirror does not hold.
 #[must_use]
