@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of equal blocks for a model whose layers keep their cache in several ways.
+"""Makes groups of equal blocks for a model whose layers keep their cache in several ways.
 
-Layers that are kept alike are split, in the model's order, into groups of equally many
-slots, so that every group's block has the same bytes. The number of slots is the one, with at most
-`NUM_GROUPS_MAX` groups, that leaves the fewest slots empty: first in groups that keep everything,
-where an empty slot costs as much as the request is long, then in all; of equals, the one with the
-fewest groups. Where one token takes different bytes, the blocks of the smaller kind hold more
-tokens. What cannot be made equal so is refused.
+Layers of one kind are split, in the model's order, into groups with the same number of slots, so
+that every group's block has the same size in bytes. With at most `NUM_GROUPS_MAX` groups, the
+number of slots is chosen to leave the fewest slots empty: first in groups that keep everything,
+where the cost of an empty slot grows with the request, then in all groups; ties go to the fewest
+groups. If tokens of two kinds have different sizes, blocks of the smaller kind hold more tokens. If
+sizes cannot be made equal in this way, the model is refused.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kvcore.sizing.memory import Specs
 from kvcore.sizing.specs import LayerSpec, blocks_of
 
 NUM_GROUPS_MAX = 8
-"""More groups cost every step time; more kinds than that have a group each."""
+"""More groups cost time in every step; with more kinds than this, each has one group."""
 
 
 def group_layers(specs: Specs) -> tuple[KVCacheGroupSpec, ...]:
-    """Groups for these layers, those that keep everything first.
+    """Make groups for these layers, those that keep everything first.
 
     Does not modify specs. Raises NoLayers, GroupsDoNotFit.
     """
@@ -41,7 +41,7 @@ def group_layers(specs: Specs) -> tuple[KVCacheGroupSpec, ...]:
 
 
 def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
-    """Layers per group, from how many layers each kind has; see the rules above."""
+    """Choose the layers per group from the number of layers of each kind; see the rules above."""
     most_groups = max(NUM_GROUPS_MAX, len(num_layers))
 
     def cost(num_slots: int) -> tuple[int, int, int]:
@@ -56,7 +56,7 @@ def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
 
 
 def _equal_pages(specs: Specs) -> dict[str, LayerSpec]:
-    """The layers with block sizes that give all of them the largest page."""
+    """Return the layers with block sizes that give all of them the largest page."""
     largest = max(spec.page_bytes for spec in specs.values())
     if any(largest % spec.page_bytes for spec in specs.values()):
         check_pages(list(_kinds(specs)))
@@ -67,7 +67,7 @@ def _equal_pages(specs: Specs) -> dict[str, LayerSpec]:
 
 
 def _kinds(specs: Specs) -> dict[LayerSpec, list[str]]:
-    """Layer names by how the layers are kept, those that keep everything first."""
+    """Return layer names by kind, those that keep everything first."""
     kinds: dict[LayerSpec, list[str]] = {}
     for keeps_all in (True, False):
         for name, spec in specs.items():

@@ -104,7 +104,7 @@ BAD: list[tuple[bytes, type[BadLine], str]] = [
     (
         line(timestamp=1499),
         TimeRunsBackwards,
-        "line 2: timestamp 1499.0 is before 1500.0, which came before it",
+        "line 2: timestamp 1499.0 is before the previous one, 1500.0",
     ),
 ]
 

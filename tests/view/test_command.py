@@ -74,6 +74,6 @@ def test_damage_is_told_as_a_replay_tells_it(
     file.write_bytes(data)
     assert main([str(file), "--html", str(tmp_path / "page.html")]) == 0
     told = capsys.readouterr().out
-    assert "bytes behind damage were left out" in told
+    assert "bytes after damage were left out" in told
     assert "page.html: 2 steps, " in told
-    assert "bytes behind damage were left out" in (tmp_path / "page.html").read_text()
+    assert "bytes after damage were left out" in (tmp_path / "page.html").read_text()
