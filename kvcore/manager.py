@@ -193,7 +193,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.fork(parent_id, child_id)
 
     def unschedule(self, request_id: str, num_tokens: int) -> None:
-        """Let the open batch compute a request up to num_tokens only; its blocks stay.
+        """Let the open batch compute a request only up to num_tokens; its blocks stay.
 
         Raises DraftsPending, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
         """
@@ -381,7 +381,9 @@ class KVCacheManager(Recordable, Questions, Timed):
 
     @property
     def usage(self) -> float:
-        """Share of the usable device blocks that have an owner, 0.0 to 1.0. Changes nothing."""
+        """Return the share of the usable device blocks that have an owner, 0.0 to 1.0. Changes
+        nothing.
+        """
         return 1.0 - self.num_free_blocks / self.config.num_usable_blocks
 
 

@@ -30,7 +30,7 @@ class KVCacheBlocks:
     has_key: Callable[[int], bool] = attrs.field(eq=False, repr=False)
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        """The blocks of both, group by group."""
+        """Concatenate the blocks of both, group by group."""
         pairs = zip(self.blocks, other.blocks, strict=True)
         return KVCacheBlocks(tuple(mine + theirs for mine, theirs in pairs), self.has_key)
 
@@ -39,7 +39,7 @@ class KVCacheBlocks:
     @overload
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
-        """The ids as one list per group; None if that is allowed and no group has any."""
+        """Return one list of ids per group; None if `allow_none` is set and no group has blocks."""
         if allow_none and not any(self.blocks):
             return None
         return tuple(list(ids) for ids in self.blocks)
@@ -55,7 +55,7 @@ class KVCacheBlocks:
         return [[block for block in ids if not self.has_key(block)] for ids in self.blocks]
 
     def new_empty(self) -> KVCacheBlocks:
-        """No blocks, in as many groups."""
+        """Return an instance without blocks, with the same number of groups."""
         return KVCacheBlocks(((),) * len(self.blocks), self.has_key)
 
 

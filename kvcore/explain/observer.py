@@ -71,7 +71,7 @@ class Observer:
         }
 
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
-        """Note a call that was made. Calls that raised or change nothing may be left out."""
+        """Add a call that was made. Calls that raised or change nothing may be left out."""
         self._call += 1
         note = self._notes.get(name)
         if note is not None and not isinstance(outcome, Refused):

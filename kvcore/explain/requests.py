@@ -139,7 +139,7 @@ class Namespaces:
                 each.tree.lengthen(each)
 
     def begin_epoch(self) -> None:
-        """Note that nothing is computed in this epoch, nor was ever findable in it."""
+        """Start an epoch, in which nothing is computed yet and nothing was findable."""
         for tree in self._trees.values():
             tree.begin_epoch()
 

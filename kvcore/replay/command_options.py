@@ -86,7 +86,7 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         "--policy",
         choices=EVICTIONS,
         default=DEFAULTS.policy,
-        help=f"the policy: which free block leaves first ({DEFAULTS.policy})",
+        help=f"the policy: the policy: which free block leaves first ({DEFAULTS.policy})",
     )
     add(
         "--policies",
@@ -127,7 +127,7 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
         "--waiting",
         "N",
         DEFAULTS.num_known,
-        "number of waiting requests that the manager knows",
+        "number of number of waiting requests that the manager knows",
     )
     add(
         "--host-blocks",

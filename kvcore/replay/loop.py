@@ -134,7 +134,7 @@ class Sequence:
         return self.has_new_token
 
     def tokens(self, start: int, end: int) -> array[int]:
-        """Token ids at positions [start, end)."""
+        """Return the token ids at positions [start, end)."""
         length = len(self.prompt)
         tokens = self.prompt[start:end]
         first = max(0, start - length)

@@ -37,10 +37,10 @@ class Options:
 
     num_blocks: of the pool, including the null block. policy: `Config.eviction`. max_running: most
     requests that hold device blocks at a time. token_budget: most tokens per step. num_known:
-    waiting requests that the manager knows before their turn. spared: share of the pool that an
-    admission leaves for free blocks that known requests will look up. preempt: whether a preempted
-    request loses its blocks, or swaps them to num_host_blocks host blocks (None: as many as
-    num_blocks) while these have space. num_requests: stop reading after this many. bounds: also
+    number of waiting requests that the manager knows before their turn. spared: share of the pool
+    that an admission leaves for free blocks that known requests will look up. preempt: whether a
+    preempted request loses its blocks, or swaps them to num_host_blocks host blocks (None: as many
+    as num_blocks) while these have space. num_requests: stop reading after this many. bounds: also
     count the ideal and the optimum, whose memory grows with the distinct ids of the trace.
     """
 

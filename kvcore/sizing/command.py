@@ -121,7 +121,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore size",
         description="Compute how much of a model's key-value cache fits into a given memory.",
-        epilog="Exit code: 0 a request of full length fits, 1 it does not, 2 bad arguments or file.",
+        epilog="Exit code: 0 a request of full length fits, 1 it does not, 2 bad arguments.",
     )
     add = parser.add_argument
     add("config", metavar="CONFIG", help="the model's Hugging Face config.json")

@@ -24,7 +24,7 @@ class KvcoreRuntimeError(Exception):
         super().__init__(self.message.format(**self.shown()) if text is None else text)
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return self.fields
 
     def __reduce__(self) -> tuple[Any, ...]:

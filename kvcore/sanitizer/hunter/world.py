@@ -230,7 +230,7 @@ class _Moves:
         self.tenants = rng.choice((1, 1, 3))
 
     def draw(self) -> list[Move]:
-        """Draw 6, 12, 25 or 50 moves, an arrival first."""
+        """Draw Draw 6, 12, 25 or 50 moves, an arrival first."""
         length = self.random.choice((6, 12, 25, 50))
         moves: list[Move] = [self._arrival()]
         while len(moves) < length:

@@ -13,7 +13,7 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 
 
 class CacheError(KvcoreRuntimeError):
-    """Base of the errors in this file."""
+    """The base class of the errors in this file."""
 
 
 class InvalidLayout(CacheError):

@@ -69,12 +69,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens, the new one too."""
+        """Number of prompt and generated tokens, including the new one."""
         return len(self.request.prompt) + len(self.generated)
 
     @property
     def newest(self) -> int:
-        """The token that was sampled last."""
+        """The token sampled last."""
         return self.generated[-1]
 
     @property
@@ -88,16 +88,16 @@ class Sequence:
         return can_go_on and num_planned < self.sampling.max_tokens
 
     def give(self) -> None:
-        """Note that the manager knows the new token now."""
+        """Note that the manager has the new token now."""
         self.has_new_token, self.sampled_by = False, None
 
     def drop_output(self) -> None:
-        """Note that no token is to come any more: what batches sampled is sampled again."""
+        """Drop the tokens to come, which are sampled again."""
         self.num_to_come = 0
         self.num_drops += 1
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Token ids at positions [start, end)."""
+        """Return the token ids at positions [start, end)."""
         length = len(self.request.prompt)
         if start >= length:
             return self.generated[start - length : end - length]

@@ -21,7 +21,7 @@ use crate::types::wire::Reader;
 pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     state.batch.number = source.u64()?;
     if state.batch.number >= BATCHES_END {
-        return Err(source.damaged(format!("{} is the number of no batch", state.batch.number)));
+        return Err(source.damaged(format!("{} is not the number of a batch", state.batch.number)));
     }
     state.effects.commands = read_commands(source, state.batch.number)?;
     let is_there = |row: &Row| row.index() < state.requests.len();

@@ -55,7 +55,7 @@ pub(crate) fn read_retention(source: &mut Reader<'_>, state: &mut State) -> Resu
             && kept.last().is_none_or(|last| last.0 < block);
         let is_idle = |block| pool.key(block).is_none() && pool.queue.contains(block);
         if !is_known || each == Kept::default() || is_idle(block) {
-            return Err(source.damaged(format!("nothing was wished for block {}", block.0)));
+            return Err(source.damaged(format!("block {} has an empty wish", block.0)));
         }
         kept.push((block, each));
     }
@@ -114,7 +114,7 @@ fn write_wish(out: &mut Writer, (base, level, time): (u8, u8, u64)) {
 fn read_wish(source: &mut Reader<'_>, most: u64) -> Result<(u8, u8, u64), Error> {
     let (base, level, time) = (source.u8()?, source.u8()?, source.u64()?);
     if base.max(level) > LEVEL_MAX || time > most {
-        return Err(source.damaged(format!("nobody wishes ({base}, {level}, {time})")));
+        return Err(source.damaged(format!("({base}, {level}, {time}) is not a possible wish")));
     }
     Ok((base, level, time))
 }

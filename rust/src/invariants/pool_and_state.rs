@@ -199,7 +199,7 @@ fn ring_length(tier: &str, pool: &BlockPool, first: BlockId) -> Result<u32, Stri
     for length in 1..=pool.num_blocks() {
         let after = BlockId(pool.index.links(block).1);
         if after.0 >= pool.num_blocks() || pool.index.links(after).0 != block.0 {
-            return Err(format!("{tier} index links from block {}, and not back", block.0));
+            return Err(format!("{tier} index links from block {}, but not back", block.0));
         }
         if pool.key(after) != pool.key(first) {
             return Err(format!("{tier} block {} is under another block's key", after.0));
@@ -295,7 +295,7 @@ fn rows(state: &State, scratch: &mut Scratch) -> Finding {
         number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
     };
     if !batches.is_sorted() || !batches.iter().all(known) {
-        return Err(format!("rows are held back for batches {batches:?}"));
+        return Err(format!("rows are held for batches {batches:?}"));
     }
     Ok(())
 }
@@ -307,7 +307,7 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
         let request = state.requests.get(row.index()).and_then(Option::as_ref);
         let running = request.filter(|request| request.status() == Status::Running);
         let Some(request) = running else {
-            return Err(format!("row {} is in the open batch and does not run", row.0));
+            return Err(format!("row {} is in the open batch, but does not run", row.0));
         };
         let Some(record) = state.batch.scheduled.get(row) else { continue };
         if record.num_computed_before > request.num_computed {
@@ -315,7 +315,7 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
         }
         if !(record.num_computed_before..=request.num_computed).contains(&record.num_kept) {
             let (name, count, kept) = (request.name(), request.num_computed, record.num_kept);
-            return Err(format!("{name} counts {count} and keeps {kept} at least"));
+            return Err(format!("{name} counts {count}, but keeps at least {kept}"));
         }
         for item in state.batch.unwritten_of(record) {
             let Some(group) = state.config.groups.get(item.group_id as usize) else {
@@ -348,7 +348,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
         let block = operation.block;
         let (count, pins) = (times(&|other| other.block == block), pool.num_pins(block));
         if pool.is_null(block) || pins < count {
-            return Err(format!("{count} operations on block {}, which has {pins} pins", block.0));
+            return Err(format!("block {} has {count} operations, but {pins} pins", block.0));
         }
         if operation.batch > state.batch.number {
             let batch = operation.batch;
@@ -358,9 +358,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
         }
         if operation.request.is_some_and(|row| !is_target(state, row, operation)) {
             let block = operation.block.0;
-            return Err(format!(
-                "operation {number} fills block {block}, which its request has not"
-            ));
+            return Err(format!("operation {number} fills block {block}, which its request lacks"));
         }
     }
     for (row, request) in (0..).map(Row).zip(&state.requests) {
@@ -371,7 +369,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
         };
         let (name, waits) = (|| request.name(), request.num_loading);
         if waits != loads {
-            return Err(format!("{} waits for {waits} loads, {loads} name it", name()));
+            return Err(format!("{} waits for {waits} loads, but {loads} name it", name()));
         }
         let most = if waits > 0 { request.num_computed } else { 0 };
         if request.load_end > most {

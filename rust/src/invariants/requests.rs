@@ -134,7 +134,7 @@ pub(crate) fn cross(state: &State, _: &mut Scratch) -> Finding {
         for (_, group, table) in held(state, request) {
             if group.is_cross() && !table.is_empty() && request.num_computed == 0 {
                 let (name, length) = (request.name(), table.len());
-                return Err(format!("{name} holds {length} encoder blocks and computed nothing"));
+                return Err(format!("{name} holds {length} encoder blocks, but computed nothing"));
             }
         }
     }
@@ -242,7 +242,7 @@ pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
             if let Some(block) = held.find(|&&block| state.device.key(block).is_some()) {
                 let name = request.name();
                 return Err(format!(
-                    "{name}: block {} holds unknown tokens and has a key",
+                    "{name}: block {} holds unknown tokens, but has a key",
                     block.0
                 ));
             }

@@ -53,7 +53,7 @@ pub fn check_commands(
     if given.is_some() || commands.iter().filter(is_copy).count() > 1 {
         let numbers = given.map_or_else(|| segments(commands), <[i32]>::to_vec);
         if numbers.len() != commands.len() || !numbers.is_sorted() {
-            let detail = format!("segments {numbers:?} of {} commands", commands.len());
+            let detail = format!("{} commands have segments {numbers:?}", commands.len());
             return checks.hear_finding("CMD-HAZARD", Err(detail));
         }
         let numbered = numbers.into_iter().zip(commands.iter());
@@ -150,7 +150,9 @@ fn orders<'a>(segments: impl Iterator<Item = &'a [Copied]>) -> Finding {
                 return Err(format!("segment {number} depends on the order of its {count} copies"));
             }
             if run(&contents, &copies, true) != wanted {
-                return Err(format!("segment {number} depends on which reads come before its writes"));
+                return Err(format!(
+                    "segment {number} depends on which reads come before its writes"
+                ));
             }
         }
         contents = wanted;

@@ -109,7 +109,7 @@ impl BlockPool {
         fronts
     }
 
-    /// Take a block out of the free queue.
+    /// Remove a block from the free queue.
     #[inline]
     pub(crate) fn dequeue(&mut self, block: BlockId) {
         if let Some(policy) = &mut self.policy

@@ -91,7 +91,7 @@ impl Quarantine {
         self.length += 1;
     }
 
-    /// Take a block out, from wherever it is. False: it is not in quarantine.
+    /// Remove a block from any place. False: it is not in quarantine.
     pub(crate) fn remove(&mut self, block: BlockId) -> bool {
         if self.length == 0 {
             return false;

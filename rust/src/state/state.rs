@@ -349,7 +349,7 @@ impl State {
         self.resumable(row, num_tokens)
     }
 
-    /// The number of tokens, or 0 if a group gave back blocks that the next query would see.
+    /// Return the number of tokens, or 0 if a group gave back blocks that the next query would see.
     #[must_use]
     pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
         for (group, table) in self.config.groups.iter().zip(&self[row].tables) {
@@ -364,7 +364,8 @@ impl State {
         num_tokens
     }
 
-    /// Blocks that come back when operations or batches end: none but those use them.
+    /// Count the blocks that become free when operations or batches end, since nothing else uses
+    /// them.
     #[must_use]
     pub fn num_pending(&self) -> u32 {
         let held = self.num_held();

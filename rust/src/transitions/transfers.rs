@@ -59,9 +59,9 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
 /// per block, group by group, or a refusal.
 ///
 /// slot_request: its external tokens are the ones to load, whole blocks of every group behind whole
-/// blocks; a token is left to compute. Where no query sees what would be loaded (a whole chunk),
-/// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
-/// delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
+/// blocks; the token that must be left to compute. Where no query sees what would be loaded (a
+/// whole chunk), there is no operation, and the tokens count at once. The rest is as in
+/// `allocate_slots`, with delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
 pub fn load(
     state: &mut State,
     request_id: &str,

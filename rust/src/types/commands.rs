@@ -221,7 +221,7 @@ impl Batch {
     pub fn commands(&self) -> Result<Vec<Command>, Error> {
         let (size, keys) = (4 * self.buffer.len(), self.keys.len());
         if !size.is_multiple_of(4 * COLUMNS.len()) || !keys.is_multiple_of(KEY_SIZE) {
-            let sizes = format!("{size} bytes of columns, {keys} of keys");
+            let sizes = format!("{size} bytes of columns and {keys} bytes of keys");
             return Err(self.damaged(format!("it is cut off: {sizes}")));
         }
         let columns: [Vec<i32>; 6] = std::array::from_fn(|column| self.column(column).collect());

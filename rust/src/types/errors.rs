@@ -13,7 +13,7 @@ pub use crate::types::error_fields::{Field, repr};
 
 macro_rules! errors {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* } $message:literal;)*) => {
-        /// A call that was wrong; nothing has changed.
+        /// A call was wrong, and has changed nothing.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum Error {
             $($(#[$doc])* $name {
@@ -61,10 +61,10 @@ errors! {
     /// All blocks of a pool must have one size, so that any block can serve any group.
     GroupsDoNotFit { groups: Vec<i64>, sizes: Vec<i64> }
         "groups {groups} have blocks of {sizes} bytes: one pool has one block size";
-    /// Pools that do not fit in memory.
+    /// The pools do not fit in memory.
     PoolTooLarge { num_blocks: i64, needed_bytes: i64, available_bytes: i64 }
         "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available";
-    /// One manager runs one call at a time.
+    /// A manager runs one call at a time.
     ConcurrentCall { } "another call of this manager is running: make one call at a time";
     /// There is no request with this id.
     UnknownRequest { request: String } "request {request:?} is not known";
@@ -76,11 +76,10 @@ errors! {
     EmptyRequestId { value: String } "a request id must be a non-empty str, not {value:?}";
     /// A request needs at least one token, and an extension must add at least one.
     EmptyTokens { request: String } "request {request:?} was given no tokens";
-    /// A token id must be an integer from 0 to 2**32 - 1; from -2**31 if the request has its own
-    /// hashes.
+    /// A token id must be in [0, 2**32), or at least -2**31 if the request has its own hashes.
     InvalidToken { value: i64, position: i64 }
         "token {value:?} at position {position} of the call is not an integer in [0, 2**32)";
-    /// A token buffer must be one-dimensional and contiguous, with integers of 1, 2, 4 or 8 bytes.
+    /// A token buffer must be one-dimensional, contiguous, of integers of 1, 2, 4 or 8 bytes.
     UnsupportedBuffer { name: &'static str, format: String, dimensions: i64 }
         "{name}: {dimensions}-dimensional buffer of format {format} is not a row of integers";
     /// Two arguments of a call must have the same length.
@@ -128,13 +127,13 @@ errors! {
     /// The open batch was not executed yet, so its positions are not written.
     InOpenBatch { kind: &'static str, value: Field }
         "{kind} {value:?} is in the open batch: take the batch first";
-    /// The number of the weights rises.
+    /// The number of the weights can only rise.
     EpochWentBack { epoch: i64, current: i64, least: i64, most: i64 }
         "epoch {epoch:?} cannot follow epoch {current}: it must be from {least} to {most}";
     /// The time of a manager never falls.
     TimeWentBack { now_ms: i64, current: i64, most: i64 }
         "time {now_ms:?} ms cannot follow {current}: it must be from {current} to {most}";
-    /// A request that began with older weights loads nothing: stored content is of the new ones.
+    /// A request that began with older weights cannot load content, which is of the new ones.
     StaleRequest { request: String, epoch: i64, current: i64 }
         "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";
     /// The maximum number of batches is in flight.

@@ -24,7 +24,7 @@ const KINDS: usize = 64;
 const RATE_BITS: u32 = 16;
 const COUNT_MAX: u64 = 1024;
 
-/// Section and order: the lowest leaves first, of equal ones the one that came first.
+/// Section and order: the lowest leaves first; equal ones leave in the order in which they came.
 pub(crate) type Place = (u8, u64);
 /// The place of blocks without a key, and of a content that was never free.
 pub(crate) const KEYLESS: Place = (0, 0);
