@@ -28,7 +28,9 @@ SPARED = 0.5
 BASE_SECONDS = 0.008
 SECONDS_PER_PREFILL_TOKEN = 0.00005
 SECONDS_PER_DECODE = 0.00004
-"""Virtual costs of a step: roughly an 8B model on one large GPU; 20,000 prompt tokens a second."""
+"""Virtual costs of a step: roughly an 8B model on one large GPU; 20,000 prompt tokens per
+second.
+"""
 
 
 @attrs.frozen(kw_only=True)

@@ -93,7 +93,7 @@ def _setting(options: Options) -> str:
     replay = "" if options.replay else ", lost events stay lost"
     return (
         f"{counted(options.num_blocks, 'block')} per replica in {MODELS[options.model]}, "
-        f"{options.prefill_rate:,g} prompt tokens a second, "
+        f"{options.prefill_rate:,g} prompt tokens per second, "
         f"{span(options.seconds_per_decode)} a decoded token, seed {options.seed}{replay}"
     )
 

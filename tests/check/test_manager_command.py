@@ -126,7 +126,10 @@ def test_other_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         ("nowhere:Manager", "importing nowhere raises ModuleNotFoundError"),
         ("kvcore", "use MODULE:FACTORY"),
         (f"{WHERE}:Absent", f"{WHERE} has no Absent"),
-        (f"{WHERE}:NOT_CALLABLE", f"NOT_CALLABLE is a {type(NOT_CALLABLE).__name__}, not a factory"),
+        (
+            f"{WHERE}:NOT_CALLABLE",
+            f"NOT_CALLABLE is a {type(NOT_CALLABLE).__name__}, not a factory",
+        ),
         (named(Raises), "making one raises OSError('no device')"),
         (named(Lacks), "a Lacks has no method free"),
         (named(Locked), "a new manager cannot be copied: give it __deepcopy__"),

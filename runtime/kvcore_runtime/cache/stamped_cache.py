@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small real cache beside a simulated engine: applies its batches and checks what is read.
 
-Tensors are tiny (one number a slot and layer) but real, and the runtime that carries out
+Tensors are tiny (one number per slot and layer) but real, and the runtime that carries out
 the commands is the one that serves a model, in guard mode. In place of a model a forward pass
 writes a stamp at each slot, a number made of all tokens up to it, and compares what it reads: so a
 block that is shared, copied, swapped, hit or reused wrongly holds another number than its request

@@ -67,7 +67,7 @@ class Flight:
 class EngineOptions:
     """The options of an engine besides its model and its pool.
 
-    backend: of the manager; None for the twin if it is built. token_budget: positions a step
+    backend: of the manager; None for the twin if it is built. token_budget: positions per step
     computes at most. max_sequences: sequences known to the manager at a time, each with a row of
     the block tables; more wait outside. drafter: guesses tokens (drafts.py). guard: check every
     read of a block (guard.py). keep_logits: hand out the logits behind every token.

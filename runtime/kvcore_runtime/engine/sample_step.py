@@ -96,7 +96,7 @@ def take_tokens(
 ) -> Taken:
     """Give a sequence the drafts that were right and the token behind them, up to its end.
 
-    sampled: a token a row. logits: to be kept, None if not. decode: as of `Engine`.
+    sampled: a token per row. logits: to be kept, None if not. decode: as of `Engine`.
     """
     completion = None
     num_right = count_accepted(draw.drafts, sampled)

@@ -50,7 +50,7 @@ def attach(socket: Any, endpoint: str, *, bind: bool) -> str:
 
 
 class Warnings:
-    """Warnings of one object, at most one a second."""
+    """Warnings of one object, at most one per second."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("kvcore_runtime")

@@ -32,7 +32,7 @@ TABLE = {
     "pool": "{num_blocks} blocks of {block_size} tokens{host_blocks}",
     "pool in use": "peak {peak_usage:.0%}, mean {mean_usage:.0%}",
     "speed": "{tokens_per_second:.1f} tokens/s ({seconds:.1f} s, {counted_steps})",
-    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us a step ({backend})",
+    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us per step ({backend})",
 }
 """The rows of the table of figures, and how each is written."""
 

@@ -22,7 +22,7 @@ pub enum Event {
         parent_hash: Option<BlockHash>,
         /// Of all the blocks, in order.
         tokens: Vec<u32>,
-        /// Tokens a block.
+        /// Tokens per block.
         block_size: u32,
         /// The group that the blocks belong to.
         group_id: u32,
@@ -56,7 +56,7 @@ pub struct Stored<'a> {
     pub hashes: &'a [BlockHash],
     /// Hashes a block.
     pub scale: u32,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: u32,
     /// The group of the table.
     pub group_id: u32,

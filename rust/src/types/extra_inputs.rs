@@ -82,7 +82,7 @@ impl MediaItem {
     }
 }
 
-/// Embeddings that stand for a prompt's tokens, one row a token.
+/// Embeddings that stand for a prompt's tokens, one row per token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptEmbeds<'a> {
     /// The rows, one after the other.

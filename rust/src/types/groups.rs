@@ -49,7 +49,7 @@ impl Kind {
 /// Layers that share block size and retention rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: u32,
     /// What the layers see of a request.
     pub kind: Kind,
