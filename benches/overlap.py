@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What planning a step while the one before is computed brings: tokens per second, with and without.
+"""The gain of planning a step while the previous one is computed: tokens per second, with and
+without.
 
 The same requests, the same model and pool; engines with no, one and two batches in flight take
 turns in one process, and the figure is the median over rounds of (time without / time with): above
