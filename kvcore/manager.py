@@ -43,8 +43,7 @@ class KVCacheManager(Recordable, Questions, Timed):
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
     raise EmptyTokens, InvalidToken, UnsupportedBuffer. Any argument may raise WrongArgument, a
     request id UnknownRequest, a block id UnknownBlock, a count InvalidCount; a request whose blocks
-    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Each method names its other
-    errors.
+    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Methods name other errors.
     """
 
     def __init__(
@@ -88,9 +87,8 @@ class KVCacheManager(Recordable, Questions, Timed):
     ) -> None:
         """Append tokens to a request; they fill its positions to come first.
 
-        num_rejected: number of the last positions to come to drop first. batch: the one that
-        sampled the tokens. Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput,
-        OutputOutOfOrder.
+        num_rejected: the last positions to come, dropped first. batch: the one that sampled them.
+        Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder.
         """
         self._core.add_tokens(request_id, tokens, num_rejected=num_rejected, batch=batch)
 
@@ -130,8 +128,7 @@ class KVCacheManager(Recordable, Questions, Timed):
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
-        hit: from `get_computed_blocks`, for a request that holds nothing; 0 tokens take only the
-        hit.
+        hit: from `get_computed_blocks`, for a request without blocks; 0 tokens take only the hit.
         num_lookahead_tokens: slots after the new tokens. num_external_computed_tokens: from a
         connector; their blocks are not returned. num_output_placeholders: positions whose tokens
         come later, by `add_tokens`. delay_cache_blocks: publish later, by `cache_blocks`.
@@ -266,9 +263,8 @@ class KVCacheManager(Recordable, Questions, Timed):
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
     ) -> tuple[int, ...] | Refused:
-        """Load the next num_tokens of a request: whole blocks of every group, at most all tokens
-        but one. Returns one operation per block. Raises as `allocate_slots`, StaleRequest,
-        WrongLoad.
+        """Load the next num_tokens of a request: whole blocks, at most all tokens but one. Returns
+        one operation per block. Raises as `allocate_slots`, StaleRequest, WrongLoad.
         """
         check_hit_kind(hit)
         return self._core.load(
@@ -388,9 +384,7 @@ class KVCacheManager(Recordable, Questions, Timed):
 
     @property
     def usage(self) -> float:
-        """Return the share of the usable device blocks that have an owner, 0.0 to 1.0. Changes
-        nothing.
-        """
+        """Share of the usable device blocks with an owner, 0.0 to 1.0. Changes nothing."""
         return 1.0 - self.num_free_blocks / self.config.num_usable_blocks
 
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an engine knows of the open batch: which positions its forward pass will write.
+//! The engine's view of the open batch: the positions that its forward pass will write.
 //!
-//! Written from the rules of docs/engines.md on computed counts, drafts and leaving the open batch,
-//! not from the code. A request's count before the batch is the one before its first slots in it,
-//! and before its hits. A cut to a count whose window was given back starts anew. Encoder tokens
-//! are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
+//! Written from the rules of docs/engines.md, not from the code. A request's count before the batch
+//! is the one before its first slots in it, and before its hits. If a cut needs a window that was
+//! given back, the count becomes 0. Encoder tokens are written by the step that supplies them.
+//! Twin: kvcore/oracle/schedule.py.
 
 pub mod writes;
 

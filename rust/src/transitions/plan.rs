@@ -280,8 +280,7 @@ pub fn plan_growth(
     growth
 }
 
-/// Return the fresh blocks for the whole request, and the most that it holds at once in an empty
-/// pool.
+/// Return the fresh blocks for the whole request, and the most that it ever holds at once.
 ///
 /// A windowed group recycles blocks that leave its window, so its need is capped.
 #[must_use]
@@ -339,8 +338,7 @@ pub fn step_most(
 
 /// Return the refusal of `needed` blocks if `reserve` blocks must stay free; None if they fit.
 ///
-/// A call that needs no blocks is not refused. most: blocks that the call would hold in an empty
-/// pool.
+/// A call that needs no blocks is not refused. most: blocks that it holds in an empty pool.
 #[must_use]
 pub fn refuse(
     state: &State,
