@@ -324,8 +324,7 @@ impl Schedule {
         self.at(row).computed = Some(self.computed(row).min(most));
     }
 
-    /// Complete an operation. The last one of a load settles it: tokens before the first failed
-    /// block stay.
+    /// Complete an operation. A load's last one settles it: tokens before the failed block stay.
     fn completed(&mut self, state: &State, number: u32, done: bool) {
         let Some(operation) = state.operations.get(&number) else { return };
         let Some(row) = operation.request else { return };
