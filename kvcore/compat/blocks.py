@@ -22,8 +22,7 @@ from kvcore.types.values import KVCacheBlocks as CoreBlocks
 class KVCacheBlocks:
     """Block ids, one tuple per group, in table order.
 
-    has_key: of the manager that made them, no part of the comparison; whether a block is findable
-    at the time of the question.
+    has_key: the manager's query whether a block is findable now; ignored in comparisons.
     """
 
     blocks: tuple[tuple[int, ...], ...]
@@ -45,13 +44,15 @@ class KVCacheBlocks:
         return tuple(list(ids) for ids in self.blocks)
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """The blocks without a hash, of a manager with one group. Raises NotOneGroup."""
+        """Return the blocks without a hash, for a manager with one group. Raises NotOneGroup."""
         if len(self.blocks) != 1:
             raise NotOneGroup(num_groups=len(self.blocks))
         return self.get_unhashed_block_ids_all_groups()[0]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """The blocks without a hash, one list per group; the null block is none of them."""
+        """Return the blocks without a hash, one list per group; the null block is never
+        included.
+        """
         return [[block for block in ids if not self.has_key(block)] for ids in self.blocks]
 
     def new_empty(self) -> KVCacheBlocks:
@@ -60,9 +61,8 @@ class KVCacheBlocks:
 
 
 def read_hit(blocks: KVCacheBlocks | None, num_tokens: int, *, looked_up: bool) -> Hit | None:
-    """The hit that an engine hands in; an empty one says no more than that it looked.
-
-    looked_up: whether a look-up could have found anything. Raises WrongArgument.
+    """Read the hit that an engine passes; an empty one only means that it looked. looked_up:
+    whether a look-up could have found anything. Raises WrongArgument.
     """
     if blocks is not None:
         check_kind("new_computed_blocks", blocks, KVCacheBlocks)

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks in the files of a directory, named by key.
+"""Stores blocks in the files of a directory, named by key.
 
-A file is there whole or not at all: it is written under a temporary name, synchronised, then
-renamed; a renaming that a power failure undoes costs a block and nothing else, and what a writer
-that died has left under a temporary name is nobody's block. A file says what it holds: a header
-(magic, sizes, key, description of the layout), the page, and a SHA-256 of all that. Whoever reads
-it believes nothing else: what is cut, torn or flipped is damaged, and is removed. A store writes
-anew what it does not find whole and of its own description. Salt, adapters and media of a request
-are in its keys, so they need no rule here. The description tells models and layouts apart, which
-keys do only where the hash seed does. Keys of several processes agree where their hash seeds do.
-
-Only the user of the process may read or write the directory and its files. The digest finds damage,
-not intent: it has no secret, so whoever can write the directory is trusted. Only regular files are
-read, so nothing else under a key's name can block a read or lead it to another place.
+A file exists completely or not at all: it is written under a temporary name, synchronised, then
+renamed. If a power failure undoes the renaming, only that block is lost, and the temporary file of
+a dead writer is never used. A file describes itself: a header (magic, sizes, key, description of
+the layout), the page, and a SHA-256 of both. A reader trusts only these: a cut, torn or flipped
+file is damaged, and is removed. A store replaces a file that is not complete or has another
+description. Salt, adapters and media of a request are in its keys, so they need no rule here. The
+description distinguishes models and layouts, which keys do only if the hash seeds differ. Keys of
+several processes agree if their hash seeds do. Only the user of the process may read or write the
+directory and its files. The digest detects damage, not intent: it has no secret, so every writer of
+the directory is trusted. Only regular files are read, so nothing else under a key's name can block
+a read or redirect it.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ _CHECKSUM_SIZE = hashlib.sha256().digest_size
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-# What opening something else than a file gives: a link, a socket, a directory.
+# The errors of opening something other than a file: a link, a socket, a directory.
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
-# As much of another description as an error says.
+# The length of another description in an error.
 _SAID_SIZE_MAX = 1024
 
 
 class DirectoryTier:
-    """Pages by key in one directory, which is made if it is not there, with mode 700.
+    """Pages by key in one directory, which is created with mode 700 if missing.
 
-    description: what the pages are, written into each file and expected in it: `describe` makes one
-    of a cache. num_written: files written here, without those that were there already. Raises
-    TierUnusable if the directory cannot be made, or if other users may use it: its mode is then
-    left as it is, since the directory may hold more than blocks.
+    description: of the pages, written into each file and expected in it: `describe` makes one for a
+    cache. num_written: files written here, without those that existed already. Raises TierUnusable
+    if the directory cannot be created, or if other users may use it; its mode is not changed, since
+    the directory may hold more than blocks.
     """
 
     def __init__(self, path: Path | str, description: str) -> None:
@@ -73,21 +72,21 @@ class DirectoryTier:
             raise TierUnusable(place=self.path, reason=_say(error)) from error
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether a regular file has this key's name; what is in it, `load` finds out."""
+        """Whether a regular file has this key's name; only `load` checks its content."""
         try:
             return stat.S_ISREG(self.file(key).lstat().st_mode)
         except OSError:
             return False
 
     def file(self, key: bytes) -> Path:
-        """Where the page of this key is, or would be."""
+        """Return the path of this key's page, which need not exist."""
         return self.path / f"{key.hex()}{SUFFIX}"
 
     def store(self, key: bytes, page: Tensor) -> None:
-        """Write a page, unless a whole one is there: the same key means the same content.
+        """Write a page, unless a complete one exists: the same key means the same content.
 
-        page: its bytes, [n] uint8, contiguous, on the CPU. Raises TierFailed; then no file is left
-        but what was there before.
+        page: its bytes, [n] uint8, contiguous, on the CPU. Raises TierFailed; then no new file is
+        left.
         """
         if self._has_whole(key, page.numel()):
             return
@@ -120,7 +119,9 @@ class DirectoryTier:
             raise
 
     def _has_whole(self, key: bytes, num_bytes: int) -> bool:
-        """Whether `load` would give this page now; reads it, so that damage is written anew."""
+        """Whether `load` would return this page now; reads it, so that a damaged file is
+        rewritten.
+        """
         try:
             self._read(key, num_bytes)
         except TierError:
@@ -128,7 +129,7 @@ class DirectoryTier:
         return True
 
     def _read(self, key: bytes, num_bytes: int) -> Tensor:
-        """As `load`, but removes nothing."""
+        """Read a page like `load`, but remove nothing."""
         try:
             with open(self.file(key), "rb", opener=_open_at_once) as file:
                 info = os.fstat(file.fileno())
@@ -145,7 +146,9 @@ class DirectoryTier:
         return torch.frombuffer(content, dtype=torch.uint8)[start : start + num_bytes]
 
     def _content(self, file: BinaryIO, file_size: int, key: bytes, num_bytes: int) -> bytearray:
-        """A whole file of this key and description; its sizes are checked before it is read."""
+        """Return the page of a complete file with this key and description; sizes are checked
+        before it is read.
+        """
         header = file.read(_HEADER.size)
         if file_size < _HEADER.size + _CHECKSUM_SIZE or len(header) < _HEADER.size:
             raise self._damaged(key, f"it has {file_size} bytes, fewer than a header")
@@ -185,10 +188,10 @@ class DirectoryTier:
 
 
 def describe(cache: Cache, model: str) -> str:
-    """A description of a cache's pages: the model that wrote them, element type, shapes by group.
+    """Describe a cache's pages: the model that wrote them, element type, shapes by group.
 
-    model: a name that no other model has, as `identify` makes one; then also say it in the
-    `hash_seed` of the manager, so that two models do not want the same files.
+    model: a unique name of the model, for example from `identify`; also put it into the `hash_seed`
+    of the manager, so that two models do not use the same files.
     """
     shapes = " ".join("x".join(map(str, group.layout.page_shape)) for group in cache.groups)
     return f"model {model} {cache.layout.dtype} groups {shapes}"
@@ -202,9 +205,8 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
 
 
 def _make_private(path: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone.
-
-    The umask does not matter. Raises TierUnusable, OSError.
+    """Create a directory, and missing parents, only for this user, regardless of the umask. Raises
+    TierUnusable, OSError.
     """
     try:
         for missing in (each for each in reversed(path.parents) if not each.exists()):
@@ -227,14 +229,14 @@ def _make_private(path: Path) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """An opener of a file for this user alone, whatever the umask."""
+    """Open a file only for this user, regardless of the umask."""
     descriptor = os.open(path, flags, _FILE_MODE)
     os.fchmod(descriptor, _FILE_MODE)
     return descriptor
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An opener that neither follows a link nor waits for the writer of a FIFO."""
+    """Open a file without following a link or waiting for the writer of a FIFO."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
