@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps blocks of prompts and answers in a directory, and loads them for later prompts.
 
-A sequence's blocks are stored when its prompt is computed, before its windows leave it
-behind, and when it ends. What a prompt can have of the directory is the longest beginning whose
-blocks are there in every group, those behind a window apart. A load that fails is not tried again
-for that sequence: the rest is computed. Operations are completed after the batch that carried them
-out, or was cancelled; a sequence that ends meanwhile ends without them, and its blocks stay held
-until then.
+A sequence's blocks are stored when its prompt is computed, before they leave its windows, and when
+it ends. A prompt gets the longest prefix whose blocks are in the directory for every group,
+ignoring those that have left a window. A failed load is not retried for that sequence: the rest is
+computed. Operations are completed after their batch was executed or cancelled; a sequence may end
+earlier, and its blocks stay held until then.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 class DirectoryExchange(Exchange):
     """An engine's stores to, and loads from, one directory.
 
-    num_stored, num_loaded: blocks so far, those too that were there when they were to be stored;
-    num_written: without these. errors: of the operations that failed, in their order.
+    num_stored, num_loaded: blocks so far, including those that were already in the directory;
+    num_written: without these. errors: of the failed operations, in order.
     """
 
     takes_prompts = True
@@ -38,17 +37,17 @@ class DirectoryExchange(Exchange):
         self._tier = tier
         engine.runtime.external = tier
         self._stores: dict[int, bytes] = {}  # the key of each
-        self._loads: dict[int, Sequence | None] = {}  # None: its sequence goes on without it
+        self._loads: dict[int, Sequence | None] = {}  # None: its sequence continues without it
         self._batches: dict[int, int] = {}  # the batch of each operation
         self._tried: set[str] = set()
-        self._kept: dict[str, set[int]] = {}  # blocks that were stored for a sequence
+        self._kept: dict[str, set[int]] = {}  # blocks stored for a sequence
         self.num_stored = 0
         self.num_loaded = 0
         self.errors: list[TierError] = []
 
     @property
     def num_written(self) -> int:
-        """Blocks stored so far that were not in the directory yet."""
+        """Number of blocks stored so far that were not in the directory before."""
         return self._tier.num_written
 
     @property
@@ -92,7 +91,7 @@ class DirectoryExchange(Exchange):
         return [sequence for sequence in touched if sequence not in unfinished]
 
     def cancelled(self, number: int) -> list[Sequence]:
-        """See `Exchange`. What has run is heard of by `poll`; the rest failed."""
+        """See `Exchange`. Operations that have run are reported by `poll`; the others failed."""
         heard = {each.operation for each in self._engine.finished}
         lost: list[Sequence] = []
         for operation, batch in list(self._batches.items()):
@@ -113,7 +112,7 @@ class DirectoryExchange(Exchange):
         return lost
 
     def prompt_computed(self, sequence: Sequence) -> None:
-        """See `Exchange`: store what others may find of the sequence."""
+        """See `Exchange`: store the blocks of the sequence that others may hit."""
         manager, name = self._engine.manager, sequence.sequence_id
         kept = self._kept.setdefault(name, set())
         tables, keys = manager.get_block_ids(name), manager.get_block_keys(name)
@@ -139,7 +138,7 @@ class DirectoryExchange(Exchange):
                 self._loads[operation] = None
 
     def _find(self, sequence: Sequence, start: int) -> int:
-        """How many tokens behind the first `start` ones the directory has, for all groups."""
+        """Return how many tokens after the first `start` ones the directory has for all groups."""
         manager = self._engine.manager
         keys, alignment = manager.get_block_keys(sequence.sequence_id), manager.config.hit_alignment
         sizes = (group.block_size for group in manager.config.groups)
@@ -149,19 +148,18 @@ class DirectoryExchange(Exchange):
             missing = self._first_missing(keys, start, end)
             if missing is None:
                 return end - start
-            # Every end behind the first missing block needs that block, with a window too.
+            # Every end after the first missing block needs that block, even with a window.
             end = missing // alignment * alignment
         return 0
 
     def _first_missing(
         self, keys: tuple[tuple[bytes, ...], ...], start: int, end: int
     ) -> int | None:
-        """Where the first block begins that a query at end needs and the directory has not.
+        """Return the start of the first block that a query at `end` needs but the directory lacks.
 
-        Only blocks of tokens [start, end) are looked for, of one group after another.
-
-        What is still on its way there has not come, whether the executor has written it or not: so
-        a run does not depend on time.
+        Only blocks of tokens [start, end) are searched, group by group. Pending stores count as
+        missing, whether or not the executor has written them, so that a run does not depend on
+        time.
         """
         writing = set(self._stores.values())
         for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
