@@ -61,7 +61,7 @@ class Fields:
         return value
 
     def find_flag(self, name: str) -> bool | None:
-        """Return Return True or False, None if it is missing. Raises InvalidField."""
+        """Return Return Return True or False, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.invalid(name, "true or false")
