@@ -60,8 +60,8 @@ class Layer:
 class Model:
     """A model's cache. dtype: of the weights, None if the file does not give it.
 
-    layer_names: of the layers, which are then not all of the model's, or not one each; `layers.0`
-    and so on if empty.
+    layer_names: of the layers, if they are not one per layer of the model; `layers.0` and so on if
+    empty.
     """
 
     file: str

@@ -90,7 +90,7 @@ class LengthMismatch(KvcoreError):
 class InvalidCount(KvcoreError):
     """A count is below what the call needs."""
 
-    message = "{name} is {value!r}, but must be at least {least}"
+    message = "{name} is {value!r}, must be at least {least}"
 
 
 class TooManyTokens(KvcoreError):

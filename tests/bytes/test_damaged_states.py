@@ -248,7 +248,7 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
         ({"reporters": (Reporter("hits", 4, 4),) * 2}, "a load does not belong to requests"),
         ({"reporters": (Reporter("hits", 4, 2),)}, "a load is not in canonical form"),
         ({"reporters": (Reporter("hits", 0, 5),)}, "a load is not in canonical form"),
-        ({"first": 2, "reporters": (Reporter("hits", 2, 4),)}, "a load is not in its canonical"),
+        ({"first": 2, "reporters": (Reporter("hits", 2, 4),)}, "a load is not in canonical"),
         ({"first": 4}, "a load is not in canonical form"),
         ({"blocks": ((1, 2), (1, 4))}, "a load is not in canonical form"),
         ({"blocks": ((3, 6),)}, "a block without a key rests on a load"),
@@ -308,7 +308,7 @@ def test_no_request_is_in_a_host_tier_that_is_not_there(backend: Backend) -> Non
     hosted = replace(request, host_tables=request.tables)
     damaged = encode(replace(state, requests=state.requests.set("a", hosted)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="a host tier that is not there"):
+        with pytest.raises(DamagedState, match="a host tier that does not exist"):
             core()
     assert manager.state() == state
 

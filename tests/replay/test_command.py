@@ -331,7 +331,7 @@ def test_an_interrupt_before_the_first_step_is_said(
     monkeypatch.setattr(sweep, "replay", interrupted)
     code, out, err = run(capsys, trace, "--blocks", 400)
     assert (code, out) == (command.STOPPED, "")
-    assert "interrupted before there was anything to report" in err
+    assert "interrupted before anything could be reported" in err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])

@@ -174,7 +174,7 @@ def test_the_commands_read_them_and_say_what_is_to_be_known(
     lines = (json.dumps({"prompt": SYSTEM + str(n), "output_tokens": 3}) for n in range(20))
     trace.write_bytes(gzip.compress("\n".join(lines).encode()))
     assert command.main([str(trace), "--blocks", "64"]) == 2
-    assert "which has no times: say --rate N" in capsys.readouterr().err
+    assert "which has no times: use --rate N" in capsys.readouterr().err
     words = [str(trace), "--blocks", "64", "--backend", "python", "--rate", "5", "--json"]
     assert command.main(words) == 0
     told = capsys.readouterr()

@@ -146,7 +146,7 @@ def test_an_empty_file_is_refused(content: bytes) -> None:
 
 
 def test_a_file_of_bad_lines_alone_is_empty() -> None:
-    with pytest.raises(EmptyTrace, match="lines: 2, of them skipped: 2"):
+    with pytest.raises(EmptyTrace, match="lines: 2, skipped: 2"):
         read(b"x", b"y", skip_bad=True)
 
 

@@ -137,4 +137,4 @@ def test_an_interrupt_leaves_the_runs_that_are_done(
     assert [each["options"]["rule"] for each in json.loads(out)["runs"]] == ["hash"]
     code, out, err = run(capsys, trace, *BLOCKS, "--rule", "cost")
     assert (code, out) == (STOPPED, "")
-    assert "before there was anything to report" in err
+    assert "before the first run was finished" in err

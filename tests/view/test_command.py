@@ -44,10 +44,10 @@ def test_what_is_no_record_is_said_in_a_line(
     (tmp_path / "other").write_bytes(b"{}")
     for name, reason in (
         ("empty", "it has no file *.kvcrec"),
-        ("other", "it does not begin as one"),
+        ("other", "it does not begin with the header of a segment"),
     ):
         assert main([str(tmp_path / name), "--html", page]) == 2
-        told = f"kvcore view: {tmp_path / name} is no record: {reason}\n"
+        told = f"kvcore view: {tmp_path / name} is not a record: {reason}\n"
         assert capsys.readouterr().err == told
     record(tmp_path / "record", CONFIG, story(), "python")
     assert main([str(tmp_path / "record"), "--html", str(tmp_path)]) == 2

@@ -148,7 +148,7 @@ TOGETHER: list[tuple[tuple[Group, ...], dict[str, Any], str]] = [
     ((Group(4, kind="sliding_window", window=8),), {"null_block": False}, "needs the null block"),
     ((Group(4), Group(4, kind="cross_attention")), {}, "set enable_caching=False"),
     ((Group(4, kind="cross_attention"),), {"enable_caching": False}, "needs a group beside it"),
-    ((Group(4, eagle=True),), {}, "flagged eagle, and use_eagle is off"),
+    ((Group(4, eagle=True),), {}, "flagged eagle, but use_eagle is off"),
     ((Group(2**30 - 1), Group(2**30)), {}, "the least common multiple"),
 ]
 
@@ -264,7 +264,7 @@ def test_a_block_size_that_contradicts_the_groups_is_refused() -> None:
     assert Config(8, groups=(Group(32),)).block_size == 32
     assert Config(8, 32, groups=(Group(32),)).block_size == 32
     for size in (4, 16):
-        with pytest.raises(InvalidConfig, match="the first group has blocks of 32 tokens"):
+        with pytest.raises(InvalidConfig, match="the first group has 32 tokens per block"):
             Config(8, size, groups=(Group(32),))
-    with pytest.raises(InvalidConfig, match="the first group has blocks of 16 tokens"):
+    with pytest.raises(InvalidConfig, match="the first group has 16 tokens per block"):
         attrs.evolve(Config(8), block_size=4)
