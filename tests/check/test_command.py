@@ -146,7 +146,7 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--blocks", "2"), "say --requests, --tokens"),
+        (("--blocks", "2"), "give --requests, --tokens"),
         (("--profile", "none"), "there is no profile 'none'"),
         (("--profile", "host", "--blocks", "2"), "omit --blocks"),
         ((*SMALL, "--calls", "swap_in"), "use --host-blocks"),

@@ -130,7 +130,7 @@ def test_what_is_not_read_is_refused_by_name(
         (f"{AZURE}\n1,5,1.5", WrongKind, "output must be an integer of at least 0, not '1.5'"),
         (f"{AZURE}\n1,0,1", OutOfRange, "prompt is 0, must be at least 1"),
         (f"{AZURE}\n9,5,1\n8,5,1", TimeRunsBackwards, "line 3"),
-        ('{"prompt": "x"}\n{"prompt": ""}', WrongKind, "line 2: prompt must be a text that is not"),
+        ('{"prompt": "x"}\n{"prompt": ""}', WrongKind, "line 2: prompt must be a non-empty text"),
         ('{"prompt": "x"}\n{"text": ""}', MissingField, "prompt is missing"),
         ('{"prompt": "x"}\n[1]', NotAnObject, "line 2"),
         ('{"prompt": "x"}\n{"prompt": ', NotJSON, "line 2: not JSON"),

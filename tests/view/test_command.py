@@ -43,7 +43,7 @@ def test_what_is_no_record_is_said_in_a_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").write_bytes(b"{}")
     for name, reason in (
-        ("empty", "it has no file *.kvcrec"),
+        ("empty", "it contains no file *.kvcrec"),
         ("other", "it does not begin with the header of a segment"),
     ):
         assert main([str(tmp_path / name), "--html", page]) == 2

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import mmap
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -28,7 +27,7 @@ from kvcore.types.commands import Batch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.errors import ExecutorDied, NotExecuted
-from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
+from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply, shared_bytes
 from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
 _NO_CHANGE = contextlib.nullcontext()
@@ -45,7 +44,9 @@ class Executed:
 
 
 class BatchExecutor:
-    """The pending batches, oldest first. core: as in `ForkedWorker`, which raises for it."""
+    """The pending batches, oldest first. core: as in `ForkedWorker`, which raises for it. Raises
+    ExecutorNotStarted.
+    """
 
     def __init__(self, runtime: Runtime, forward: Forward, core: int | None = None) -> None:
         self._side = _OtherSide(runtime, forward)
@@ -56,6 +57,11 @@ class BatchExecutor:
             else ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
         )
         self._submitted: collections.deque[Future[Any] | Reply] = collections.deque()
+
+    def begin(self) -> None:
+        """Start the process if there is one and it has not started. Raises ExecutorNotStarted."""
+        if isinstance(self._worker, ForkedWorker):
+            self._worker.begin()
 
     def announce(self, inputs: StepInputs) -> None:
         """Announce what the next submitted batch computes; without this it computes nothing."""
@@ -117,7 +123,7 @@ class _OtherSide:
         self._runtime = runtime
         self._forward = forward
         self._begun: Begun | Exception | None = None
-        self._stopped = mmap.mmap(-1, 1)  # a byte shared by both sides
+        self._stopped = shared_bytes(1)  # both sides see it
         self._stream: torch.cuda.Stream | None = None
         device = runtime.cache.device
         if device.type == "cuda":

@@ -95,7 +95,8 @@ class Engine:
     config: of the manager; its groups hold the layers of the model (layer_groups.py). exchange:
     makes this engine's exchange. decode: ids to text, needed only for stop strings. observe: see
     `Observer`. open_number: of the batch to be taken next. finished: ended stores and loads, for
-    the exchange. Raises GroupsDoNotHoldModel, UnequalPages, InvalidOption, NoSuchCore.
+    the exchange. Raises GroupsDoNotHoldModel, UnequalPages, InvalidOption, NoMemory, NoSuchCore,
+    ExecutorNotStarted.
     """
 
     def __init__(
@@ -179,8 +180,8 @@ class Engine:
     def step(self) -> list[Completion]:
         """Compute one step; return the requests that finished in it. Does nothing if idle.
 
-        Raises EngineStuck, and what a batch or its forward pass raised; with batches in flight the
-        engine can continue then, since the batch was cancelled.
+        Raises EngineStuck, ExecutorNotStarted, and what a batch or its forward pass raised; with
+        batches in flight the engine can continue then, since the batch was cancelled.
         """
         if self.is_idle:
             return []
@@ -258,9 +259,8 @@ class Engine:
             self._sample(Flight(batch.number, draws), computed)
 
     def _step_ahead(self, executor: BatchExecutor) -> None:
-        """Plan the next step while others are computed; read the oldest's tokens while it is
-        computed.
-        """
+        """Plan the next step while others are computed; read the oldest's tokens meanwhile."""
+        executor.begin()
         was_busy = self.exchange.is_busy
         chunks = self.scheduler.schedule(bool(self._flights))
         was_busy = was_busy or self.exchange.is_busy

@@ -30,7 +30,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCore
+from kvcore_runtime.engine.errors import (
+    ExecutorDied,
+    ExecutorFailed,
+    ExecutorNotStarted,
+    NoSuchCore,
+)
 
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
@@ -69,7 +74,7 @@ class Reply:
 
 
 class ForkedWorker:
-    """Calls one object's methods, in order, in a process forked at the first call.
+    """Calls one object's methods, in order, in a process forked at the first call or by `begin`.
 
     The fork ends with this object, and with its process. Ctrl-C does not reach it. core: the only
     core that it uses; None for those of its caller. Raises NoSuchCore.
@@ -91,7 +96,8 @@ class ForkedWorker:
         """Let the fork call a method of its copy of the object.
 
         arguments: types that marshal supports: numbers, strings, bytes, and lists, tuples, sets and
-        dicts of these. Raises ValueError for others. The reply reports a dead fork.
+        dicts of these. Raises ValueError for others, ExecutorNotStarted. The reply reports a dead
+        fork.
         """
         reply = Reply(self)
         self._send(method, arguments, reply)
@@ -104,8 +110,7 @@ class ForkedWorker:
     def _send(
         self, method: Callable[..., Any], arguments: tuple[Any, ...], reply: Reply | None
     ) -> None:
-        if self._finalizer is None:
-            self._begin()
+        self.begin()
         # The process is the same program, so it can read marshal's format, in a tenth of pickle's
         # time.
         call = marshal.dumps((method.__name__, arguments, reply is not None))
@@ -147,12 +152,24 @@ class ForkedWorker:
             found += more
         return found
 
-    def _begin(self) -> None:
-        calls, self._calls = _pipe()
-        self._replies, replies = _pipe()
+    def begin(self) -> None:
+        """Make the fork unless it exists. Raises ExecutorNotStarted, and then changes nothing."""
+        if self._finalizer is not None:
+            return
+        try:
+            with contextlib.ExitStack() as opened:
+                self._fork(opened)
+                opened.pop_all()
+        except OSError as error:
+            raise ExecutorNotStarted(reason=str(error)) from None
+
+    def _fork(self, opened: contextlib.ExitStack) -> None:
+        """Make the fork. opened: collects what must be closed if that fails."""
+        calls, self._calls = _pipe(opened)
+        self._replies, replies = _pipe(opened)
         self._poll = select.poll()
         self._poll.register(self._replies, select.POLLIN)
-        self._bell = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._bell = memoryview(shared_bytes(8)).cast("Q")
         caller = os.getpid()
         with warnings.catch_warnings():
             # Python warns about the threads that a fork lacks; it does not wait for any of them.
@@ -180,9 +197,21 @@ class ForkedWorker:
         self._waiting.clear()
 
 
-def _pipe() -> tuple[io.BufferedReader, io.BufferedWriter]:
+def shared_bytes(num_bytes: int) -> mmap.mmap:
+    """Bytes that this process and its forks see. Raises ExecutorNotStarted."""
+    try:
+        return mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise ExecutorNotStarted(reason=str(error)) from None
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[io.BufferedReader, io.BufferedWriter]:
+    """A pipe's two ends. opened: gets both."""
     reading, writing = os.pipe()
-    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+    ends = os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+    for end in ends:
+        opened.enter_context(end)
+    return ends
 
 
 def _stay_on(core: int) -> None:

@@ -54,7 +54,8 @@ def make_runtime(
     """Make cache and tables for a model, in the sizes that requests of a configuration can reach.
 
     max_rows: most requests at a time. max_tokens: most positions that a step computes. shared: on a
-    CPU, share them with processes forked later. Raises GroupsDoNotHoldModel, UnequalPages.
+    CPU, share them with processes forked later. Raises GroupsDoNotHoldModel, UnequalPages,
+    NoMemory.
     """
     shape = model.config
     groups = place_layers(shape.layer_visibilities, config.groups)
