@@ -53,9 +53,7 @@ class DecodedTokens:
         self._fills_later = keeps_same and not config.enable_events  # those have an order
 
     def append(self, request: Any) -> KVCacheBlocks | None:
-        """Schedule a decoding request's next token; None, without scheduling it, if there is more
-        to do.
-        """
+        """Schedule a decoding request's next token; None, without it, if there is more to do."""
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
             start, place = known.num_computed, known.num_computed - known.num_ahead

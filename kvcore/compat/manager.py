@@ -126,8 +126,7 @@ class KVCacheManager(DecodedTokens):
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
         num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, are
-        as in `kvcore.transitions.allocate.allocate_slots`; also raises BehindWindow and
-        TokensChanged.
+        those of the core, plus BehindWindow and TokensChanged.
         """
         if (
             num_new_tokens == 1
