@@ -158,7 +158,7 @@ class Record:
         meter: Meter,
         far_written: int | None = None,
     ) -> Result:
-        """Make the result. trace: its name and its skipped lines. far_written: None without a tier."""
+        """Make the result. trace: its name, its skipped lines. far_written: None without tier."""
         best = None
         if self._look_ups is not None:
             best = self._look_ups.best_hit_tokens(self._config.num_usable_blocks)

@@ -86,8 +86,8 @@ def test_what_left_the_pool_comes_back(
 
 def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["t", "--blocks", "4", "--store-policy", "second_use"]) == 2
-    assert "say --far-blocks, too" in capsys.readouterr().err
+    assert "--store-policy needs --far-blocks" in capsys.readouterr().err
     assert main(["t", "--blocks", "4", "--far-blocks", "4", "--apply", "torch"]) == 2
-    assert "leave --far-blocks out" in capsys.readouterr().err
+    assert "omit --far-blocks" in capsys.readouterr().err
     with pytest.raises(InvalidCount, match="far_blocks"):
         replay([], Options(num_blocks=4, far_blocks=0))
