@@ -19,7 +19,7 @@ from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.expand import outputs, prompt_tokens
-from kvcore.replay.far.far_blocks import FarBlocks
+from kvcore.replay.far.far_tier import FarTier
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -182,11 +182,7 @@ class Batcher(Scheduler[Sequence]):
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
-        self._block_size = options.block_size
-        self.far: FarBlocks | None = None
-        if options.far_blocks is not None:
-            self.far = FarBlocks(options.far_blocks, options.store_policy)
-        self._operations: list[int] = []
+        self.far = FarTier(manager, options)
         self.decoding: list[Sequence] = []
         self.now = 0.0
 
@@ -253,41 +249,18 @@ class Batcher(Scheduler[Sequence]):
         return max(0, min(due - own, int(self._spared * self._manager.config.num_usable_blocks)))
 
     def _begin_load(self, sequence: Sequence, hit: Hit) -> int | Refused:
-        """Load what the far tier has behind a hit; a token is left to compute."""
-        size, start = self._block_size, hit.num_tokens
-        if self.far is None:
-            return 0
-        (keys,) = self._manager.get_block_keys(sequence.sequence_id)
-        end = min(len(keys), (sequence.num_known - 1) // size)
-        num_tokens = self.far.count(keys, start // size, end) * size
-        if num_tokens == 0:
-            return 0
-        got = self._manager.load(
-            sequence.sequence_id,
-            num_tokens,
-            hit,
-            full_sequence_must_fit=True,
-            reserved_blocks=self._num_reserved(hit),
-        )
-        if isinstance(got, Refused):
-            return got
-        self._operations += got
-        self._record.loaded(num_tokens if sequence.is_new else 0)
-        self._admitted(sequence, hit)
-        return num_tokens
+        reserved = self._num_reserved(hit)
+        got = self.far.begin(sequence.sequence_id, sequence.num_known, hit, reserved)
+        if not isinstance(got, Refused) and got > 0:
+            self._record.far_hit_tokens += got if sequence.is_new else 0
+            self._admitted(sequence, hit)
+        return got
 
     def loads_end(self) -> None:
         """Let those run whose load was in the batch that was taken."""
-        for operation in self._operations:
-            self._manager.complete_operation(operation, True)
+        self.far.end()
         self.running += self.loading
-        self._operations, self.loading = [], []
-
-    def prompt_computed(self, sequence: Sequence) -> None:
-        """Store the blocks of a prompt, whose batch has run."""
-        if self.far is not None:
-            (keys,) = self._manager.get_block_keys(sequence.sequence_id)
-            self.far.computed(keys[: len(sequence.prompt) // self._block_size])
+        self.loading = []
 
     def _admitted(self, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request
@@ -348,8 +321,7 @@ class Loop:
     def result(self, trace: tuple[str, int]) -> Result:
         """Return the result of the steps so far. trace: provides its name and its skipped lines."""
         num_read, backend = self._arrivals.num_read, self._manager.backend
-        far = self._batcher.far
-        written = None if far is None else far.num_written
+        written = self._batcher.far.num_written
         return self.record.result(trace, num_read, backend, self.now, self._meter, written)
 
     def _finish_step(self, chunks: list[Chunk[Sequence]]) -> None:
@@ -372,7 +344,7 @@ class Loop:
         )
         for chunk in chunks:
             if chunk.num_wanted and not chunk.sequence.num_sampled:
-                self._batcher.prompt_computed(chunk.sequence)
+                self._batcher.far.computed(chunk.sequence.sequence_id, len(chunk.sequence.prompt))
         self._sample_outputs([*decoding, *(each.sequence for each in chunks if each.num_wanted)])
         self._meter.end_step()
 

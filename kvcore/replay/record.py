@@ -135,10 +135,6 @@ class Record:
         self.looked_up_tokens += request.prompt_len
         self.hit_tokens += num_hit
 
-    def loaded(self, num_tokens: int) -> None:
-        """Count tokens of a first look-up that a far tier had behind the hit."""
-        self.far_hit_tokens += num_tokens
-
     def admitted_again(self, request: TraceRequest, num_tokens: int, num_hit: int) -> None:
         """Count the look-up of a preempted request, over all its tokens."""
         self._note(request, counts=False)
