@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins: owners of blocks that are no requests, so that content stays.
+"""Pins: owners of blocks that are not requests, to keep content.
 
 A pin of a prefix has a name and outlives the request. It holds what a later request must find to
 hit that prefix, each block once, and only what no unfinished batch computes for the request. After
@@ -33,7 +33,7 @@ from kvcore.types.values import Outcome
 
 
 def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
-    """Hold blocks that have an owner or a key, once for each naming.
+    """Hold blocks that have an owner or a key, once per occurrence in the list.
 
     Raises UnknownBlock, UnusedBlock.
     """

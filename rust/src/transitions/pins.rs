@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pins: owners of blocks that are no requests, so that content stays.
+//! Pins: owners of blocks that are not requests, to keep content.
 //!
 //! A pin of a prefix has a name and outlives the request. It holds what a later request must find
 //! to hit that prefix, each block once, and only what no unfinished batch computes for the request.
@@ -16,7 +16,7 @@ use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
 
-/// Hold blocks that have an owner or a key, once for each naming.
+/// Hold blocks that have an owner or a key, once per occurrence in the list.
 ///
 /// Fails with UnknownBlock, UnusedBlock.
 pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
