@@ -14,6 +14,8 @@ from kvcore.types.errors import DamagedState
 from kvcore.types.keys import HASH_SIZE, KEY_SIZE
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+NONE = bytes(4)
+"""A count of 0."""
 
 
 class Reader:
@@ -157,7 +159,8 @@ class Writer:
     def numbers(self, values: Iterable[int]) -> None:
         """A count and that many u32."""
         listed = list(values)
-        self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
+        count = len(listed)
+        self.data += struct.pack(f"<I{count}I", count, *listed) if count else NONE
 
     def sized(self, value: bytes | bytearray) -> None:
         """A count and that many bytes."""
