@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from msgspec import Struct
 
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
@@ -25,13 +26,12 @@ class Misuse:
     fields: dict[str, object]
 
 
-@attrs.frozen
-class Call:
+class Call(Struct, frozen=True):
     """A transition by name, with its arguments."""
 
     name: str
     args: tuple[Any, ...] = ()
-    options: dict[str, Any] = attrs.field(factory=dict)
+    options: dict[str, Any] = {}
 
     def __str__(self) -> str:
         words = [repr(value) for value in self.args]
