@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import attrs
+from msgspec import Struct
 
 from kvcore.check.names.canonical import LOST, Name, Renaming
 from kvcore.check.world.ghost import Ghost
@@ -46,8 +46,7 @@ Unreported = tuple[int, str, int]
 """An executed load that failed: its batch, the request that loads, the first token missing."""
 
 
-@attrs.frozen
-class Output:
+class Output(Struct, frozen=True):
     """Tokens that a batch samples for a request and that the engine has yet to hand in.
 
     text: the request's tokens on the device up to the last new one; empty before it is executed.
@@ -65,8 +64,7 @@ class Output:
     stale: bool = False
 
 
-@attrs.frozen
-class Pending:
+class Pending(Struct, frozen=True):
     """A taken batch that is not finished.
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
@@ -82,13 +80,12 @@ class Pending:
     used: frozenset[Place]
     before: Mapping[str, int]
     executed: bool = False
-    texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
-    feeds: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    texts: Mapping[str, tuple[int, ...]] = {}
+    feeds: Mapping[str, tuple[int, ...]] = {}
     epoch: int = 0
 
 
-@attrs.frozen
-class Node:
+class Node(Struct, frozen=True):
     """A state, the batches in flight, and what the executed ones left in memory.
 
     loads: what executed loads will bring. started: operations whose command was executed. loading,
@@ -101,18 +98,18 @@ class Node:
 
     state: State
     pending: tuple[Pending, ...] = ()
-    contents: Contents = attrs.field(factory=dict)
-    tables: Tables = attrs.field(factory=dict)
-    loads: Mapping[int, tuple[bytes, int, int]] = attrs.field(factory=dict)
-    loading: Mapping[str, int] = attrs.field(factory=dict)
-    failed: Mapping[str, int] = attrs.field(factory=dict)
+    contents: Contents = {}
+    tables: Tables = {}
+    loads: Mapping[int, tuple[bytes, int, int]] = {}
+    loading: Mapping[str, int] = {}
+    failed: Mapping[str, int] = {}
     started: frozenset[int] = frozenset()
-    before: Mapping[str, int] = attrs.field(factory=dict)
+    before: Mapping[str, int] = {}
     writes: tuple[Write, ...] = ()
     filled: bool = False
     unreported: tuple[Unreported, ...] = ()
     outputs: tuple[Output, ...] = ()
-    texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    texts: Mapping[str, tuple[int, ...]] = {}
 
     @property
     def waiting(self) -> tuple[Pending, ...]:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
+from msgspec.structs import replace
 
 from kvcore.check.names.canonical import canonical, fingerprint
 from kvcore.check.names.in_flight import (
@@ -129,7 +129,7 @@ class FlightModel(CoreModel):
             place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
             for place, slots in node.contents.items()
         }
-        return pickle.dumps((contents, attrs.evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((contents, replace(node, contents={})), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
         """The node of these bytes."""
@@ -142,7 +142,7 @@ class FlightModel(CoreModel):
             )
             for place, slots in contents.items()
         }
-        return attrs.evolve(node, contents=numbered)
+        return replace(node, contents=numbered)
 
     def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none if it breaks a property that does not count."""
@@ -163,7 +163,7 @@ class FlightModel(CoreModel):
         self.checker.run_check(schedule.check_caps, opened)
         if steps:
             self.checker.check_batch(start, opened)
-        filled = attrs.evolve(
+        filled = replace(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -177,7 +177,7 @@ class FlightModel(CoreModel):
         batch = taken(opened, schedule)
         settled = self._call(opened, TAKE_BATCH, closing)
         self.notes["goal", "merge"] += len(settled.batch.commands) > 0
-        waiting = attrs.evolve(
+        waiting = replace(
             filled, pending=(*filled.pending, batch), before={}, writes=(), filled=False
         )
         return self._closed(waiting, settled, start)
@@ -216,7 +216,7 @@ class FlightModel(CoreModel):
         self._forward(batch.requests, writes, sampled)
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
-            attrs.evolve(each, executed=True, commands=(), writes=(), requests={})
+            replace(each, executed=True, commands=(), writes=(), requests={})
             if each.number == batch.number
             else each
             for each in node.pending
@@ -224,10 +224,8 @@ class FlightModel(CoreModel):
         started = node.started | {
             command.operation for command in batch.commands if isinstance(command, Load | Store)
         }
-        after = attrs.evolve(in_memory(node, ghost), pending=pending, started=started)
-        after = attrs.evolve(
-            after, unreported=_reportable(node.unreported + unreported, node.state)
-        )
+        after = replace(in_memory(node, ghost), pending=pending, started=started)
+        after = replace(after, unreported=_reportable(node.unreported + unreported, node.state))
         return self._closed(after, node.state)
 
     def _report_load(
@@ -242,7 +240,7 @@ class FlightModel(CoreModel):
         self.notes["goal", "reached"] += len(value) > 1
         follow(schedule, closing[-1])
         self.checker.run_check(schedule.check, after)
-        told = attrs.evolve(
+        told = replace(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -257,7 +255,7 @@ class FlightModel(CoreModel):
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
         self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
         self.checker.run_check(schedule.check, after)
-        return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
+        return self._closed(replace(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[CheckedCall]) -> Node:
         """Take back a batch and all later ones; what was not executed never is."""
@@ -267,7 +265,7 @@ class FlightModel(CoreModel):
         counts = [*(batch.before for batch in gone), node.before]
         self.checker.run_check(check_fall, counts, after)
         self.notes["goal", "cancel"] += 1
-        kept = attrs.evolve(
+        kept = replace(
             node,
             pending=tuple(batch for batch in node.pending if batch.number < number),
             before={},
@@ -289,7 +287,7 @@ class FlightModel(CoreModel):
         self.checker.run_check(schedule.check, after)
         node.recall(ghost)
         ghost.complete(number, done)
-        settled = attrs.evolve(
+        settled = replace(
             in_memory(node, ghost), loading=dict(schedule.loading), failed=dict(schedule.failed)
         )
         return self._closed(settled, after, start)
@@ -308,9 +306,9 @@ class FlightModel(CoreModel):
             self.checker.run_check(check_events, start.device.index, state.events, state)
         ghost = self._ghost
         ghost.loading = dict(node.loading)
-        reached = attrs.evolve(node, state=drained(state))
+        reached = replace(node, state=drained(state))
         counted = ghost.counted(reached.state, {})
-        return attrs.evolve(reached, contents=live(reached, counted.contents))
+        return replace(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: CheckedCall) -> Node:
         """The node behind a step: what is in flight forgets a request that goes."""
@@ -321,7 +319,7 @@ class FlightModel(CoreModel):
         self.notes["goal", "abort in flight"] += known
         if not known or step.call.name != "remove_request":
             return node
-        return attrs.evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+        return replace(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
 
 
 def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
@@ -342,7 +340,7 @@ def _reportable(unreported: Iterable[Unreported], state: State) -> tuple[Unrepor
 def forgotten(batch: Pending, request_id: str) -> Pending:
     """A batch without what it knows of a request."""
     before = {name: count for name, count in batch.before.items() if name != request_id}
-    return attrs.evolve(batch, before=before)
+    return replace(batch, before=before)
 
 
 def in_flight(commands: Iterable[Command]) -> list[Command]:
@@ -353,7 +351,7 @@ def in_flight(commands: Iterable[Command]) -> list[Command]:
 def in_memory(node: Node, ghost: Ghost) -> Node:
     """The node with what a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
-    return attrs.evolve(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
+    return replace(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
 
 
 def executed(state: State, number: int) -> CheckedCall:
