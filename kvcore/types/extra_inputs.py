@@ -148,6 +148,8 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         block_size: tokens a hash block, of which this is one, or several as a coarser block: that
         has the digests of all of them.
         """
+        if self is NO_EXTRA_KEYS:
+            return ()
         keys: list[ExtraKey] = []
         cut_at = self.media_cut_at
         if self.lora is not None:
