@@ -145,7 +145,7 @@ def test_a_world_that_ends_its_process_is_found_again(
 def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)  # loads 7 CPU s
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)  # loads 7 s
     path = tmp_path / "world.json"
     path.write_text(json.dumps(World({"block_size": 4}, 8, 16, 4, ("step",)).to_json()))
     assert main([named(broken.LoadsLong), "--replay", str(path)]) == 0
