@@ -70,10 +70,11 @@ class Manager:
 
     def facts(self, names: Sequence[str], request_id: str) -> tuple[Any, ...]:
         """The answers to these questions about a request, in one go."""
-        said = []
         try:
-            for each in self._managers:
-                said.append(tuple([getattr(each, name)(request_id) for name in names]))
+            said = [
+                tuple([getattr(each, name)(request_id) for name in names])
+                for each in self._managers
+            ]
         except Exception as error:
             raise Finding(f"one of {names} of {request_id!r} fails with {error!r}") from error
         for other in said[1:]:
