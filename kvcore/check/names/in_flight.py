@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import Struct
+import attrs
 
 from kvcore.check.names.canonical import LOST, Name, Renaming
 from kvcore.check.world.ghost import Ghost
@@ -46,7 +46,8 @@ Unreported = tuple[int, str, int]
 """An executed load that failed: its batch, the request that loads, the first token missing."""
 
 
-class Output(Struct, frozen=True):
+@attrs.frozen
+class Output:
     """Tokens that a batch samples for a request and that the engine has yet to hand in.
 
     text: the request's tokens on the device up to the last new one; empty before it is executed.
@@ -64,7 +65,8 @@ class Output(Struct, frozen=True):
     stale: bool = False
 
 
-class Pending(Struct, frozen=True):
+@attrs.frozen
+class Pending:
     """A taken batch that is not finished.
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
@@ -80,12 +82,13 @@ class Pending(Struct, frozen=True):
     used: frozenset[Place]
     before: Mapping[str, int]
     executed: bool = False
-    texts: Mapping[str, tuple[int, ...]] = {}
-    feeds: Mapping[str, tuple[int, ...]] = {}
+    texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    feeds: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     epoch: int = 0
 
 
-class Node(Struct, frozen=True):
+@attrs.frozen
+class Node:
     """A state, the batches in flight, and what the executed ones left in memory.
 
     loads: what executed loads will bring. started: operations whose command was executed. loading,
@@ -98,18 +101,18 @@ class Node(Struct, frozen=True):
 
     state: State
     pending: tuple[Pending, ...] = ()
-    contents: Contents = {}
-    tables: Tables = {}
-    loads: Mapping[int, tuple[bytes, int, int]] = {}
-    loading: Mapping[str, int] = {}
-    failed: Mapping[str, int] = {}
+    contents: Contents = attrs.field(factory=dict)
+    tables: Tables = attrs.field(factory=dict)
+    loads: Mapping[int, tuple[bytes, int, int]] = attrs.field(factory=dict)
+    loading: Mapping[str, int] = attrs.field(factory=dict)
+    failed: Mapping[str, int] = attrs.field(factory=dict)
     started: frozenset[int] = frozenset()
-    before: Mapping[str, int] = {}
+    before: Mapping[str, int] = attrs.field(factory=dict)
     writes: tuple[Write, ...] = ()
     filled: bool = False
     unreported: tuple[Unreported, ...] = ()
     outputs: tuple[Output, ...] = ()
-    texts: Mapping[str, tuple[int, ...]] = {}
+    texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
 
     @property
     def waiting(self) -> tuple[Pending, ...]:

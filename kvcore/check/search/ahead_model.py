@@ -20,7 +20,6 @@ from itertools import product
 from typing import Any
 
 import attrs
-from msgspec.structs import replace
 
 from kvcore.check.names.in_flight import Node, Output, Pending, Unreported
 from kvcore.check.search.actions import Children, continuations, known_children
@@ -105,12 +104,12 @@ class AheadModel(FlightModel):
 
         def change(after: Node) -> Node:
             if len(after.pending) == len(node.pending):
-                return replace(after, outputs=outputs)
+                return attrs.evolve(after, outputs=outputs)
             *before, batch = after.pending
             feeds = {name: node.texts[name] for name in fed_by_executed(batch, before, node.texts)}
-            return replace(
+            return attrs.evolve(
                 after,
-                pending=(*before, replace(batch, feeds=feeds)),
+                pending=(*before, attrs.evolve(batch, feeds=feeds)),
                 outputs=(*outputs, *sampled_by(batch)),
             )
 
@@ -172,13 +171,13 @@ class AheadModel(FlightModel):
                 outputs.append(output)
         texts = {name: text.tokens for name, text in self._texts.items() if text.known}
         pending = [
-            replace(each, texts=before, feeds={}) if each.number == batch.number else each
+            attrs.evolve(each, texts=before, feeds={}) if each.number == batch.number else each
             for each in node.pending
             if self.world.config.max_in_flight or each.number != batch.number
         ]
         for name in texts.keys() & batch.requests.keys():
             feed_next(pending, batch.number, name, texts[name])
-        return replace(node, pending=tuple(pending), outputs=tuple(outputs), texts=texts)
+        return attrs.evolve(node, pending=tuple(pending), outputs=tuple(outputs), texts=texts)
 
     def _sampled(self, batch: Pending, output: Output, ending: Ending) -> Output:
         """The output of an executed batch for a request."""
@@ -192,7 +191,7 @@ class AheadModel(FlightModel):
         rejected = max(0, first + write.end - write.start - (len(text) - 1))
         row, end = batch.requests[name].row, first + write.end - write.start - rejected
         spoilt = self._ghost.holds_spoilt(row, end - 1)
-        return replace(
+        return attrs.evolve(
             output, text=text, num_new=len(sampled), num_rejected=rejected, spoilt=spoilt
         )
 
@@ -235,16 +234,16 @@ class AheadModel(FlightModel):
             if batch.number >= number and batch.executed:
                 texts = batch.texts
         kept = tuple(each for each in node.outputs if each.batch < number)
-        self._change = partial(replace, outputs=kept, texts=texts)
+        self._change = partial(attrs.evolve, outputs=kept, texts=texts)
         return super()._cancel(node, number, closing)
 
     def _report_load(self, node: Node, failure: Unreported, name: str, closing: Closing) -> Node:
         def change(after: Node) -> Node:
             fell = closing[-1].outcome.value
             outputs = tuple(
-                replace(each, stale=each.stale or told(each, fell)) for each in after.outputs
+                attrs.evolve(each, stale=each.stale or told(each, fell)) for each in after.outputs
             )
-            return replace(after, outputs=outputs)
+            return attrs.evolve(after, outputs=outputs)
 
         def told(output: Output, fell: Sequence[str]) -> bool:
             """Whether the report reaches the request of an output: it may have left by now."""
@@ -278,7 +277,7 @@ class AheadModel(FlightModel):
             pending = tuple(
                 _begun_earlier(batch, name, len(before.tokens), count) for batch in pending
             )
-        told = replace(
+        told = attrs.evolve(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -317,7 +316,7 @@ def feed_next(pending: list[Pending], number: int, name: str, text: tuple[int, .
         if batch.number > number and name in batch.requests:
             (write,) = (each for each in batch.writes if each.request_id == name)
             if write.start >= len(batch.requests[name].tokens):
-                pending[at] = replace(batch, feeds={**batch.feeds, name: text})
+                pending[at] = attrs.evolve(batch, feeds={**batch.feeds, name: text})
             return
 
 
@@ -356,7 +355,9 @@ def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ..
         stale, name = True, name[0] if call.name == "rewind" else name
     if not stale:
         return outputs
-    return tuple(replace(each, stale=True) if each.request_id == name else each for each in outputs)
+    return tuple(
+        attrs.evolve(each, stale=True) if each.request_id == name else each for each in outputs
+    )
 
 
 def pass_of(
@@ -387,11 +388,11 @@ def _begun_earlier(batch: Pending, name: str, known: int, count: int) -> Pending
     before = batch.before.get(name, 0)
     if not count or before <= known:
         return batch
-    return replace(batch, before={**batch.before, name: before - count})
+    return attrs.evolve(batch, before={**batch.before, name: before - count})
 
 
 def _pruned(node: Node) -> Node:
     """The node without the texts that no batch feeds from."""
     fed = {each.request_id for each in node.outputs}
     texts = {name: text for name, text in node.texts.items() if name in fed}
-    return replace(node, texts=texts)
+    return attrs.evolve(node, texts=texts)

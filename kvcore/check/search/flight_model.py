@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
+import attrs
 
 from kvcore.check.names.canonical import canonical, fingerprint
 from kvcore.check.names.in_flight import (
@@ -129,7 +129,7 @@ class FlightModel(CoreModel):
             place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
             for place, slots in node.contents.items()
         }
-        return pickle.dumps((contents, replace(node, contents={})), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((contents, attrs.evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
         """The node of these bytes."""
@@ -142,7 +142,7 @@ class FlightModel(CoreModel):
             )
             for place, slots in contents.items()
         }
-        return replace(node, contents=numbered)
+        return attrs.evolve(node, contents=numbered)
 
     def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none if it breaks a property that does not count."""
@@ -163,7 +163,7 @@ class FlightModel(CoreModel):
         self.checker.run_check(schedule.check_caps, opened)
         if steps:
             self.checker.check_batch(start, opened)
-        filled = replace(
+        filled = attrs.evolve(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -177,7 +177,7 @@ class FlightModel(CoreModel):
         batch = taken(opened, schedule)
         settled = self._call(opened, TAKE_BATCH, closing)
         self.notes["goal", "merge"] += len(settled.batch.commands) > 0
-        waiting = replace(
+        waiting = attrs.evolve(
             filled, pending=(*filled.pending, batch), before={}, writes=(), filled=False
         )
         return self._closed(waiting, settled, start)
@@ -216,7 +216,7 @@ class FlightModel(CoreModel):
         self._forward(batch.requests, writes, sampled)
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
-            replace(each, executed=True, commands=(), writes=(), requests={})
+            attrs.evolve(each, executed=True, commands=(), writes=(), requests={})
             if each.number == batch.number
             else each
             for each in node.pending
@@ -224,8 +224,10 @@ class FlightModel(CoreModel):
         started = node.started | {
             command.operation for command in batch.commands if isinstance(command, Load | Store)
         }
-        after = replace(in_memory(node, ghost), pending=pending, started=started)
-        after = replace(after, unreported=_reportable(node.unreported + unreported, node.state))
+        after = attrs.evolve(in_memory(node, ghost), pending=pending, started=started)
+        after = attrs.evolve(
+            after, unreported=_reportable(node.unreported + unreported, node.state)
+        )
         return self._closed(after, node.state)
 
     def _report_load(
@@ -240,7 +242,7 @@ class FlightModel(CoreModel):
         self.notes["goal", "reached"] += len(value) > 1
         follow(schedule, closing[-1])
         self.checker.run_check(schedule.check, after)
-        told = replace(
+        told = attrs.evolve(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -255,7 +257,7 @@ class FlightModel(CoreModel):
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
         self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
         self.checker.run_check(schedule.check, after)
-        return self._closed(replace(node, pending=node.pending[1:]), after, start)
+        return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[CheckedCall]) -> Node:
         """Take back a batch and all later ones; what was not executed never is."""
@@ -265,7 +267,7 @@ class FlightModel(CoreModel):
         counts = [*(batch.before for batch in gone), node.before]
         self.checker.run_check(check_fall, counts, after)
         self.notes["goal", "cancel"] += 1
-        kept = replace(
+        kept = attrs.evolve(
             node,
             pending=tuple(batch for batch in node.pending if batch.number < number),
             before={},
@@ -287,7 +289,7 @@ class FlightModel(CoreModel):
         self.checker.run_check(schedule.check, after)
         node.recall(ghost)
         ghost.complete(number, done)
-        settled = replace(
+        settled = attrs.evolve(
             in_memory(node, ghost), loading=dict(schedule.loading), failed=dict(schedule.failed)
         )
         return self._closed(settled, after, start)
@@ -306,9 +308,9 @@ class FlightModel(CoreModel):
             self.checker.run_check(check_events, start.device.index, state.events, state)
         ghost = self._ghost
         ghost.loading = dict(node.loading)
-        reached = replace(node, state=drained(state))
+        reached = attrs.evolve(node, state=drained(state))
         counted = ghost.counted(reached.state, {})
-        return replace(reached, contents=live(reached, counted.contents))
+        return attrs.evolve(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: CheckedCall) -> Node:
         """The node behind a step: what is in flight forgets a request that goes."""
@@ -319,7 +321,7 @@ class FlightModel(CoreModel):
         self.notes["goal", "abort in flight"] += known
         if not known or step.call.name != "remove_request":
             return node
-        return replace(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+        return attrs.evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
 
 
 def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
@@ -340,7 +342,7 @@ def _reportable(unreported: Iterable[Unreported], state: State) -> tuple[Unrepor
 def forgotten(batch: Pending, request_id: str) -> Pending:
     """A batch without what it knows of a request."""
     before = {name: count for name, count in batch.before.items() if name != request_id}
-    return replace(batch, before=before)
+    return attrs.evolve(batch, before=before)
 
 
 def in_flight(commands: Iterable[Command]) -> list[Command]:
@@ -351,7 +353,7 @@ def in_flight(commands: Iterable[Command]) -> list[Command]:
 def in_memory(node: Node, ghost: Ghost) -> Node:
     """The node with what a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
-    return replace(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
+    return attrs.evolve(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
 
 
 def executed(state: State, number: int) -> CheckedCall:
