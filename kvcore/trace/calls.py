@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from msgspec import Struct
 
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
@@ -26,12 +25,13 @@ class Misuse:
     fields: dict[str, object]
 
 
-class Call(Struct, frozen=True):
+@attrs.frozen
+class Call:
     """A transition by name, with its arguments."""
 
     name: str
     args: tuple[Any, ...] = ()
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = attrs.field(factory=dict)
 
     def __str__(self) -> str:
         words = [repr(value) for value in self.args]
