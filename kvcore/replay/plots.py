@@ -253,8 +253,9 @@ def _to_svg(figure: Figure, prefix: str, title: str) -> str:
     for axes in figure.axes:
         axes.patch.set_visible(False)
     file = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
     # Not savefig, which draws the whole figure a first time to lay it out.
-    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
+    canvas.print_svg(file, metadata={"Date": None})
     return _cleaned(file.getvalue(), prefix, title)
 
 
