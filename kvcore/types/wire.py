@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canonical bytes, value by value: what reads and writes them.
+"""Reads and writes the canonical bytes of single values.
 
-Invariants: integers are little-endian; a count stands before what it counts. What no writer gives
-raises DamagedState with the offset. Twin: rust/src/types/wire.rs.
+Invariants: integers are little-endian; a count precedes the items. Bytes that no writer produces
+raise DamagedState with the offset. Twin: rust/src/types/wire.rs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NONE = bytes(4)
 
 
 class Reader:
-    """Bytes that are being read."""
+    """A cursor over bytes to read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.offset = 0
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes. Raises DamagedState at the end."""
+        """Read the next `size` bytes. Raises DamagedState at the end."""
         end = self.offset + size
         if end > len(self.data):
             raise self.damaged(f"{size} bytes are missing")
@@ -35,7 +35,7 @@ class Reader:
         return part
 
     def damaged(self, reason: str) -> DamagedState:
-        """The error at this place."""
+        """Make the error for this offset."""
         return DamagedState(reason=reason, offset=self.offset)
 
     def u8(self) -> int:
@@ -49,14 +49,14 @@ class Reader:
         return value
 
     def flag(self) -> bool:
-        """One byte, 0 or 1."""
+        """Read one byte, 0 or 1."""
         value = self.u8()
         if value > 1:
             raise self.damaged(f"{value} is not below 2")
         return value == 1
 
     def choice(self, count: int) -> int:
-        """One byte below a count. Raises DamagedState."""
+        """Read one byte below a count. Raises DamagedState."""
         value = self.u8()
         if value >= count:
             raise self.damaged(f"{value} is not below {count}")
@@ -73,7 +73,7 @@ class Reader:
         return value
 
     def below(self, end: int) -> int:
-        """Four bytes, a number below end. Raises DamagedState."""
+        """Read four bytes, a number below `end`. Raises DamagedState."""
         value = self.u32()
         if value >= end:
             raise self.damaged(f"{value} is not below {end}")
@@ -95,7 +95,7 @@ class Reader:
         return list(struct.unpack(f"<{count}I", self.take(4 * count))) if count else []
 
     def ids(self, end: int) -> list[int]:
-        """The same, each below end. Raises DamagedState."""
+        """Read numbers, each below `end`. Raises DamagedState."""
         values = self.numbers()
         if values and max(values) >= end:
             raise self.damaged(f"an id is not below {end}")
@@ -106,25 +106,25 @@ class Reader:
         return self.take(self.u32())
 
     def key(self) -> bytes:
-        """A key with its size. Raises DamagedState."""
+        """Read a key with its size. Raises DamagedState."""
         value = self.sized()
         if len(value) != KEY_SIZE:
             raise self.damaged(f"a key has {KEY_SIZE} bytes, not {len(value)}")
         return value
 
     def name(self) -> str:
-        """A count and that many bytes of UTF-8. Raises DamagedState."""
+        """Read a count and that many bytes of UTF-8. Raises DamagedState."""
         try:
             return self.sized().decode()
         except UnicodeDecodeError:
             raise self.damaged("a name is not UTF-8") from None
 
     def text(self) -> str | None:
-        """A flag, and the text if there is one. Raises DamagedState."""
+        """Read a flag, and the text if there is one. Raises DamagedState."""
         return self.name() if self.flag() else None
 
     def hashes(self) -> list[bytes]:
-        """A count and that many block hashes."""
+        """Read a count and that many block hashes."""
         count = self.u32()
         if not count:
             return []
@@ -133,7 +133,7 @@ class Reader:
 
 
 class Writer:
-    """Bytes that are being written."""
+    """A buffer of bytes to write."""
 
     def __init__(self, start: bytes = b"") -> None:
         self.data = bytearray(start)
