@@ -142,7 +142,7 @@ def measure(calls: Calls, name: str, num_running: int, *, own_hashes: bool) -> R
 
 def over_compat(config: Config) -> Calls:
     """The calls as an engine that was written for vLLM makes them."""
-    manager = Compat(config, log_stats=False)
+    manager = Compat(config, log_stats=False, tells_steps=True)
 
     def admit(request: EngineRequest) -> None:
         blocks, num_hit = manager.get_computed_blocks(request)

@@ -45,9 +45,10 @@ class KVCacheManager(DecodedTokens):
     if it has them; they are 32 bytes, one for each `hash_block_size` tokens of the config.
     keep_tokens: without it the core has zeros for the tokens of a request that comes with hashes,
     unless there are events: nothing is decided by them, and a long prompt need not be read.
-    keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last
-    `allocate_slots` gave None. Raises InvalidConfig if duplicates are merged without keep_commands:
-    only commands report the replaced blocks.
+    keep_commands: whether `take_commands` hands out the batches. tells_steps: the engine calls
+    `step_ends` or `new_step_starts` between any two schedules, so no call reads counts to find out.
+    last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig if duplicates are
+    merged without keep_commands: only commands report the replaced blocks.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class KVCacheManager(DecodedTokens):
         own_hashes: bool = True,
         keep_tokens: bool = True,
         keep_commands: bool = False,
+        tells_steps: bool = False,
     ) -> None:
         if config.duplicates == "merge" and not keep_commands:
             reason = "tables change in place, so the commands must be kept and applied"
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
         core = Core(config, backend)
-        steps = Steps(core, keep_commands=keep_commands)
+        steps = Steps(core, keep_commands=keep_commands, are_told=tells_steps)
         self._registry = RequestRegistry(
             core, steps, own_hashes=own_hashes, keep_tokens=keep_tokens
         )

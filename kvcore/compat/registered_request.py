@@ -12,17 +12,19 @@ from kvcore.compat.engine_request import EngineRequest, read_hashes
 class RegisteredRequest:
     """A request as the core knows it.
 
-    row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
-    hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens.
-    counted: the engine's count when it was scheduled last, at least. end: the most tokens that it
-    was scheduled to since it holds blocks. num_computed: the core's count if it can go on by
-    `append`, else 0; num_ahead of those are to come. decodes: it went on so since counted and end
-    were noted. batch: the mark of the last batch that it went on in.
+    row: of the core. last_token: the last of its tokens, None if it was not read. is_read: whether
+    the tokens that it goes on by are; else the core has zeros for them. num_hashes: of its own,
+    None if the core hashes. last_hash: the last of those, empty if there is none. drafts: behind
+    its tokens. counted: the engine's count when it was scheduled last, at least. end: the most
+    tokens that it was scheduled to since it holds blocks. num_computed: the core's count if it can
+    go on by `append`, else 0; num_ahead of those are to come. decodes: it went on so since counted
+    and end were noted. batch: the mark of the last batch that it went on in.
     """
 
     request: EngineRequest
     row: int
-    last_token: int
+    last_token: int | None
+    is_read: bool
     num_hashes: int | None
     last_hash: bytes = b""
     drafts: list[int] = attrs.field(factory=list)
