@@ -33,6 +33,7 @@ FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUN_ELSEWHERE = {
     ROOT / "docs" / "from_vllm.md": "tests/compat/test_docs.py",
     ROOT / "docs" / "events.md": "tests/runtime/events/test_page.py",
+    ROOT / "docs" / "metrics.md": "tests/runtime/prometheus/test_page.py",
 }
 """Pages whose programs another file runs: one with its own engine, one that needs the runtime."""
 WITH_PROGRAMS = [

@@ -15,7 +15,7 @@ from zlib import crc32
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import ModelRunnerOutput
 
-from tests.engines.vllm_engine import BLOCK_SIZE, FULL
+from tests.engines.vllm.engine import BLOCK_SIZE, FULL
 
 
 def next_letter(context: str) -> str:

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from benches.peers import install
-from tests.engines import vllm_environment as there
-from tests.engines.vllm_outcomes import (
+from tests.engines.vllm import environment as there
+from tests.engines.vllm.vllm_outcomes import (
     OUTCOMES,
     PASSES,
     differences,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the adapter for transformers runs: outside the project, where transformers is installed.
 
-Run: python -m tests.engines.transformers_environment [demo | OPTION OF PYTEST ...]. Installs
+Run: python -m tests.engines.transformers.environment [demo | OPTION OF PYTEST ...]. Installs
 transformers first (benches/peers/install.py), then runs the demo, or the tests marked so.
 """
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from benches.peers import install
 
 FAMILY = "transformers"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ABSENT = "transformers 5.23.0 is not in this environment: make engines-transformers runs this"
 
 
 def run_tests(*options: str) -> int:
     """Run the adapter's tests; returns pytest's status."""
-    return run_there("-m", "pytest", "-m", "transformers", *options, "tests/engines")
+    return run_there("-m", "pytest", "-m", "transformers", *options, "tests/engines/transformers")
 
 
 def run_there(*arguments: str) -> int:

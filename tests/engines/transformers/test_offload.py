@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.engines.transformers_environment import ABSENT
+from tests.engines.transformers.environment import ABSENT
 
 pytest.importorskip("transformers", reason=ABSENT)
 
 import kvcore_transformers
 from kvcore_transformers import Statistics
 
-from tests.engines.transformers_models import (
+from tests.engines.transformers.models import (
     LAYERS,
     PAGE,
     Served,
@@ -25,7 +25,7 @@ from tests.engines.transformers_models import (
     serve,
     tiny,
 )
-from tests.engines.transformers_streams import act_streams
+from tests.engines.transformers.streams import act_streams
 
 pytestmark = pytest.mark.transformers
 PROMPTS = [[number * 7 + place for place in range(10)] for number in range(6)]

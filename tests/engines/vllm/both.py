@@ -15,7 +15,7 @@ from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
-from tests.engines.vllm_engine import (
+from tests.engines.vllm.engine import (
     BLOCK_SIZE,
     SHAPE,
     make_cache,

@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 
 from benches.peers import install
-from tests.engines.transformers_environment import FAMILY, run_tests
+from tests.engines.transformers.environment import FAMILY, run_tests
 
 
 @pytest.mark.transformers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm_environment import ABSENT
+from tests.engines.vllm.environment import ABSENT
 
 pytest.importorskip("vllm", reason=ABSENT)
 
@@ -28,8 +28,8 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowMLASpec,
 )
 
-from tests.engines.vllm_both import WINDOW, Both, make
-from tests.engines.vllm_engine import FULL, SHAPE, make_cache, make_engine
+from tests.engines.vllm.both import WINDOW, Both, make
+from tests.engines.vllm.engine import FULL, SHAPE, make_cache, make_engine
 
 pytestmark = pytest.mark.vllm
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.transformers_environment import ABSENT
+from tests.engines.transformers.environment import ABSENT
 
 pytest.importorskip("transformers", reason=ABSENT)
 
@@ -18,7 +18,7 @@ import torch
 from kvcore_transformers.offloading import Offload
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from tests.engines.transformers_models import (
+from tests.engines.transformers.models import (
     PAGE,
     draw_prompts,
     generated,
@@ -27,7 +27,7 @@ from tests.engines.transformers_models import (
     settings,
     tiny,
 )
-from tests.engines.transformers_streams import act_streams
+from tests.engines.transformers.streams import act_streams
 
 pytestmark = pytest.mark.transformers
 

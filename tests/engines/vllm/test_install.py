@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm_environment import ABSENT, ADAPTER
+from tests.engines.vllm.environment import ABSENT, ADAPTER
 
 pytest.importorskip("vllm", reason=ABSENT)
 
@@ -30,7 +30,7 @@ from vllm.v1.core.sched import scheduler as place
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tests.engines.vllm_engine import make_engine, run
+from tests.engines.vllm.engine import make_engine, run
 
 pytestmark = pytest.mark.vllm
 OWN = place.KVCacheManager

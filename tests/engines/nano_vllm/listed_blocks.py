@@ -7,7 +7,7 @@ was published first in front, and each leaves the list when it gets a new owner.
 
 from __future__ import annotations
 
-from tests.engines.sequences import Sequence
+from tests.engines.nano_vllm.sequences import Sequence
 
 
 class ListedBlocks:

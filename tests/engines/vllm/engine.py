@@ -28,7 +28,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from tests.engines.vllm_models import write_models
+from tests.engines.vllm.vllm_models import write_models
 
 BLOCK_SIZE = 4
 SHAPE = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.transformers_environment import ABSENT
+from tests.engines.transformers.environment import ABSENT
 
 pytest.importorskip("transformers", reason=ABSENT)
 
@@ -21,7 +21,7 @@ from kvcore_transformers import copies
 from kvcore_transformers.copies import Copies
 from transformers import CompileConfig
 
-from tests.engines.transformers_models import (
+from tests.engines.transformers.models import (
     LAYERS,
     PAGE,
     both,
@@ -31,7 +31,7 @@ from tests.engines.transformers_models import (
     serve,
     tiny,
 )
-from tests.engines.transformers_streams import ActedStream, act_streams
+from tests.engines.transformers.streams import ActedStream, act_streams
 
 pytestmark = pytest.mark.transformers
 ROOMY, SMALL = 60, 16

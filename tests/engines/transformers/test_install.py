@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.transformers_environment import ABSENT
+from tests.engines.transformers.environment import ABSENT
 
 pytest.importorskip("transformers", reason=ABSENT)
 
@@ -24,7 +24,7 @@ from kvcore_transformers.shadow import ShadowCache
 from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 
-from tests.engines.transformers_models import draw_prompts, serve, settings, tiny
+from tests.engines.transformers.models import draw_prompts, serve, settings, tiny
 
 pytestmark = pytest.mark.transformers
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm_environment import ABSENT
+from tests.engines.vllm.environment import ABSENT
 
 pytest.importorskip("vllm", reason=ABSENT)
 
@@ -21,8 +21,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from tests.engines.vllm_both import WINDOW, Answer, Both
-from tests.engines.vllm_engine import BLOCK_SIZE, FULL, SHAPE, make_engine, make_request, steps
+from tests.engines.vllm.both import WINDOW, Answer, Both
+from tests.engines.vllm.engine import BLOCK_SIZE, FULL, SHAPE, make_engine, make_request, steps
 
 pytestmark = pytest.mark.vllm
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.transformers_environment import ABSENT
+from tests.engines.transformers.environment import ABSENT
 
 pytest.importorskip("transformers", reason=ABSENT)
 
@@ -17,7 +17,7 @@ import kvcore_transformers
 from kvcore.record.reader import read_calls
 from kvcore.record.segment import read_segment
 from kvcore.replay.records.rerun import rerun
-from tests.engines.transformers_models import (
+from tests.engines.transformers.models import (
     LAYERS,
     both,
     draw_prompts,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.transformers_environment import ABSENT
+from tests.engines.transformers.environment import ABSENT
 
 pytest.importorskip("transformers", reason=ABSENT)
 
@@ -21,8 +21,8 @@ from kvcore_transformers.shadow import Behind, Shadow, ShadowCache
 from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.utils import logger
 
-from tests.engines.transformers_models import LAYERS, Served, draw_prompts, serve, settings, tiny
-from tests.engines.transformers_streams import act_streams
+from tests.engines.transformers.models import LAYERS, Served, draw_prompts, serve, settings, tiny
+from tests.engines.transformers.streams import act_streams
 
 pytestmark = pytest.mark.transformers
 SMALL = 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm_environment import ABSENT
+from tests.engines.vllm.environment import ABSENT
 
 pytest.importorskip("vllm", reason=ABSENT)
 
@@ -21,9 +21,9 @@ from vllm.v1.engine.core import EngineCore
 from kvcore.record.reader import read_calls
 from kvcore.record.segment import read_segment
 from kvcore.replay.records.rerun import rerun
-from tests.engines.vllm_engine import make_cache, make_config, make_engine
-from tests.engines.vllm_engine import run as run_scheduler
-from tests.engines.vllm_letters import Letters, answer
+from tests.engines.vllm.engine import make_cache, make_config, make_engine
+from tests.engines.vllm.engine import run as run_scheduler
+from tests.engines.vllm.letters import Letters, answer
 
 pytestmark = pytest.mark.vllm
 

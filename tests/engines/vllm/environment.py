@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the adapter for vLLM runs: outside the project, where vLLM is installed.
 
-Run: python -m tests.engines.vllm_environment [OPTION OF PYTEST ...]. Installs vLLM first
+Run: python -m tests.engines.vllm.environment [OPTION OF PYTEST ...]. Installs vLLM first
 (benches/peers/install.py) and fetches its source distribution, whose tests of the scheduler and the
 manager then run over kvcore, each against its expected outcome (vllm_outcomes.txt); then come the
 adapter's own.
@@ -18,12 +18,12 @@ import tarfile
 from pathlib import Path
 
 from benches.peers import install
-from tests.engines.vllm_outcomes import OUTCOMES, read_outcomes
+from tests.engines.vllm.vllm_outcomes import OUTCOMES, read_outcomes
 
 FAMILY = "vllm033"
 VERSION = "0.33.0"
 SHA256 = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 ADAPTER = ROOT / "engines" / "vllm"
 REQUIREMENTS = ROOT / "benches" / "peers" / "vllm_tests.txt"
@@ -82,8 +82,7 @@ def run_there(folder: Path, paths: list[Path], *arguments: str) -> int:
 
 def run_own_tests(*options: str) -> int:
     """Run the adapter's own tests; returns pytest's status."""
-    files = sorted(str(path) for path in HERE.glob("test_vllm_*.py"))
-    return run_there(ROOT, [], "-m", "vllm", *options, *files)
+    return run_there(ROOT, [], "-m", "vllm", *options, str(HERE))
 
 
 def run_vllm_tests(*options: str) -> int:

@@ -21,11 +21,11 @@ from engines.nano_vllm.kvcore_nano_vllm import (
 )
 from kvcore.errors import InvalidToken
 from tests.conftest import Backend
-from tests.engines.listed_blocks import ListedBlocks
-from tests.engines.sequences import Schedule, Sequence
-from tests.engines.stub_nano import TheirBlockManager, in_use, stub_scheduler
+from tests.engines.nano_vllm.listed_blocks import ListedBlocks
+from tests.engines.nano_vllm.sequences import Schedule, Sequence
+from tests.engines.nano_vllm.stub_nano import TheirBlockManager, in_use, stub_scheduler
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUM_SCHEDULES = {"rust": 200, "python": 20}
 
 

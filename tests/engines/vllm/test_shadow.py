@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm_environment import ABSENT
+from tests.engines.vllm.environment import ABSENT
 
 pytest.importorskip("vllm", reason=ABSENT)
 
@@ -19,7 +19,7 @@ from kvcore_vllm.shadow import Shadow, logger
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
 
-from tests.engines.vllm_engine import make_engine, run
+from tests.engines.vllm.engine import make_engine, run
 
 pytestmark = pytest.mark.vllm
 PREFIX = list(range(16))
