@@ -57,7 +57,8 @@ class DecodedTokens:
             known, num_tokens = self._known[request.request_id], request.num_tokens
             start, num_ahead, token = known.num_computed, known.num_ahead, 0
             num_new = num_tokens - start + num_ahead
-            if known.request is not request or request.num_computed_tokens != start:
+            is_same = known.request is request and request.num_computed_tokens == start
+            if not is_same:
                 return None
             if known.is_read:
                 tail = request.all_token_ids[num_tokens - num_new - 1 : num_tokens]
