@@ -58,16 +58,14 @@ class DecodedTokens:
             start, num_ahead, token = known.num_computed, known.num_ahead, 0
             num_new = num_tokens - start + num_ahead
             is_same = known.request is request and request.num_computed_tokens == start
-            if not is_same:
-                return None
-            if known.is_read:
+            if is_same and known.is_read:
                 tail = request.all_token_ids[num_tokens - num_new - 1 : num_tokens]
                 if len(tail) != num_new + 1 or tail[0] != known.last_token:
                     return None
                 token = tail[-1]
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
-        if not 0 <= num_new <= 1 or num_ahead < 0 or start >= self._length_limit:
+        if not is_same or not 0 <= num_new <= 1 or num_ahead < 0 or start >= self._length_limit:
             return None
         steps, size, new = self._steps, self._block_divisor, b""
         if (
