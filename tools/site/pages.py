@@ -72,6 +72,11 @@ MODULES = {
         ],
     ),
     "metrics": ("Metrics for Prometheus", ["kvcore_runtime.prometheus.exporter"]),
+    "ranks": (
+        "Ranks",
+        [f"kvcore_runtime.ranks.{name}" for name in ("leader", "follower", "links", "shard")]
+        + ["kvcore_runtime.ranks.step_wire", "kvcore_runtime.ranks.errors"],
+    ),
     "record": ("The recorder", [f"kvcore.record.{name}" for name in RECORD]),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
