@@ -103,7 +103,7 @@ class Round:
 
 
 def measure(
-    calls: Calls, name: str, num_running: int, *, own_hashes: bool, append_first: bool
+    calls: Calls, name: str, num_running: int, *, own_hashes: bool, append_first: bool = False
 ) -> Round:
     """The life of requests that run side by side: admitted, decoded, preempted, and so to the end.
 
