@@ -43,12 +43,12 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@tail -n 1 build/tiny.txt
 
 test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
-	@echo "make test takes about eleven minutes of CPU; one folder: $(BIN)/pytest tests/pool"
+	@echo "make test takes about twelve minutes of CPU; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 
 test-core: setup-core ## the tests that need no torch
-	@echo "make test-core takes about eight minutes of CPU"
+	@echo "make test-core takes about ten minutes of CPU"
 	cargo test --locked
 	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 

@@ -88,6 +88,8 @@ class Record:
 
     def take(self, batch: Batch) -> None:
         """Count the evictions of a step, and follow which blocks are cached without owner."""
+        if not batch:  # as in most decode steps
+            return
         kinds = batch.column("kind").tolist()
         self.evictions += kinds.count(Evict.kind)
         blocks, flags = batch.column("a").tolist(), batch.column("b").tolist()
