@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-sanitizer demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -135,6 +135,9 @@ engines-nano: setup ## run nano-vllm's scheduler over kvcore and over its own ma
 engines-transformers: setup ## install transformers 5.23.0 outside the project and test kvcore under it
 	$(BIN)/python -m tests.engines.transformers.environment $(ARGS)
 
+engines-transformers-shadow: setup ## run transformers 5.23.0 with kvcore in the shadow: 4 random runs of each mode
+	$(BIN)/python -m tests.engines.transformers.environment shadow $(ARGS)
+
 engines-dynamo: setup ## install Dynamo 1.6.1's indexer outside the project and ask it what kvcore's events say
 	$(BIN)/python -m benches.peers.install dynamo
 	$(BIN)/pytest -m dynamo tests/runtime/events $(ARGS)
@@ -142,7 +145,7 @@ engines-dynamo: setup ## install Dynamo 1.6.1's indexer outside the project and 
 engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines that are installed
 	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_sanitize_command.py $(ARGS)
 
-engines: engines-nano engines-transformers engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
+engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
 
 demo-ranks: setup ## SmolLM2 on two processes, answers beside those of one (two minutes)
 	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)

@@ -63,6 +63,11 @@ class Watch:
         self.lost = {block: self.lost[block] for block in kept}
         self.taken.clear()
 
+    def watch_tokens(self, compat: Any) -> None:
+        """Note the tokens too that a shadow schedules by `append`, beside the manager's calls."""
+        append = compat.append
+        compat.append = lambda request: self._allocate("allocate_slots", append, request)
+
     def keyed(self, blocks: Iterable[int]) -> set[int]:
         """Those that have a key."""
         return {block for block in blocks if self.has_key(block)}
@@ -91,7 +96,8 @@ class Watch:
         if grown is not None:
             self.scheduled.add(who)
             num_external = options.get("num_external_computed_tokens", 0)
-            counted += options.get("num_new_computed_tokens", 0) + num_external
+            num_hit = args[1] if len(args) > 1 else options.get("num_new_computed_tokens", 0)
+            counted += num_hit + num_external
             self.starts[who] = counted
         return grown
 
@@ -133,11 +139,15 @@ def explain(vllm: Watch, kvcore: Watch) -> str:
             continue
         if own[:2] != ours[:2] or own[2] is None or ours[2] is None:
             return ""
-        # vLLM found a block that lost its key; or kvcore used one again, as it has no key.
-        more, fewer = (own[2], ours[2]) if own[0] in LOOK_UPS else (ours[2], own[2])
-        pairs = zip_longest(more, fewer)
-        return next((kvcore.lost.get(block, "") for block, other in pairs if block != other), "")
+        return rule_of(kvcore.lost, own[2], ours[2], is_look_up=own[0] in LOOK_UPS)
     return ""
+
+
+def rule_of(lost: dict[int, str], own: list[int], ours: list[int], *, is_look_up: bool) -> str:
+    """The rule that explains the first block of two answers that differs; empty if none does."""
+    # vLLM found a block that lost its key; or kvcore used one again, as it has no key.
+    pairs = zip_longest(*((own, ours) if is_look_up else (ours, own)))
+    return next((lost.get(block, "") for block, other in pairs if block != other), "")
 
 
 def unexplained_keys(vllm: Watch, kvcore: Watch, num_blocks: int) -> set[int]:

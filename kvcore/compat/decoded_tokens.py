@@ -56,26 +56,25 @@ class DecodedTokens:
         """Schedule a decoding request's next token; None, without it, if there is more to do."""
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
-            start, place = known.num_computed, known.num_computed - known.num_ahead
-            tail = request.all_token_ids[place - 1 : num_tokens]
-            if known.request is not request or request.num_computed_tokens != start:
-                return None
-        except (AttributeError, KeyError, TypeError):
+            start, num_ahead, token = known.num_computed, known.num_ahead, 0
+            num_new = num_tokens - start + num_ahead
+            is_same = known.request is request and request.num_computed_tokens == start
+            if is_same and known.is_read:
+                tail = request.all_token_ids[num_tokens - num_new - 1 : num_tokens]
+                if len(tail) != num_new + 1 or tail[0] != known.last_token:
+                    return None
+                token = tail[-1]
+        except (AttributeError, IndexError, KeyError, TypeError):
             return None
-        num_new = num_tokens - place
-        if len(tail) != num_new + 1 or num_new > 1 or place > start or start >= self._length_limit:
-            return None
-        if tail[0] != known.last_token:
+        if not is_same or not 0 <= num_new <= 1 or num_ahead < 0 or start >= self._length_limit:
             return None
         steps, size, new = self._steps, self._block_divisor, b""
-        if steps.first is not None:
-            first, before, _, first_start = steps.first
-            if (
-                known.batch is steps.mark
-                or first.num_computed_tokens > first_start
-                or first.num_tokens > before
-            ) and steps.notice(Seen(request.request_id, num_tokens, start)):
-                return None
+        if (
+            steps.first is not None
+            and (known.batch is steps.mark or (not steps.are_told and steps.is_over))
+            and steps.notice(Seen(request.request_id, num_tokens, start))
+        ):
+            return None
         offset, fills = start % size, num_new and num_tokens % size == 0
         own = fills and known.num_hashes is not None
         if own and not (new := self._read_hash(known, num_tokens // size)):
@@ -86,14 +85,14 @@ class DecodedTokens:
                 steps.settle()
             if num_new:
                 try:
-                    steps.tokens.append(tail[1])
+                    steps.tokens.append(token)
                 except (TypeError, OverflowError):
                     return None
             steps.waiting.append(known)
             if new:
                 steps.hashes[known] = new
         elif offset or (start and self._grows_by_one):
-            done = self._core.append((request.request_id,), (tail[1],) if num_new else None)
+            done = self._core.append((request.request_id,), (token,) if num_new else None)
             if not done.done:
                 return None
             if new:
@@ -107,9 +106,9 @@ class DecodedTokens:
             steps.begin((request, num_tokens, start, start))
         known.batch, known.num_computed, known.decodes = steps.mark, start + 1, True
         if num_new:
-            known.last_token = tail[1]
+            known.last_token = token if known.is_read else None
         else:
-            known.num_ahead += 1
+            known.num_ahead = num_ahead + 1
         self.last_refusal = None
         return blocks
 

@@ -12,17 +12,20 @@ from kvcore.compat.engine_request import EngineRequest, read_hashes
 class RegisteredRequest:
     """A request as the core knows it.
 
-    row: in the core. last_token: the last of its tokens. num_hashes: number of its own hashes, None
-    if the core hashes. last_hash: the last of those, empty if there is none. drafts: after its
-    tokens. counted: lower bound of the engine's count when it was last scheduled. end: the most
-    tokens that were scheduled since it holds blocks. num_computed: the core's count if it can
-    continue by `append`, else 0; num_ahead of those are to come. decodes: whether it continued so
-    since counted and end were noted. batch: mark of the last batch in which it continued.
+    row: in the core. last_token: the last of its tokens, None if it was not read. is_read: whether
+    the tokens by which it continues are read; else the core has zeros for them. num_hashes: number
+    of its own hashes, None if the core hashes. last_hash: the last of those, empty if there is
+    none. drafts: after its tokens. counted: lower bound of the engine's count when it was last
+    scheduled. end: the most tokens that were scheduled since it holds blocks. num_computed: the
+    core's count if it can continue by `append`, else 0; num_ahead of those are to come. decodes:
+    whether it continued so since counted and end were noted. batch: mark of the last batch in which
+    it continued.
     """
 
     request: EngineRequest
     row: int
-    last_token: int
+    last_token: int | None
+    is_read: bool
     num_hashes: int | None
     last_hash: bytes = b""
     drafts: list[int] = attrs.field(factory=list)

@@ -142,7 +142,8 @@ class RequestRegistry:
         row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
         num_hashes = None if own is None else len(own)
-        known = RegisteredRequest(request, row, int(last_token[0]), num_hashes)
+        is_read = self._keep_tokens or config.enable_events or own is None
+        known = RegisteredRequest(request, row, int(last_token[0]), is_read, num_hashes)
         known.last_hash = own[-1] if own else b""
         self.known[seen.name] = known
         self._rest(seen.name)
@@ -163,7 +164,7 @@ class RequestRegistry:
             end = max(end, min(seen.num_tokens, seen.num_computed))
         end = max(num_known, end)
         last_and_new = read_tokens(known.request, num_known - 1, end)
-        if int(last_and_new[0]) != known.last_token:
+        if known.last_token is not None and int(last_and_new[0]) != known.last_token:
             return self._replace(known, seen, num_known)
         new = last_and_new[1:]
         if known.drafts:

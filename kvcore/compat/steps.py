@@ -30,15 +30,17 @@ batch's computation begins, behind hits and external tokens.
 class Steps:
     """Closes the core's batches.
 
-    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. first:
-    the request that the open batch scheduled first, if any. mark: stands for the open batch.
+    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. are_told:
+    whether the engine says when each is over, so that no count needs to show it. first: the request
+    that the open batch scheduled first, if any. mark: stands for the open batch.
     waiting: requests of the batch that each get a slot in a block of their own, not yet passed to
     the core, with their new tokens (all or none). hashes: own hashes of the blocks that these fill.
     told: requests of the batch whose token the core already has, to be noted in the same way.
     """
 
-    def __init__(self, core: Core, *, keep_commands: bool) -> None:
+    def __init__(self, core: Core, *, keep_commands: bool, are_told: bool) -> None:
         self._core = core
+        self.are_told = are_told
         self._keeps = keep_commands
         self._unread: list[Batch] = []
         self._scheduled: dict[str, Scheduled] = {}
@@ -54,6 +56,14 @@ class Steps:
     def __contains__(self, name: str) -> bool:
         """Whether the open batch schedules this request."""
         return name in self._scheduled
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the first request of the open batch shows that it is over."""
+        if self.first is None:
+            return False
+        request, before, _, start = self.first
+        return bool(request.num_computed_tokens > start or request.num_tokens > before)
 
     def change(self) -> None:
         """Note that the open batch may have commands."""
@@ -139,14 +149,13 @@ class Steps:
         """
         if self.waiting or self.told:
             self.settle()
-        first = self.first
-        if first is None:
+        if self.first is None:
             return False
         own = self._scheduled.get(seen.name)
+        if self.are_told:
+            return own is not None
         over = own is not None and (seen.num_computed > own[3] or seen.num_tokens > own[1])
-        if not over:
-            request, before, _, start = first
-            over = request.num_computed_tokens > start or request.num_tokens > before
+        over = over or self.is_over
         if over:
             self.close()
         return own is not None and not over

@@ -117,8 +117,8 @@ def test_tokens_of_a_prompt_with_hashes_are_kept_if_the_engine_wants_them(
     request.all_token_ids.append(6)
     request.num_tokens = 10
     assert manager.allocate_slots(request, 1) is manager.empty_kv_cache_blocks
-    prompt = range(1, 10) if keep else [0] * 9
-    assert list(manager.core.state().requests["r"].tokens) == [*prompt, 6]
+    tokens = [*range(1, 10), 6] if keep else [0] * 10
+    assert list(manager.core.state().requests["r"].tokens) == tokens
     assert manager.get_blocks("r").get_unhashed_block_ids() == [3]
 
 
@@ -129,6 +129,23 @@ def test_of_a_prompt_that_is_not_kept_only_the_last_token_is_read(backend: Backe
         tokens = CountingTokens(range(1, 10))
         assert manager.allocate_slots(plain("r", tokens, block_hashes=[]), 9) is not None
         assert tokens.num_read == 1
+
+
+def test_decoded_tokens_that_are_not_kept_are_not_read(backend: Backend) -> None:
+    manager = KVCacheManager(Config(9, 4), backend=backend, keep_tokens=False)
+    tokens = CountingTokens([1, 2, 3, 4, 5])
+    request = plain("r", tokens, block_hashes=[bytes(32)])
+    assert manager.allocate_slots(request, 5) is not None
+    for number in range(6, 10):
+        request.num_computed_tokens = number - 1
+        manager.new_step_starts()
+        tokens.append(-1)  # no token: nobody looks
+        request.num_tokens = number
+        if number % 4 == 0:
+            request.block_hashes.append(bytes([number] * 32))
+        assert manager.allocate_slots(request, 1) is not None
+    assert tokens.num_read == 1
+    assert manager.get_blocks("r").get_unhashed_block_ids() == [3]
 
 
 def test_a_prompt_that_is_not_kept_must_have_its_tokens(backend: Backend) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, ClassVar
@@ -26,10 +26,13 @@ from transformers.generation.continuous_batching.utils import logger
 from kvcore import CopyOnWrite, Evict
 from kvcore.compat.shadow_steps import stopped
 from kvcore_transformers.allocators import group_of
-from kvcore_transformers.cache import KvcoreCache
+from kvcore_transformers.cache import Held, KvcoreCache
 from kvcore_transformers.statistics import Statistics
 
 STEPS_PER_TIMED = 16
+DECODING = RequestStatus.DECODING
+can_store = PagedAttentionCache.can_store_request_tokens
+"""Named here, since each token of a step takes this way."""
 
 
 @define
@@ -69,7 +72,7 @@ class Behind(KvcoreCache):
         than the engine has. If that never shares, the whole prompt is looked up once.
         """
         name, past = state.request_id, state.position_offset
-        is_new, is_prompt = name not in self.requests, state.status != RequestStatus.DECODING
+        is_new, is_prompt = name not in self.requests, state.status != DECODING
         if granted and (is_new or (self.engine_shares and is_prompt and request_len > 1)):
             tokens = state.initial_tokens + state.generated_tokens
             self.free_blocks(name)
@@ -119,8 +122,8 @@ class Shadow:
 
     kvcore: None if it could not be made. difference: the report of the first one, None before it.
     num_refused: calls in which transformers had no room. nanoseconds: in each cache, and of
-    comparing, in the num_timed steps that were timed. later: granted requests that decode, of which
-    kvcore is still to be asked.
+    comparing, in the num_timed steps that were timed. known: requests of kvcore, none once it is
+    asked no more. later: those that were granted a token, of which kvcore is still to be asked.
     """
 
     def __init__(self, own: ShadowCache, every: int) -> None:
@@ -132,10 +135,12 @@ class Shadow:
         self.nanoseconds = {"transformers": 0, "kvcore": 0, "comparing": 0}
         self.clock: Callable[[], int] = perf_counter_ns
         self.num_timed = 1
+        self.known: Mapping[str, Held] = {}
         self.later: list[RequestState] = []
         self._started = perf_counter_ns()
         try:
             self.kvcore = Behind(own)
+            self.known = self.kvcore.requests
         except Exception as error:  # whatever it is, transformers' cache goes on
             self.part(own, "__init__", "", None, error)
 
@@ -181,13 +186,6 @@ class Shadow:
             self.part(own, name, request_id, answer, error)
         return answer
 
-    def decodes(self, state: RequestState) -> bool:
-        """Whether kvcore can be asked about a request later."""
-        kvcore = self.kvcore
-        if kvcore is None or self.difference is not None or state.status != RequestStatus.DECODING:
-            return False
-        return state.request_id in kvcore.requests
-
     def catch_up(self, own: ShadowCache) -> None:
         """Ask kvcore about the requests that decode, all at once, and compare."""
         states, self.later = self.later, []
@@ -211,6 +209,7 @@ class Shadow:
 
     def part(self, own: ShadowCache, name: str, request_id: str, mine: Any, theirs: Any) -> None:
         """Say what differs, and ask kvcore no more."""
+        self.known = {}
         held = [len(each.block_table.get(request_id, ())) for each in own.cache_allocators.values()]
         free = own.compute_free_capacity(relative=False) / own.bytes_per_sector
         sides = [f"{free:g} of {own.num_sectors} sectors free, {held} blocks held by the request"]
@@ -273,20 +272,19 @@ class ShadowCache(PagedAttentionCache):
     ) -> bool:
         """transformers' answer; kvcore is asked for what was granted, and not in a dry run."""
         shadow = self.shadow
-        if not dry_run and shadow.decodes(state):
-            clock = shadow.clock
-            if clock is stopped:
-                is_granted = super().can_store_request_tokens(state, request_len)
+        if state._status is DECODING and state.request_id in shadow.known and not dry_run:
+            if (clock := shadow.clock) is stopped:
+                is_granted: bool = can_store(self, state, request_len)
             else:
                 started = clock()
-                is_granted = super().can_store_request_tokens(state, request_len)
+                is_granted = can_store(self, state, request_len)
                 shadow.nanoseconds["transformers"] += clock() - started
             if is_granted:
                 shadow.later.append(state)
             else:
                 shadow.num_refused += 1
-            return bool(is_granted)
-        call = partial(super().can_store_request_tokens, state, request_len, dry_run)
+            return is_granted
+        call = partial(can_store, self, state, request_len, dry_run)
         if dry_run:
             return bool(call())
 

@@ -15,18 +15,25 @@ from kvcore_vllm.short_ways import KVCacheManager
 
 
 class LaterCalls:
-    """Notes what vLLM's manager is asked. own_nothing: its answer if it gives no block.
+    """Notes what vLLM's manager is asked. own_nothing: its answer if it gives no block. block_size:
+    tokens, of which the blocks of every group are multiples.
 
     Of a call for one token that took no block the request is noted, of others the request, the
     tokens, the lookahead (None if blocks are to be published) and vLLM's answer.
     """
 
-    def __init__(self, own_nothing: Any) -> None:
+    def __init__(self, own_nothing: Any, block_size: int) -> None:
         self._noted: list[Any] = []
         self._own_nothing = own_nothing
+        self._block_size = block_size
+        self._publishes_from: dict[str, int] = {}  # a count of less fills no block
 
     def __len__(self) -> int:
         return len(self._noted)
+
+    def forget(self, request_id: str) -> None:
+        """Note the next call that publishes of a request, which is asked about otherwise, too."""
+        self._publishes_from.pop(request_id, None)
 
     def ask(self, kvcore: KVCacheManager) -> Iterator[tuple[str, Any, Any, Any]]:
         """Ask kvcore; of each call that gave a block, or None: its name, the request, and both
@@ -65,6 +72,7 @@ class LaterCalls:
     ) -> dict[str, Callable[..., Any]]:
         """vLLM's two calls that are noted, by name. whole: `allocate_slots` for what is not."""
         note, nothing = self._noted.append, self._own_nothing
+        publishes_from, size = self._publishes_from, self._block_size
 
         def allocate_slots(
             request: Any, count: int, *args: Any, num_lookahead_tokens: int = 0, **options: Any
@@ -81,6 +89,9 @@ class LaterCalls:
 
         def cache_blocks(request: Any, num_computed_tokens: int) -> None:
             publish(request, num_computed_tokens)
-            note((request, num_computed_tokens, None, None))
+            if num_computed_tokens >= publishes_from.get(request.request_id, 0):
+                end = num_computed_tokens - num_computed_tokens % size + size
+                publishes_from[request.request_id] = end
+                note((request, num_computed_tokens, None, None))
 
         return {"allocate_slots": allocate_slots, "cache_blocks": cache_blocks}

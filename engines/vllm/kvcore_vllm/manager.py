@@ -75,7 +75,7 @@ class KVCacheManager:
                 f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
                 f" {scheduler_block_size} tokens must be as large"
             )
-        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False)
+        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False, tells_steps=True)
         record_if_asked(compat.core)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len

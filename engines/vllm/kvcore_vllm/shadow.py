@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import gcd
 from time import perf_counter_ns
 from typing import Any
 
@@ -89,7 +90,8 @@ class Shadow:
         self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
         self._every = read_every(NotServed)
         self._clock: Callable[[], int] = perf_counter_ns
-        self._later = LaterCalls(own.empty_kv_cache_blocks)
+        sizes = [group.block_size for group in kvcore.compat.config.groups]
+        self._later = LaterCalls(own.empty_kv_cache_blocks, gcd(*sizes))
         allocate, publish = own.allocate_slots, own.cache_blocks
         self._untimed = self._later.noting(allocate, publish, self.allocate_slots)
         timed = self._clocked(allocate), self._clocked(publish)
@@ -175,6 +177,7 @@ class Shadow:
         """vLLM's answer, with kvcore's compared to it if there is a way to."""
         if self._later:
             self.catch_up()
+        self._later.forget(request_id)
         clock = self._clock
         started = clock()
         answer = mine()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the adapter for transformers runs: outside the project, where transformers is installed.
 
-Run: python -m tests.engines.transformers.environment [demo | OPTION OF PYTEST ...]. Installs
-transformers first (benches/peers/install.py), then runs the demo, or the tests marked so.
+Run: python -m tests.engines.transformers.environment [demo | shadow ... | OPTION OF PYTEST ...].
+Installs transformers first (benches/peers/install.py), then runs the demo, random runs in shadow
+mode (shadow_runs.py), or the tests marked so.
 """
 
 from __future__ import annotations
@@ -39,4 +40,6 @@ if __name__ == "__main__":
     install.install([FAMILY])
     if sys.argv[1:] == ["demo"]:
         sys.exit(run_there("engines/transformers/demo.py"))
+    if sys.argv[1:2] == ["shadow"]:
+        sys.exit(run_there("-m", "tests.engines.transformers.shadow_runs", *sys.argv[2:]))
     sys.exit(run_tests(*sys.argv[1:]))

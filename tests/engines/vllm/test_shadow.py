@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason=ABSENT)
 
 import kvcore_vllm
 from kvcore_vllm import NotServed
+from kvcore_vllm.later_calls import LaterCalls
 from kvcore_vllm.shadow import Shadow, logger
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
@@ -138,6 +139,18 @@ def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
     assert " and None with kvcore " in told
     assert manager.tally.num_timed == 1, "the clock is read in few steps"
     assert "(of 1 steps that were timed, times " in manager.tally.report()
+
+
+def test_kvcore_is_asked_to_publish_if_a_block_may_be_full() -> None:
+    later, published, request = LaterCalls(object(), 4), [], SimpleNamespace(request_id="r")
+    calls = later.noting(lambda *_: None, lambda _, count: published.append(count), list)
+    for count, num_noted in ((5, 1), (6, 1), (7, 1), (8, 2), (9, 2), (13, 3), (15, 3)):
+        calls["cache_blocks"](request, count)
+        assert len(later) == num_noted, count
+    later.forget("r")  # its keys may have gone meanwhile
+    calls["cache_blocks"](request, 15)
+    assert len(later) == 4
+    assert published == [5, 6, 7, 8, 9, 13, 15, 15]
 
 
 def test_an_answer_that_cannot_be_compared_reaches_no_request(
