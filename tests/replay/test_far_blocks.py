@@ -88,6 +88,6 @@ def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixtu
     assert main(["t", "--blocks", "4", "--store-policy", "second_use"]) == 2
     assert "say --far-blocks, too" in capsys.readouterr().err
     assert main(["t", "--blocks", "4", "--far-blocks", "4", "--apply", "torch"]) == 2
-    assert "leave --far-blocks out" in capsys.readouterr().err
+    assert "omit --far-blocks" in capsys.readouterr().err
     with pytest.raises(InvalidCount, match="far_blocks"):
         replay([], Options(num_blocks=4, far_blocks=0))

@@ -82,7 +82,7 @@ def test_the_text_has_each_figure_with_its_meaning() -> None:
             assert figure in line, f"{figure} is not in {line!r}"
     assert "request 7 (line 8) has 5,000 tokens and needs 313 blocks, the pool has 100" in text
     assert re.search(r"^append +4 +5\.0 +4\.0 +6\.0 +8\.0 +10\.0 +0\.000 s$", text, re.MULTILINE)
-    assert "a step takes 8,000 us, 50 us a prompt token and 40 us a decoded one" in text
+    assert "a step takes 8,000 us, 50 us per prompt token and 40 us per decoded one" in text
     assert max(map(len, text.splitlines())) <= 120
 
 

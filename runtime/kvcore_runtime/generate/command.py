@@ -2,11 +2,11 @@
 """`kvcore generate`: answers a file of prompts out of a pool of blocks, and proves the answers.
 
 All input is read and checked before the model is loaded, and before anything is written. Exit
-codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 the call or its input
-was wrong; 3 all answers are right, but something that --require-all demands did not happen; 130
-interrupted. An answer is shown as soon as it is there, before it is verified; JSON comes at the
-end. Interrupted, it reports what was done, which is not verified then. Progress goes to stderr
-if that is a terminal, results to stdout.
+codes: 0 success; 1 an answer was not verified, or a prompt never fits; 2 bad arguments or input; 3
+all answers are right, but something that --require-all demands did not happen; 130 interrupted. An
+answer is shown as soon as it is complete, before it is verified; JSON is written at the end. If
+interrupted, it reports what was done, without verification. Progress goes to stderr if that is a
+terminal, results to stdout.
 """
 
 import json
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
 
 
 def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
-    """The model, in invariant mode if it is to be verified, and its tokenizer.
+    """Load the model, in invariant mode if answers will be verified, and its tokenizer.
 
     Raises ModelNotFound, UnsupportedModel.
     """
@@ -128,7 +128,7 @@ def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
 def make_engine(
     arguments: Arguments, model: Llama, tokenizer: Tokenizer
 ) -> tuple[Engine, PoolRecord | None]:
-    """The engine, and the record that it fills where a picture is wanted."""
+    """Make the engine, and the record for a picture if one is requested."""
     record = PoolRecord() if arguments.picture is not None else None
     config, exchange = arguments.config, None
     if arguments.directory is not None:
@@ -147,7 +147,7 @@ def make_engine(
 
 
 def keep_in_directory(engine: Engine, *, path: Path, weights: str) -> Exchange:
-    """Let an engine keep its blocks in files. weights: a name that no other model has."""
+    """Let an engine keep its blocks in files. weights: a unique name of the model."""
     options = FarOptions(
         weights=weights, min_fetch_tokens=1, fetch_timeout_s=DISK_S, store_timeout_s=DISK_S
     )
@@ -178,16 +178,16 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
                         print(f"{format_answer(answer)}\n", flush=True)
 
         held = hold_conversations(engine, tokenizer, arguments.prompts, show)
-        show_answers(held)  # those of a step that was interrupted
+        show_answers(held)  # draws of an interrupted step
         engine.exchange.flush(DISK_S)
         return held
 
 
 @attrs.frozen(kw_only=True)
 class Proof:
-    """The checks of a run: counts by subject, and what was wrong.
+    """The checks of a run: counts by subject, and failures.
 
-    failure: why the answers are not verified. not_exercised: what had to happen and did not.
+    failure: why the answers are not verified. not_exercised: required events that did not happen.
     """
 
     counts: dict[str, int]
@@ -195,12 +195,12 @@ class Proof:
     not_exercised: str | None = None
 
     def as_json(self) -> dict[str, Any] | None:
-        """The counts or the failure, None if nothing was requested."""
+        """Return the counts or the failure, None if nothing was requested."""
         return (self.counts or None) if self.failure is None else {"failed": self.failure}
 
 
 def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
-    """Check everything that was requested; nothing of a run that was interrupted."""
+    """Run the requested checks; none after an interrupt."""
     counts: dict[str, int] = {}
     failure = not_exercised = None
     try:
@@ -221,7 +221,9 @@ def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer
 def check_answers(
     arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer
 ) -> dict[str, int]:
-    """How much was computed again and found equal. Raises NotVerified, InvariantViolation."""
+    """Return how much was computed again and found equal. Raises NotVerified,
+    InvariantViolation.
+    """
     verify_drained(engine)
     if not arguments.verify:
         return {}
@@ -232,7 +234,7 @@ def check_answers(
 
 
 def draw(arguments: Arguments, record: PoolRecord, summary: Mapping[str, Any]) -> None:
-    """Write the picture and say where; without a step there is nothing to draw."""
+    """Write the picture and print its path; does nothing without steps."""
     assert arguments.picture is not None
     if not summary["steps"]:
         print("kvcore generate: no picture: there was no step to draw", file=sys.stderr)

@@ -32,7 +32,7 @@ TABLE = {
     "pool": "{num_blocks} blocks of {block_size} tokens{host_blocks}",
     "pool in use": "peak {peak_usage:.0%}, mean {mean_usage:.0%}",
     "speed": "{tokens_per_second:.1f} tokens/s ({seconds:.1f} s, {counted_steps})",
-    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us a step ({backend})",
+    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us per step ({backend})",
 }
 """The rows of the table of figures, and how each is written."""
 
@@ -48,7 +48,7 @@ NEEDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
 
 
 def summarise(engine: Engine, held: Held) -> dict[str, Any]:
-    """The figures of a finished run by name; drains the manager's statistics.
+    """Return the figures of a finished run by name; drains the manager's statistics.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
     came back from preemption. drafting: whether tokens were guessed; drafts: how many. keeps_files:
@@ -105,7 +105,7 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
 
 
 def format_table(summary: Mapping[str, Any]) -> str:
-    """The figures as a table of two columns, without those of features that were off."""
+    """Format the figures as a table of two columns, without those of features that were off."""
     reused, prompts = summary["prompt_tokens_reused"], summary["prompt_tokens"]
     more = {
         "reused": reused / prompts if prompts else 0.0,
@@ -122,7 +122,7 @@ def format_table(summary: Mapping[str, Any]) -> str:
 
 
 def format_count(count: int, name: str) -> str:
-    """A number and what it counts. name: begins with a plural, as in "copies on write"."""
+    """Format a number with what it counts. name: begins with a plural, as in "copies on write"."""
     if count != 1:
         return f"{count} {name}"
     noun, space, rest = name.partition(" ")
@@ -131,12 +131,12 @@ def format_count(count: int, name: str) -> str:
 
 
 def format_refusal(refusal: Refusal) -> str:
-    """A question that is not answered, and why."""
+    """Format an unanswered question, with the reason."""
     return f"-- {refusal.request_id}: refused\n   {refusal.reason}"
 
 
 def format_answer(answer: Answer) -> str:
-    """A question with its answer."""
+    """Format a question with its answer."""
     tokens = len(answer.completion.tokens)
     several = answer.prompt.num_samples > 1
     sample = f", sample {answer.completion.sample + 1}" if several else ""
@@ -152,7 +152,7 @@ def format_answer(answer: Answer) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text with a dot for what a terminal cannot show, as random models write it."""
+    """Replace characters that a terminal cannot show by dots, since random models write them."""
     shown = (c == "\n" or (c.isprintable() and c != "\ufffd") for c in text)
     return "".join(c if good else "\u00b7" for c, good in zip(text, shown, strict=True))
 
@@ -163,9 +163,9 @@ def as_json(
     verified: Mapping[str, Any] | None,
     not_exercised: str | None = None,
 ) -> dict[str, Any]:
-    """All of a run as plain data.
+    """Return a run as plain data.
 
-    verified: None if it was not requested. not_exercised: what had to happen and did not.
+    verified: None if not requested. not_exercised: required events that did not happen.
     """
     return {
         "answers": [
