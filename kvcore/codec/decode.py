@@ -23,7 +23,7 @@ from kvcore.state.state import MAX_OPERATION, NO_HOST_BLOCK, Operation, RequestS
 from kvcore.types.config import EVICTIONS, Config, Eviction
 from kvcore.types.errors import DamagedState, GroupsDoNotFit, InvalidConfig, InvalidExtraKey
 from kvcore.types.event_log import read_event
-from kvcore.types.extra_inputs import ExtraKeys, LoRA, MediaItem
+from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys, LoRA, MediaItem
 from kvcore.types.groups import KINDS as GROUP_KINDS
 from kvcore.types.groups import Group
 from kvcore.types.keys import HASHINGS
@@ -243,7 +243,10 @@ def _read_extra_keys(source: Reader) -> ExtraKeys:
         media = [MediaItem(source.name(), source.u32(), source.u32()) for _ in range(source.u32())]
     except InvalidExtraKey:
         raise source.damaged("an extra key of the wrong form") from None
-    return ExtraKeys(lora, tuple(media), source.text(), tuple(source.hashes()))
+    salt, embeds = source.text(), tuple(source.hashes())
+    if lora is None and salt is None and not media and not embeds:
+        return NO_EXTRA_KEYS
+    return ExtraKeys(lora, tuple(media), salt, embeds)
 
 
 def _read_operations(

@@ -11,6 +11,7 @@ Twin: rust/src/codec/encode.rs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,12 +23,15 @@ from kvcore.state.state import RequestState, State
 from kvcore.types.commands import close
 from kvcore.types.config import EVICTIONS, Config, Duplicates, Publish
 from kvcore.types.event_log import write_event
-from kvcore.types.extra_inputs import ExtraKeys
+from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.groups import KINDS
 from kvcore.types.keys import HASHINGS
 from kvcore.types.wire import Writer
 
 MAGIC = b"kvcore state 4\n"
+NO_KEYS = bytes(10)
+"""No adapter, no media item, no salt, no embeddings."""
+_BLOCK, _LAST = struct.Struct("<IB").pack, struct.Struct("<BII").pack
 OWN_POLICY = 255
 """Stands for a user-defined eviction policy, which cannot be encoded."""
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
@@ -118,8 +122,7 @@ def _write_config(out: Writer, config: Config) -> None:
 def _write_pool(out: Writer, pool: BlockPool) -> None:
     ranks = pool.index.ranks()
     for block, (ref_count, key) in enumerate(zip(pool.ref_counts, pool.keys, strict=True)):
-        out.u32(ref_count)
-        out.u8(key is not None)
+        out.data += _BLOCK(ref_count, key is not None)
         if key is not None:
             out.sized(key)
             out.u32(ranks[block])
@@ -144,8 +147,7 @@ def _write_request(out: Writer, request: RequestState) -> None:
     out.numbers(request.drafts)
     out.u32(len(request.block_hashes))
     out.data += b"".join(request.block_hashes)
-    out.u8(request.own_hashes)
-    out.u8(request.skip_reading)
+    out.data += bytes((request.own_hashes, request.skip_reading))
     _write_extra_keys(out, request.extra_keys)
     out.u32(request.num_computed)
     for table, num_cached in zip(request.tables, request.num_cached, strict=True):
@@ -154,12 +156,13 @@ def _write_request(out: Writer, request: RequestState) -> None:
     out.u8(bool(request.host_tables))
     for table in request.host_tables:
         out.numbers(table)
-    out.u8(request.preempted)
-    out.u32(request.num_loading)
-    out.u32(request.load_end)
+    out.data += _LAST(request.preempted, request.num_loading, request.load_end)
 
 
 def _write_extra_keys(out: Writer, extra_keys: ExtraKeys) -> None:
+    if extra_keys is NO_EXTRA_KEYS:
+        out.data += NO_KEYS
+        return
     out.u8(extra_keys.lora is not None)
     if extra_keys.lora is not None:
         out.sized(extra_keys.lora.name.encode())

@@ -116,13 +116,14 @@ def request_hashes(state: State) -> Iterator[str]:
     as many.
     """
     config = state.config
+    root = root_hash(config.hash_seed, config.hashing)
     for request in state.requests.values():
         if request.own_hashes:
             if len(request.block_hashes) > len(request.tokens) // config.hash_block_size:
                 yield f"{_name(request)}: {len(request.block_hashes)} hashes of its own"
             continue
         expected = hash_blocks(
-            root_hash(config.hash_seed, config.hashing),
+            root,
             list(request.tokens) if config.enable_caching else [],
             config.hash_block_size,
             extra_keys=request.extra_keys,

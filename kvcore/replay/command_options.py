@@ -122,25 +122,19 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.preempt,
         help=f"what to do with a preempted request ({DEFAULTS.preempt})",
     )
-    _number(
-        group,
-        "--waiting",
-        "N",
-        DEFAULTS.num_known,
-        "number of number of waiting requests that the manager knows",
+    _number(group, "--waiting", "N", DEFAULTS.num_known, "waiting requests that the manager knows")
+    add("--far-blocks", type=count, metavar="N", help="blocks of a far tier below the pool")
+    add(
+        "--store-policy",
+        choices=("publication", "second_use"),
+        help=f"which blocks it keeps: all computed ones, or those that a second prompt uses "
+        f"({DEFAULTS.store_policy})",
     )
     add(
         "--host-blocks",
         type=count,
         metavar="N",
         help="host blocks for swapping (as many as --blocks)",
-    )
-    add("--far-blocks", type=count, metavar="N", help="blocks of a far tier below the pool")
-    add(
-        "--store-policy",
-        choices=("publication", "second_use"),
-        help=f"which blocks it keeps: all that are computed, or those of a second prompt "
-        f"({DEFAULTS.store_policy})",
     )
     add("--requests", type=count, metavar="N", help="read at most this many requests")
     costs = (DEFAULTS.base_seconds, DEFAULTS.seconds_per_prefill_token, DEFAULTS.seconds_per_decode)
@@ -184,7 +178,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
     if given.policies and given.apply is not None:
         raise BadOptions(reason="--apply checks one policy: omit --policies")
     if given.far_blocks is None and given.store_policy is not None:
-        raise BadOptions(reason="--store-policy is of a far tier: say --far-blocks, too")
+        raise BadOptions(reason="--store-policy needs --far-blocks")
     if given.far_blocks is not None and given.apply is not None:
         raise BadOptions(reason="--apply has no far tier: omit --far-blocks")
     if given.host_blocks is not None and given.preempt != "swap":

@@ -77,9 +77,10 @@ class Meter:
         value = function(*args, **kwargs)
         spent = max(0, self._clock() - start - self._own)
         name = function.__name__
-        if name not in self._names:
-            self._names[name] = Histogram()
-        self._names[name].add(spent)
+        costs = self._names.get(name)
+        if costs is None:
+            costs = self._names[name] = Histogram()
+        costs.add(spent)
         self._in_step += spent
         return value
 

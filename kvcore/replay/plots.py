@@ -252,9 +252,10 @@ def _to_svg(figure: Figure, prefix: str, title: str) -> str:
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
-    FigureCanvasSVG(figure)
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
+    canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
+    # Not savefig, which draws the whole figure a first time to lay it out.
+    canvas.print_svg(file, metadata={"Date": None})
     return _cleaned(file.getvalue(), prefix, title)
 
 

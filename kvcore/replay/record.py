@@ -88,6 +88,8 @@ class Record:
 
     def take(self, batch: Batch) -> None:
         """Count the evictions of a step, and follow which blocks are cached without owner."""
+        if not batch:  # as in most decode steps
+            return
         kinds = batch.column("kind").tolist()
         self.evictions += kinds.count(Evict.kind)
         blocks, flags = batch.column("a").tolist(), batch.column("b").tolist()
@@ -154,10 +156,7 @@ class Record:
         meter: Meter,
         far_written: int | None = None,
     ) -> Result:
-        """Make the result. trace: provides its name and its skipped lines.
-
-        far_written: None without a far tier.
-        """
+        """Make the result. trace: its name, its skipped lines. far_written: None without tier."""
         best = None
         if self._look_ups is not None:
             best = self._look_ups.best_hit_tokens(self._config.num_usable_blocks)

@@ -38,13 +38,13 @@ second.
 class Options:
     """The options of a replay.
 
-    num_blocks: of the pool, including the null block. policy: `Config.eviction`. max_running: most
-    requests that hold device blocks at a time. token_budget: most tokens per step. num_known:
-    number of waiting requests that the manager knows before their turn. spared: share of the pool
-    that an admission leaves for free blocks that known requests will look up. preempt: whether a
-    preempted request loses its blocks, or swaps them to num_host_blocks host blocks (None: as many
-    as num_blocks) while these have space. num_requests: stop reading after this many. bounds: also
-    count the ideal and the optimum, whose memory grows with the distinct ids of the trace.
+    num_blocks: of the pool, the null block included. policy: `Config.eviction`. max_running:
+    requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
+    most. num_known: waiting requests that the manager knows before their turn. spared: the share of
+    the pool that an admission leaves to free blocks that known requests will look up. preempt: a
+    request that gives way loses its blocks, or they go to num_host_blocks host blocks (None: as
+    many as num_blocks) while these have room. num_requests: stop reading behind this many. bounds:
+    count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
     far_blocks: of a far tier, which gives and takes blocks in no time; None for no tier.
     store_policy: which blocks it keeps (far/far_blocks.py).
     """
@@ -132,12 +132,12 @@ class Queueing:
 class Result:
     """The result of a replay, even if it was interrupted.
 
-    requests: those read, including refused ones. prompt_tokens: of all of them. looked_up_tokens,
-    hit_tokens: of first look-ups. again_*: of the look-ups of preempted requests. ideal_hit_tokens:
-    hits of an unlimited cache in the same first look-ups (ideal.py). optimum_hit_tokens: bound that
-    no policy exceeds at this pool size (optimum.py); both None without `Options.bounds`. evictions:
-    blocks that lost their content to another. preemptions: by recompute and by swap; swaps: those
-    by swap. virtual_seconds: end of the last step.
+    requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
+    hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.
+    ideal_hit_tokens: what an unlimited cache gives to the same first look-ups (ideal.py).
+    optimum_hit_tokens: what no policy passes at this pool size (optimum.py); both None without
+    `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
+    recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
     far_hit_tokens: of first look-ups, behind hit_tokens, loaded from the far tier; far_written:
     blocks that it stored. Both None without a tier.
     """

@@ -150,6 +150,8 @@ class ExtraKeys(Struct, frozen=True, gc=False):
 
         block_size: tokens per hash block. A coarser block has the digests of all its hash blocks.
         """
+        if self is NO_EXTRA_KEYS:
+            return ()
         keys: list[ExtraKey] = []
         cut_at = self.media_cut_at
         if self.lora is not None:

@@ -13,6 +13,10 @@ from collections.abc import Iterable
 from kvcore.types.errors import DamagedState
 from kvcore.types.keys import HASH_SIZE, KEY_SIZE
 
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+NONE = bytes(4)
+"""A count of 0."""
+
 
 class Reader:
     """A cursor over bytes to read."""
@@ -36,11 +40,20 @@ class Reader:
 
     def u8(self) -> int:
         """One byte."""
-        return self.take(1)[0]
+        offset = self.offset
+        try:
+            value = self.data[offset]
+        except IndexError:
+            raise self.damaged("1 bytes are missing") from None
+        self.offset = offset + 1
+        return value
 
     def flag(self) -> bool:
         """Read one byte, 0 or 1."""
-        return bool(self.choice(2))
+        value = self.u8()
+        if value > 1:
+            raise self.damaged(f"{value} is not below 2")
+        return value == 1
 
     def choice(self, count: int) -> int:
         """Read one byte below a count. Raises DamagedState."""
@@ -51,7 +64,13 @@ class Reader:
 
     def u32(self) -> int:
         """Four bytes."""
-        return int.from_bytes(self.take(4), "little")
+        offset = self.offset
+        try:
+            value: int = _U32.unpack_from(self.data, offset)[0]
+        except struct.error:
+            raise self.damaged("4 bytes are missing") from None
+        self.offset = offset + 4
+        return value
 
     def below(self, end: int) -> int:
         """Read four bytes, a number below `end`. Raises DamagedState."""
@@ -62,17 +81,23 @@ class Reader:
 
     def u64(self) -> int:
         """Eight bytes."""
-        return int.from_bytes(self.take(8), "little")
+        offset = self.offset
+        try:
+            value: int = _U64.unpack_from(self.data, offset)[0]
+        except struct.error:
+            raise self.damaged("8 bytes are missing") from None
+        self.offset = offset + 8
+        return value
 
     def numbers(self) -> list[int]:
         """A count and that many u32."""
         count = self.u32()
-        return list(struct.unpack(f"<{count}I", self.take(4 * count)))
+        return list(struct.unpack(f"<{count}I", self.take(4 * count))) if count else []
 
     def ids(self, end: int) -> list[int]:
         """Read numbers, each below `end`. Raises DamagedState."""
         values = self.numbers()
-        if any(value >= end for value in values):
+        if values and max(values) >= end:
             raise self.damaged(f"an id is not below {end}")
         return values
 
@@ -100,7 +125,10 @@ class Reader:
 
     def hashes(self) -> list[bytes]:
         """Read a count and that many block hashes."""
-        joined = self.take(self.u32() * HASH_SIZE)
+        count = self.u32()
+        if not count:
+            return []
+        joined = self.take(count * HASH_SIZE)
         return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
 
 
@@ -131,7 +159,8 @@ class Writer:
     def numbers(self, values: Iterable[int]) -> None:
         """A count and that many u32."""
         listed = list(values)
-        self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
+        count = len(listed)
+        self.data += struct.pack(f"<I{count}I", count, *listed) if count else NONE
 
     def sized(self, value: bytes | bytearray) -> None:
         """A count and that many bytes."""

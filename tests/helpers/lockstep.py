@@ -15,7 +15,7 @@ import attrs
 from kvcore import KVCacheManager, _twin
 from kvcore.check.names.in_flight import OF_OWNERS
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
-from kvcore.check.search.parity import whole
+from kvcore.check.search.parity import Parts, whole
 from kvcore.check.world.ghost import Ghost, owners
 from kvcore.codec.encode import encode
 from kvcore.invariants import pool_and_state
@@ -49,7 +49,7 @@ class Lockstep:
     """
 
     def __init__(self, config: Config, *, twin: bool = True) -> None:
-        self.state = make_state(config)
+        self.state, self.parts = make_state(config), Parts()
         self.twin = KVCacheManager(config, "rust") if twin and _twin.available() else None
         self.ghost = Ghost(config)
         self.schedule = Schedule()
@@ -118,7 +118,7 @@ class Lockstep:
         hit = get_computed_blocks(self.state, request_id)
         if self.twin is not None:
             assert self.twin.get_computed_blocks(request_id) == hit
-            assert self.twin.encode() == encode(self.state)
+            assert self.twin.encode() == encode(self.state, self.parts)
         check_hit(self.state, self.state.requests[request_id], hit)
         return hit
 
@@ -127,7 +127,7 @@ class Lockstep:
         if call.name == "take_events":
             given = tuple(given)
         assert whole(given) == whole(value), f"{call} gives {given!r} in Rust, {value!r} in Python"
-        assert twin.encode() == encode(self.state), f"the states differ after {call}"
+        assert twin.encode() == encode(self.state, self.parts), f"the states differ after {call}"
 
     def catch_up(self) -> None:
         """Let the device run all that was taken; what the state counts on is there, if nothing is

@@ -8,6 +8,7 @@ state of the one must go on in the other. The list of calls is a program that ma
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from kvcore import Config, KVCacheManager, KvcoreError, Refused
@@ -66,6 +67,20 @@ class Manager:
         if isinstance(first, KvcoreError):
             raise Finding(f"{name}{args!r}: {first!r}")
         return first
+
+    def facts(self, names: Sequence[str], request_id: str) -> tuple[Any, ...]:
+        """The answers to these questions about a request, in one go."""
+        try:
+            said = [
+                tuple([getattr(each, name)(request_id) for name in names])
+                for each in self._managers
+            ]
+        except Exception as error:
+            raise Finding(f"one of {names} of {request_id!r} fails with {error!r}") from error
+        for other in said[1:]:
+            if other != said[0]:
+                raise Finding(f"{names} of {request_id!r} differ: {said[0]!r} and {other!r}")
+        return said[0]
 
     def encode(self) -> bytes:
         """The encoded state."""

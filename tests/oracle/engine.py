@@ -27,6 +27,10 @@ from tests.oracle.owners import Owners
 from tests.oracle.requests import OracleRequest, own_hashes
 from tests.oracle.router import Router, first_seen
 
+COUNTS = ("num_computed_tokens", "num_tokens", "num_draft_tokens", "num_output_placeholders")
+FACTS = (*COUNTS, "status", "get_row")
+"""What an engine knows of each request, too."""
+
 
 class Operation:
     """A store or load that is not finished; its key and batch are known when that is taken."""
@@ -308,13 +312,11 @@ class Engine:
     def check_counts(self) -> None:
         """Compare what the engine knows of each request with what the manager says."""
         for each in self.known.values():
-            counts = ("num_computed_tokens", "num_tokens", "num_draft_tokens")
-            facts = (*counts, "num_output_placeholders", "status", "get_row")
-            said = tuple(self.manager.ask(fact, each.name) for fact in facts)
+            said = self.manager.facts(FACTS, each.name)
             status = Status.SWAPPED if each.swapped else Status.WAITING
             if each.count and not each.swapped:
                 status = Status.RUNNING
             numbers = (each.count, len(each.stuff), len(each.drafts), each.num_to_come)
             mine = (*numbers, status, each.row)
             if said != mine:
-                raise Finding(f"{each.name}: {facts} are {said}, must be {mine}")
+                raise Finding(f"{each.name}: {FACTS} are {said}, must be {mine}")

@@ -86,7 +86,7 @@ def test_what_left_the_pool_comes_back(
 
 def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["t", "--blocks", "4", "--store-policy", "second_use"]) == 2
-    assert "say --far-blocks, too" in capsys.readouterr().err
+    assert "--store-policy needs --far-blocks" in capsys.readouterr().err
     assert main(["t", "--blocks", "4", "--far-blocks", "4", "--apply", "torch"]) == 2
     assert "omit --far-blocks" in capsys.readouterr().err
     with pytest.raises(InvalidCount, match="far_blocks"):

@@ -42,7 +42,10 @@ def named(adapter: type[Adapter]) -> str:
 def passes(test: Path, folder: Path) -> bool:
     """Whether pytest passes a written test."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    paths = {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     ended = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | paths
     )
@@ -95,7 +98,7 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     written = tmp_path / "written"
-    options = ["--seconds", "2", "--seed", "1", "--only", name, "--write", str(written), "--json"]
+    options = ["--seconds", "1", "--seed", "1", "--only", name, "--write", str(written), "--json"]
     assert main([engine, *options]) == 1
     summary = json.loads(capsys.readouterr().out)
     assert {each["name"] for each in summary["findings"]} == {name}
@@ -114,7 +117,7 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
 
 
 def test_a_world_that_was_found_runs_again(tmp_path: Path) -> None:
-    options = ["--seconds", "2", "--seed", "1", "--write", str(tmp_path)]
+    options = ["--seconds", "0.5", "--seed", "1", "--write", str(tmp_path)]
     assert main([named(broken.Crashing), *options]) == 1
     world = next(tmp_path.glob("*.json"))
     assert main([named(broken.Crashing), "--replay", str(world)]) == 1
@@ -145,7 +148,7 @@ def test_a_world_that_ends_its_process_is_found_again(
 def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)  # loads 7 CPU s
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)  # loads 7 s
     path = tmp_path / "world.json"
     path.write_text(json.dumps(World({"block_size": 4}, 8, 16, 4, ("step",)).to_json()))
     assert main([named(broken.LoadsLong), "--replay", str(path)]) == 0
@@ -290,7 +293,7 @@ def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFix
 def test_a_record_says_where_the_next_hunt_goes_on(tmp_path: Path) -> None:
     record = tmp_path / "record"
     for _ in range(2):
-        options = ["--seconds", "1", "--record", str(record)]
+        options = ["--seconds", "0.3", "--record", str(record)]
         assert main(["kvcore.sanitizer.hunter.template:Adapter", *options]) == 0
     sessions = [json.loads(line) for line in record.read_text().splitlines()]
     assert [each["seed"] for each in sessions] == [1, 2]

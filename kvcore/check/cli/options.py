@@ -77,7 +77,7 @@ def _add_world(group: Any) -> None:
         "--letters",
         type=natural,
         metavar="N",
-        help="number of number of tokens that can follow one prefix (2)",
+        help="number of tokens that can follow one prefix (2)",
     )
     add("--drafts", type=natural, metavar="N", help="maximum number of drafts (0)")
     add("--lookahead", type=natural, metavar="N", help="maximum lookahead slots per call (0)")

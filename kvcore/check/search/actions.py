@@ -10,7 +10,7 @@ rust/src/check/search/actions.rs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from itertools import combinations, product
 
 from kvcore.check.world.world import World
 from kvcore.oracle.prefixes import Prefixes
@@ -86,22 +86,21 @@ def allocations(world: World, state: State, request: RequestState) -> Iterator[C
         hit = get_computed_blocks(state, name)
         hits += [hit] if hit.num_tokens else []
         yield from loads(world, state, request, hits)
+    encoder = 0 if request.num_computed else world.num_encoder
+    names = ("num_lookahead_tokens", "delay_cache_blocks", "num_encoder_tokens")
+    told = [
+        {key: value for key, value in zip(names, (*each, encoder), strict=True) if value}
+        for each in product(range(world.num_lookahead + 1), world.delays)
+    ]
     for each in hits:
         left = len(request.tokens) - request.num_computed - (0 if each is None else each.num_tokens)
         for external in range(min(world.num_external, left) + 1):
+            first = {"num_external_computed_tokens": external} if external else {}
             most = left - external + len(request.drafts)
             for count in range(0 if external else 1, most + 1):
-                for lookahead in range(world.num_lookahead + 1):
-                    for delay in world.delays:
-                        options = {
-                            "num_external_computed_tokens": external,
-                            "num_lookahead_tokens": lookahead,
-                            "delay_cache_blocks": delay,
-                            "num_encoder_tokens": 0 if request.num_computed else world.num_encoder,
-                        }
-                        said = {key: value for key, value in options.items() if value}
-                        args = (name, count) if each is None else (name, count, each)
-                        yield Call("allocate_slots", args, said)
+                args = (name, count) if each is None else (name, count, each)
+                for others in told:
+                    yield Call("allocate_slots", args, first | others)
 
 
 def loads(

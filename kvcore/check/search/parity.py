@@ -36,13 +36,30 @@ def whole(value: Any) -> Any:
     return value
 
 
+class Parts:
+    """The bytes of the configs, pools and requests of states; most calls leave most as they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, bytes]] = {}
+
+    def __call__(self, write: Write, value: Any) -> bytes:
+        known = self._known.get(id(value))
+        if known is None:
+            if len(self._known) > PARTS_KEPT:
+                self._known.clear()
+            out = Writer()
+            write(out, value)
+            known = self._known[id(value)] = (value, bytes(out.data))
+        return known[1]
+
+
 class Parity:
     """Compares each call that it sees. Raises BackendMissing, and InvariantViolation (REFINE)."""
 
     def __init__(self, config: Config) -> None:
         self.num_calls = 0
         self._twin = _twin.make_backend(config)
-        self._parts: dict[int, tuple[object, bytes]] = {}
+        self._part = Parts()
         self._start: tuple[State, bytes] | None = None
         self._reached: State | None = None
 
@@ -63,17 +80,6 @@ class Parity:
         if self._start is None or self._start[0] is not state:
             self._start = (state, encode(state, self._part))
         return self._start[1]
-
-    def _part(self, write: Write, value: Any) -> bytes:
-        """The bytes of a pool or a request; most calls leave most of them as they are."""
-        known = self._parts.get(id(value))
-        if known is None:
-            if len(self._parts) > PARTS_KEPT:
-                self._parts.clear()
-            out = Writer()
-            write(out, value)
-            known = self._parts[id(value)] = (value, bytes(out.data))
-        return known[1]
 
     def _make(self, call: Call) -> Any:
         args, options = call.args, call.options

@@ -2,9 +2,9 @@
 """The scheduler of the reference engine: drafts, external loads and cancelled batches.
 
 `kvcore.scheduler` has the policy. Here a decoding sequence with a drafter also gets slots for its
-drafts. A sequence whose first tokens another engine computes (exchange.py) loads before it runs: it
-holds blocks, computes nothing and is never preempted. Before
-that its exchange may fetch what is to be loaded: until then it is passed by.
+drafts. A sequence whose first tokens are computed elsewhere (exchange.py) loads before it runs: it
+holds blocks, computes nothing and is never preempted. Before that its exchange may fetch what is to
+be loaded; meanwhile others are admitted.
 """
 
 from bisect import insort

@@ -9,6 +9,7 @@ import attrs
 from torch import Tensor
 
 from kvcore import Request
+from kvcore_runtime.errors import InvalidSampling
 from kvcore_runtime.model.sampling import FinishReason, Sampling, derive_seed
 
 
@@ -16,8 +17,10 @@ from kvcore_runtime.model.sampling import FinishReason, Sampling, derive_seed
 class GenerationRequest:
     """A prompt as token ids, at least one, and how to answer it.
 
-    num_samples: number of answers; each draws from its own stream (`derive_seed`). cache_salt: only
-    requests with the same salt share blocks, in any tier.
+    num_samples: how many answers; each draws from a stream of its own (`derive_seed`). cache_salt:
+    only requests of the same salt share blocks, wherever these are kept. answered: tokens of the
+    one answer that another engine has sampled; they come first among its tokens. Raises
+    InvalidSampling.
     """
 
     request_id: str
@@ -25,6 +28,17 @@ class GenerationRequest:
     sampling: Sampling = attrs.field(factory=Sampling)
     num_samples: int = 1
     cache_salt: str | None = None
+    answered: tuple[int, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.answered and self.num_samples > 1:
+            expected = "1, since tokens of one answer are given"
+            raise InvalidSampling(name="num_samples", value=self.num_samples, expected=expected)
+        if len(self.answered) >= max(1, self.sampling.max_tokens):
+            expected = f"more than the {len(self.answered)} tokens that are given"
+            raise InvalidSampling(
+                name="max_tokens", value=self.sampling.max_tokens, expected=expected
+            )
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,7 +72,7 @@ class Sequence:
         self.age = (arrival, sample)
         self.row = row
         self.sampling = derive_sampling(request, sample)
-        self.generated: list[int] = []
+        self.generated = list(request.answered)
         self.has_new_token = False
         self.sampled_by: int | None = None
         self.num_to_come = 0
@@ -117,5 +131,6 @@ def derive_sampling(request: GenerationRequest, sample: int) -> Sampling:
 
 
 def as_core_request(request: GenerationRequest, name: str) -> Request:
-    """Return the request for the manager, under the name of one of its samples."""
-    return Request(name, request.prompt, cache_salt=request.cache_salt)
+    """The request as the manager takes it, under the name of one of its samples."""
+    tokens = (*request.prompt, *request.answered)
+    return Request(name, tokens, cache_salt=request.cache_salt)

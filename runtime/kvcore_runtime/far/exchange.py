@@ -70,6 +70,12 @@ class FarExchange(Exchange):
         return self._link.counts
 
     @property
+    def identity(self) -> str | None:
+        """What this engine's pages are named by, in hexadecimal; None while it has no weights."""
+        place = self._link.place
+        return None if place is None else place.identity.hex()
+
+    @property
     def is_up(self) -> bool:
         """Whether the tier is used: it answered of late."""
         return self._link.is_up

@@ -147,7 +147,7 @@ def make_engine(
 
 
 def keep_in_directory(engine: Engine, *, path: Path, weights: str) -> Exchange:
-    """Let an engine keep its blocks in files. weights: a unique name of the model."""
+    """Let an engine keep its blocks in files. weights: a name that no other model has."""
     options = FarOptions(
         weights=weights, min_fetch_tokens=1, fetch_timeout_s=DISK_S, store_timeout_s=DISK_S
     )
@@ -178,7 +178,7 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
                         print(f"{format_answer(answer)}\n", flush=True)
 
         held = hold_conversations(engine, tokenizer, arguments.prompts, show)
-        show_answers(held)  # draws of an interrupted step
+        show_answers(held)  # those of a step that was interrupted
         engine.exchange.flush(DISK_S)
         return held
 
