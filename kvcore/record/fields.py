@@ -14,7 +14,7 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import attrs
@@ -29,6 +29,8 @@ from kvcore.types.values import Hit, KVCacheBlocks, Request
 
 NEAR, FAR = 2**60, 2**61
 SIGN = 2**31
+NEAR_CHANGES = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))
+"""The numbers of one byte, by it."""
 LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
 """The parts of a request, in the order in which they stand."""
 
@@ -74,6 +76,9 @@ class Source:
 
     def varint(self) -> int:
         """A number from 0 on, below 2**63."""
+        if self.at < len(self.data) and self.data[self.at] < 0x80:  # most are one byte
+            self.at += 1
+            return self.data[self.at - 1]
         value = shift = 0
         while shift < 63:
             byte = self.take(1)[0]
@@ -196,13 +201,17 @@ def read_rows(source: Source) -> list[str] | array.array[int]:
     head = source.varint()
     if head & 1:
         return [read_request(source) for _ in range(head >> 1)]
-    rows, last = array.array("I"), 0
-    for _ in range(head >> 1):
-        last += source.number()
-        if not 0 <= last < 2**32:
-            raise NotReadable
-        rows.append(last)
-    return rows
+    start, count = source.at, head >> 1
+    near = source.data[start : start + count]
+    if len(near) == count and near.isascii():  # a byte each
+        source.at += count
+        changes = [*map(NEAR_CHANGES.__getitem__, near)]
+    else:
+        changes = [source.number() for _ in range(count)]
+    try:
+        return array.array("I", accumulate(changes))
+    except OverflowError:
+        raise NotReadable from None
 
 
 def read_ids(source: Source) -> list[str]:

@@ -25,7 +25,7 @@ import attrs
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.counterpart import STEPS, Counterpart, Made, request_of
 from kvcore.types.errors import KvcoreError
-from kvcore.types.values import Appended, Hit, Reason, Refused
+from kvcore.types.values import Appended, Hit, Reason, Refused, Verdict
 
 RETURNS = {
     *("free", "remove_request", "swap_out", "truncate", "complete", "cancel", "unpin"),
@@ -59,38 +59,62 @@ class Follower(Counterpart):
         Of an `append`, `appended` requests have their tokens. What was refused in the record and is
         not here is not made.
         """
-        undo = self._undo() if self._may_pass(call) else None
+        if isinstance(call.value, Appended) and call.value.refused is not None:
+            return self._append_as_recorded(call)
+        refused = isinstance(call.value, Refused)
+        if refused and call.name == "allocate_slots" and self._fits(call.arguments):
+            self.parted_at = call.number
+            return True
+        undo = self._undo() if refused and call.name != "allocate_slots" else None
         value = self.make(call)
-        if _outcome(value) == _outcome(call.value):
+        if _is_same(value, call.value):
             self.num_judged += 1
             self.tally.in_place += 1
             return True
         self.parted_at = call.number
         if undo is not None:
             undo()
-            return call.name != "append"
+            return True
         self.appended = value.done if isinstance(value, Appended) else 0
         return not isinstance(value, KvcoreError | Refused | Appended)
 
-    def _may_pass(self, call: Made) -> bool:
-        """Whether a call that was refused in the record may be none here."""
-        if _refusal(call.value) is None:
-            return False
-        if call.name != "allocate_slots":
+    def _append_as_recorded(self, call: Made) -> bool:
+        """The same of an `append` that did not reach all of its requests."""
+        done, arguments = call.value.done, call.arguments
+        for part in (slice(done), slice(done, None))[done == 0 :]:
+            named, tokens = arguments["requests"][part], arguments.get("tokens")
+            one_more = {"num_new_tokens": 1, "num_output_placeholders": 1}
+            if part.start == done and self._fits({"request_id": named[0]} | one_more):
+                break
+            tokens = None if tokens is None else tokens[part]
+            value = self.run("append", arguments | {"requests": named, "tokens": tokens})
+            if isinstance(value, KvcoreError):
+                break
+            self.appended += value.done
+            if (value.refused is None) is (part.start == done):
+                break
+        else:
+            self.num_judged, self.appended = self.num_judged + 1, 0
+            self.tally.in_place += 1
             return True
+        self.parted_at = call.number
+        return False
+
+    def _fits(self, arguments: dict[str, Any]) -> bool:
+        """Whether an allocation would not be refused."""
         try:
-            return bool(self.manager.can_allocate(**self._with_hit(call.arguments)))
+            return self.manager.can_allocate(**self._with_hit(arguments)) is Verdict.OK
         except KvcoreError:
-            return True
+            return False
 
     def _undo(self) -> Callable[[], None]:
         """A function that undoes the next call."""
-        state, tally = self.manager.encode(), attrs.evolve(self.tally)
+        state, tally, is_idle = self.manager.encode(), attrs.evolve(self.tally), self.is_idle
         running = {name: list(places) for name, places in self.running.items()}
 
         def undo() -> None:
             self.manager.restore(state)
-            self.tally, self.running, self.appended = tally, running, 0
+            self.tally, self.running, self.is_idle = tally, running, is_idle
 
         return undo
 
@@ -272,18 +296,12 @@ def _again(request_id: str, target: int) -> Made:
     return Made(0, "allocate_slots", arguments, target)
 
 
-def _refusal(value: Any) -> Refused | None:
-    """The refusal in what a call gave."""
-    refused = value.refused if isinstance(value, Appended) else value
-    return refused if isinstance(refused, Refused) else None
-
-
-def _outcome(value: Any) -> Any:
-    """The part of a value that two runs must have in common."""
-    if isinstance(value, KvcoreError):
-        return type(value)
-    if isinstance(value, Refused):
-        return Refused
-    if isinstance(value, Appended):
-        return value.done, value.refused is None
-    return value.num_tokens if isinstance(value, Hit) else isinstance(value, bool) and value
+def _is_same(mine: Any, other: Any) -> bool:
+    """Whether two runs have in common what they must."""
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, Appended):
+        return mine.done == other.done and (mine.refused is None) is (other.refused is None)
+    if isinstance(mine, Hit):
+        return mine.num_tokens == other.num_tokens
+    return not isinstance(mine, bool) or mine is other
