@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import attrs
 import pytest
@@ -164,6 +165,11 @@ def test_the_command_prints_a_table_or_json(
     assert "\nnum_blocks=70,eviction=uncached_first " in shown
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variants"][0]["name"] == "num_blocks=90"
+    page = tmp_path / "page.html"
+    assert main([*words, "--what-if", "num_blocks=70", "--html", str(page)]) == 0
+    rows = ElementTree.fromstring(page.read_text().split("\n", 1)[1]).iter("tr")
+    names = [row[0].text for row in rows]
+    assert names == [None, "recorded", "num_blocks=90", "num_blocks=70"]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +193,7 @@ def test_a_variant_that_is_none_is_refused(
     "words",
     [
         ["--json"],
+        ["--html", "page.html"],
         ["--what-if", "num_blocks=9", "--to", "3"],
         ["--what-if", "num_blocks=9", "--from", "3"],
         ["--what-if", "num_blocks=9", "--backend", "both"],

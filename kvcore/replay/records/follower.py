@@ -301,7 +301,7 @@ def _is_same(mine: Any, other: Any) -> bool:
     if type(mine) is not type(other):
         return False
     if isinstance(mine, Appended):
-        return mine.done == other.done and (mine.refused is None) is (other.refused is None)
+        return (mine.done, mine.refused is None) == (other.done, other.refused is None)
     if isinstance(mine, Hit):
-        return mine.num_tokens == other.num_tokens
+        return bool(mine.num_tokens == other.num_tokens)
     return not isinstance(mine, bool) or mine is other

@@ -9,8 +9,13 @@ goes. The delta debugging is that of `kvcore simulate`.
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -23,13 +28,15 @@ from kvcore.check.delta import (
     without_stretches,
 )
 from kvcore.record.calls import SHAPES
-from kvcore.replay.records.attempt import Broken, Item, Items, attempt, read_items
+from kvcore.replay.records.attempt import Broken, Item, Items
+from kvcore.replay.records.guarded import Tried, read_in_child, tried
 from kvcore.replay.records.rerun import Backend
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
 from kvcore.types.values import Request
 
 SECONDS = 120.0
+KEPT = "kept"
 LISTS = {"requests", "request_ids", "block_ids"}
 COUNTS = {"num_new_tokens", "num_tokens", "num_computed_tokens", "total_computed_tokens"}
 FEW = 40
@@ -53,39 +60,45 @@ def shrink(
     backends: Sequence[Backend],
     keep: str | None = None,
     *,
+    keep_if: str | None = None,
     seconds: float = SECONDS,
     tell: Told = str,
 ) -> Shrunk | None:
     """The shortest run found in the time that fails like the record; None if nothing fails.
 
-    keep: "difference", "exception", "refused:later", "refused:never" or an invariant's name; None:
-    the first of them but refusals. tell: takes a line of progress. Raises as `read_items`.
+    keep: "difference", "exception", "hang", "crash", "refused:later", "refused:never" or an
+    invariant's name; None: the first of them but refusals. keep_if: a command of the shell; what
+    counts is that it exits with 0, given the folder of the record of a run. tell: takes a line of
+    progress. Raises as `read_items`.
     """
     ends = time.monotonic() + seconds
-    config, items = read_items(path, backends[-1])
+    config, items = read_in_child(path, backends[-1])
     tell(f"{len(items):,} calls")
-    _, broken = attempt(config, items, backends, keep)
+    search = Search(config, items, backends, keep, ends, tell, keep_if)
+    broken = search.tried(items).broken
     if broken is None:
         return None
     tell(f"call {broken.at:,}: {broken.name}")
-    search = Search(config, items[: broken.at + 1], backends, broken.name, ends, tell)
+    search.items, search.name = items[: broken.at + 1], broken.name
     search.go()
     search.rename()
-    run, found = attempt(search.config, search.items, backends, broken.name, clamps=search.clamps)
-    assert found is not None
-    return Shrunk(search.config, tuple(run.calls[: found.at + 1]), found, len(items), broken.at)
+    done = search.tried(search.items, tells_calls=True)
+    assert done.broken is not None
+    calls = done.calls[: done.broken.at + 1]
+    return Shrunk(search.config, calls, done.broken, len(items), broken.at)
 
 
 @attrs.define
 class Search:
-    """The shortest run so far, which fails by this name."""
+    """The shortest run so far, which fails by this name, or as a command says."""
 
     config: Config
     items: Items
     backends: Sequence[Backend]
-    name: str
+    name: str | None
     ends: float
     tell: Told
+    keep_if: str | None = None
     clamps: bool = False
     """Whether an allocation asks for no more than its request has, so that prompts can be cut."""
 
@@ -93,10 +106,25 @@ class Search:
         """Whether a run fails in the same way; False once the time is over."""
         if time.monotonic() > self.ends:
             return False
-        _, broken = attempt(
-            config or self.config, items, self.backends, self.name, clamps=self.clamps
-        )
-        return broken is not None
+        return self.tried(items, config).broken is not None
+
+    def tried(
+        self, items: Items, config: Config | None = None, *, tells_calls: bool = False
+    ) -> Tried:
+        """What comes of a run."""
+        make = partial(tried, config or self.config, items, self.backends)
+        make = partial(make, clamps=self.clamps, tells_calls=tells_calls)
+        if self.keep_if is None:
+            return make(self.name)
+        with tempfile.TemporaryDirectory() as base:
+            folder = Path(base, "record")
+            done = make(KEPT, folder=folder)
+            asked = subprocess.run(
+                f"{self.keep_if} {shlex.quote(str(folder))}", shell=True, stdout=subprocess.DEVNULL
+            )
+        if asked.returncode:
+            return attrs.evolve(done, broken=None)
+        return attrs.evolve(done, broken=Broken(KEPT, "the command exits with 0", len(items) - 1))
 
     def go(self) -> None:
         """Shrink until nothing more goes, or the time is over."""
@@ -139,11 +167,11 @@ class Search:
 
     def _cut(self) -> None:
         """Nothing behind the failure, no misuse, and no batch right behind another."""
-        run, broken = attempt(self.config, self.items, self.backends, self.name, clamps=self.clamps)
-        if broken is not None:
-            self.items = self.items[: broken.at + 1]
+        done = self.tried(self.items, tells_calls=True)
+        if done.broken is not None:
+            self.items = self.items[: done.broken.at + 1]
         self._keep(
-            [item for item, wrong in zip(self.items, run.is_misuse, strict=False) if not wrong]
+            [item for item, wrong in zip(self.items, done.is_misuse, strict=False) if not wrong]
         )
         before = ("", *(item.name for item in self.items))
         pairs = zip(self.items, before, strict=False)
