@@ -43,6 +43,8 @@ class Follower(Counterpart):
         self.num_judged = self.appended = 0
         self.queues: dict[str, deque[Made]] = {}
         """The delayed, oldest first, and what each has still to do."""
+        self.refused: dict[str, tuple[int, int]] = {}
+        """Of the delayed, what the last refusal needed, and the blocks that were free behind it."""
         self.stepped: set[str] = set()
         """Of the delayed, who scheduled slots in the open batch."""
         self.gone: set[str] = set()
@@ -189,6 +191,7 @@ class Follower(Counterpart):
         """A refused call waits, and later ones of its request behind it."""
         self.tally.delayed += 1
         self.queues[request_id] = deque([call])
+        self._note_refusal(request_id, call, refused)
         if refused.reason is Reason.NEVER:
             self._drop(request_id)
 
@@ -208,9 +211,9 @@ class Follower(Counterpart):
         """Close the batch; whether anything is in it, which it is not only if nobody is delayed, or
         nobody can give way.
         """
-        self._go_on()
+        self._go_on(all_of_them=self.is_idle)
         while self.is_idle and self.queues and self._make_room():
-            self._go_on()
+            self._go_on(all_of_them=True)
         is_idle, self.is_idle = self.is_idle, True
         self.note("take_batch", {}, self.manager.take_batch(), 0)
         self.stepped.clear()
@@ -240,14 +243,26 @@ class Follower(Counterpart):
         places = [place for place in self.running.pop(request_id) if place < reached]
         again = [_again(request_id, place) for place in [*places, reached]]
         self.queues.setdefault(request_id, deque()).extendleft(reversed(again))
+        self.refused.pop(request_id, None)
         self.tally.preempted += 1
         return True
 
-    def _go_on(self) -> None:
-        """Try the delayed again: who runs, oldest first, then who waits."""
+    def _go_on(self, *, all_of_them: bool = False) -> None:
+        """Try the delayed again: who runs, oldest first, then who waits. Whose refusal needed more
+        blocks than are free, and as few were free then, is left out, but for all of them.
+        """
         for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
-            if request_id in self.queues and request_id not in self.unborn:
+            if request_id not in self.queues or request_id in self.unborn:
+                continue
+            needed, free = self.refused.get(request_id, (0, 0))
+            now = self.manager.num_free_blocks
+            if all_of_them or not needed or now >= needed or now > free:
                 self._catch_up(request_id)
+
+    def _note_refusal(self, request_id: str, call: Made, refused: Refused) -> None:
+        """Note what a call of the device's blocks was refused for."""
+        if call.name != "swap_out":
+            self.refused[request_id] = refused.needed, self.manager.num_free_blocks
 
     def _catch_up(self, request_id: str) -> None:
         """Make the queued calls of a request, up to one that is refused or waits for a batch."""
@@ -259,7 +274,9 @@ class Follower(Counterpart):
                 return
             covered = self.tally.covered
             value = self.perform(call)
+            self.refused.pop(request_id, None)
             if isinstance(value, Refused):
+                self._note_refusal(request_id, call, value)
                 if value.reason is Reason.NEVER:
                     self._drop(request_id)
                 return
@@ -273,6 +290,7 @@ class Follower(Counterpart):
     def _drop(self, request_id: str) -> None:
         """Leave a request out, with all that it would still have done."""
         queue = self.queues.pop(request_id)
+        self.refused.pop(request_id, None)
         self.tally.dropped += len(queue)
         self.gone.add(request_id)
         for call in queue:
