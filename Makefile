@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-ranks demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -132,13 +132,13 @@ engines-vllm-shadow: setup ## run vLLM 0.33.0's schedulers with kvcore in the sh
 	$(BIN)/python -m benches.vllm --shadow --seeds 4 --steps 200 $(ARGS)
 
 engines-vllm-tests: setup ## run vLLM 0.33.0's own tests of its scheduler and manager over kvcore
-	$(BIN)/python -m tests.engines.vllm_environment $(ARGS)
+	$(BIN)/python -m tests.engines.vllm.environment $(ARGS)
 
 engines-nano: setup ## run nano-vllm's scheduler over kvcore and over its own manager, and compare
 	$(BIN)/python -m benches.nano_vllm $(ARGS)
 
 engines-transformers: setup ## install transformers 5.23.0 outside the project and test kvcore under it
-	$(BIN)/python -m tests.engines.transformers_environment $(ARGS)
+	$(BIN)/python -m tests.engines.transformers.environment $(ARGS)
 
 engines-dynamo: setup ## install Dynamo 1.6.1's indexer outside the project and ask it what kvcore's events say
 	$(BIN)/python -m benches.peers.install dynamo
@@ -149,8 +149,11 @@ engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines
 
 engines: engines-nano engines-transformers engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
 
+demo-ranks: setup ## SmolLM2 on two processes, answers beside those of one (two minutes)
+	$(BIN)/python -m kvcore_runtime.ranks.demo $(ARGS)
+
 demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
-	$(BIN)/python -m tests.engines.transformers_environment demo
+	$(BIN)/python -m tests.engines.transformers.environment demo
 
 gpu-check: setup ## test and measure on a CUDA device; says so where there is none
 	$(BIN)/pytest -m gpu $(ARGS)
@@ -168,7 +171,7 @@ stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
 	echo kvcore > .venv/own-packages.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra prometheus \
 		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --all-extras \

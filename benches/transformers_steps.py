@@ -23,7 +23,7 @@ from typing import Any
 
 from benches.engines.manager_calls import clocked
 from benches.peers import install
-from tests.engines.transformers_environment import FAMILY, run_there
+from tests.engines.transformers.environment import FAMILY, run_there
 
 SEQUENCES = (4, 16, 64)
 PAGE, PROMPT, NEW, ROUNDS = 16, 200, 64, 12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/counterexample.svg: the shortest run to wrong KV of one seeded bug, block by block.
+"""Draws docs/images/counterexample.svg: a seeded bug's shortest run to wrong KV, block by block.
 
 What is drawn is what the checker finds, so the picture cannot differ from the code. The bug
 is row 18 of the catalogue: blocks are taken before those of the hit have their owner. Colours and
@@ -23,7 +23,7 @@ from kvcore.check.world.model import Violation
 from kvcore.check.world.world import World
 from tools.svg import picture, rect, style, text
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "counterexample.svg"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "counterexample.svg"
 BUG = "m_touch_after_alloc"
 WORLD = World(
     config=Config(3, 2, hash_seed=b"drawn"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/finding.svg: what each block of mini-sglang holds, step by step, up to a wrong read.
+"""Draws docs/images/finding.svg: what mini-sglang's blocks hold at each step up to a wrong read.
 
 What is drawn is what the sanitizer is told when the world of docs/found.md runs again, so it needs
 mini-sglang: `KVCORE_MINI_SGLANG=CHECKOUT python -m tools.draw_finding` writes the file and prints
@@ -24,7 +24,7 @@ from tools.svg import picture, rect, style, text
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD = ROOT / "tests" / "sanitizer" / "found" / "mini_sglang_equal_prompts.json"
-PICTURE = ROOT / "docs" / "finding.svg"
+PICTURE = ROOT / "docs" / "images" / "finding.svg"
 LEFT, TOP, WIDTH, HEIGHT = 84, 92, 62, 26
 STYLE = (
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/layout.svg: how two calls of one request lay their tokens into blocks.
+"""Draws docs/images/layout.svg: how two calls of one request lay their tokens into blocks.
 
 What is drawn is what a manager answers, so the picture cannot differ from the code. Colours
 and text have a light and a dark form, chosen by the reader's system. `python -m tools.draw_layout`
@@ -16,7 +16,7 @@ import attrs
 from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, Request
 from tools.svg import picture, rect, style, text
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "layout.svg"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "layout.svg"
 SIZE, WINDOW, NUM_TOKENS, LOOKAHEAD = 4, 6, 26, 4
 GROUPS = (Group(SIZE), Group(SIZE, kind="sliding_window", window=WINDOW))
 GROUP_NAMES = ("full attention", f"window of {WINDOW}")

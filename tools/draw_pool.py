@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/pool.svg: three requests in one pool that share, copy on write, leave and evict.
+"""Draws docs/images/pool.svg: three requests in one pool share, copy on write, leave and evict.
 
 What is drawn is what a manager answers, so the picture cannot differ from the code. Colours have a
 light and a dark form, chosen by the reader's system. `python -m tools.draw_pool` writes the file.
@@ -15,7 +15,7 @@ import attrs
 from kvcore import Config, CopyOnWrite, Evict, KVCacheManager, Request
 from tools.svg import picture, rect, style, text
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "pool.svg"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "pool.svg"
 SIZE, NUM_BLOCKS = 4, 7
 PROMPT = ["You", "are", "a", "sad", "poet", ".", "Write", "of"]
 WORDS = {

@@ -19,8 +19,8 @@ from kvcore.replay.summary import Report
 from kvcore.replay.synthetic import generate
 
 ROOT = Path(__file__).parents[1]
-COURSE = ROOT / "docs" / "replay_course.svg"
-SWEEP = ROOT / "docs" / "replay_sweep.svg"
+COURSE = ROOT / "docs" / "images" / "replay_course.svg"
+SWEEP = ROOT / "docs" / "images" / "replay_sweep.svg"
 KIND, NUM_REQUESTS, SEED = "documents", 200, 7
 NUM_BLOCKS, SIZES = 8192, (2048, 4096, 16384, 32768)
 THINNED = 4

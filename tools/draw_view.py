@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/view.png: the page of `kvcore view` for a made-up replay, as a Chromium shows it.
+"""Draws docs/images/view.png: the page of `kvcore view` for a made-up replay, in a Chromium.
 
 `python -m tools.draw_view` writes the file.
 """
@@ -14,7 +14,7 @@ from kvcore.view.command import main as view
 from tests.view.chromium import browser
 from tests.view.records import record_replay
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "view.png"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "view.png"
 WHERE = "#step=4700&request=29"
 
 

@@ -26,7 +26,7 @@ KEPT = "kept"
 NUM_CALLS, CALLS_A_STEP, SEED = 100_000, 6, 1
 TWIN_BUGS = (
     *("EvictKeepsIndex", "FreeForgetsABlock", "FreeHeadFirst", "CowNoCopy", "FullHit"),
-    *("TruncateKeepsHashes", "SharedWrittenInPlace", "CancelKeepsKeys", "PublishedLate"),
+    *("TruncateKeepsHashes", "SharedWrittenInPlace", "CancelKeepsKeys", "HitsCostNothing"),
     "CutNotTold",
 )
 PYTHON_BUGS = (

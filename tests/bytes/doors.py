@@ -30,7 +30,7 @@ from kvcore.types.event_log import Events, read_event, write_event
 from kvcore.types.wire import Reader, Writer
 from tests.bytes.damage import Damager, Sample, split_at
 
-TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*.trace"))
+TRACES = sorted((Path(__file__).parents[1] / "traces").rglob("*.trace"))
 STATE_BYTES_MAX = 3000
 STATES_A_TRACE = 4
 

@@ -25,7 +25,7 @@ from kvcore.types.effects import Effects
 from kvcore.types.errors import TraceError
 from tests.conftest import need_twin
 
-TRACES = Path(__file__).parents[1] / "traces"
+TRACES = {path.stem: path for path in (Path(__file__).parents[1] / "traces").rglob("*.trace")}
 
 
 def size(mutant: Mutant) -> float:
@@ -61,7 +61,7 @@ def test_seeded_bug_is_found_by_its_property_alone(mutant: Mutant, name: str) ->
 
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.trace], ids=str)
 def test_bug_that_only_costs_hits_fails_its_trace(mutant: Mutant) -> None:
-    story = trace_file.read_trace(TRACES / f"{mutant.trace}.trace")
+    story = trace_file.read_trace(TRACES[str(mutant.trace)])
     with Patcher() as patcher:
         mutant.patch(patcher)
         with pytest.raises(TraceError):

@@ -13,7 +13,7 @@ from kvcore.transitions import TRANSITIONS
 from kvcore.types.errors import TraceError
 from tests.conftest import Backend
 
-TRACES = sorted(Path(__file__).parent.glob("*.trace"))
+TRACES = sorted(Path(__file__).parent.rglob("*.trace"))
 STORY = """\
 config num_blocks=4 block_size=2
 # A reason.
@@ -39,6 +39,11 @@ def test_trace_gives_its_outcomes(
 def test_every_trace_explains_itself_before_its_first_call() -> None:
     for path in TRACES:
         assert path.read_text(encoding="utf-8").startswith("# "), path.name
+
+
+def test_every_trace_has_a_name_of_its_own() -> None:
+    """A seeded bug names its trace without the folder."""
+    assert len({path.stem for path in TRACES}) == len(TRACES)
 
 
 def test_every_transition_has_a_story() -> None:

@@ -8,14 +8,14 @@
 use twox_hash::XxHash3_128;
 
 use super::damage::{Sample, damaged, split_at, split_words};
+use super::from_hex;
 use super::memory::take_largest;
-use super::{files, from_hex};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::invariants::pool_and_state;
 use crate::invariants::requests::Scratch;
 use crate::trace::runner::Runner;
-use crate::trace::trace_file::{outcomes, parse_trace, read_trace};
+use crate::trace::trace_file::{outcomes, parse_trace, project_traces, read_trace};
 use crate::types::commands::{Batch, close};
 use crate::types::errors::Error;
 use crate::types::event_log::read_event;
@@ -87,7 +87,7 @@ fn fuzz_often(
 /// The bytes of a state in the middle of each trace, and of the one at its end.
 fn states() -> Vec<Vec<u8>> {
     let mut found = Vec::new();
-    for path in files("traces", "trace") {
+    for path in project_traces() {
         let trace = read_trace(&path).expect("a trace of the project");
         let mut runner = Runner::new(trace.config.clone()).expect("a config");
         for (at, call) in trace.calls.iter().enumerate() {
@@ -187,7 +187,7 @@ fn damaged_batches_are_refused_or_have_the_same_commands_again() {
 
 #[test]
 fn damaged_traces_are_refused_or_replayed() {
-    let texts = files("traces", "trace").into_iter();
+    let texts = project_traces().into_iter();
     let texts = texts.map(|path| std::fs::read_to_string(path).expect("a trace of the project"));
     let samples: Vec<Sample> = texts.map(|text| split_words(&text)).collect();
     fuzz(&samples, &TRACE_WORDS, TRACE_ROOM, |data| {

@@ -13,13 +13,13 @@ mod memory;
 mod words;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::fuzz::words::{Bytes, next_call, read_config};
 use crate::invariants::pool_and_state;
 use crate::invariants::requests::Scratch;
 use crate::trace::runner::Runner;
-use crate::trace::trace_file::parse_trace;
+use crate::trace::trace_file::{parse_trace, project_traces};
 use crate::types::violation::Checks;
 
 const MAX_CALLS: usize = 80;
@@ -105,18 +105,7 @@ fn traces() -> Vec<String> {
         let is_call = |line: &&str| line.starts_with(|first: char| first.is_ascii_lowercase());
         text.lines().filter(is_call).collect::<Vec<_>>().join("\n")
     };
-    files("traces", "trace").iter().map(of).collect()
-}
-
-/// The files of a folder with an extension, by name.
-fn files(name: &str, extension: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
-    let entries = std::fs::read_dir(folder).expect("the folder is in the repository");
-    let paths = entries.map(|entry| entry.expect("a folder can be listed").path());
-    let mut found: Vec<PathBuf> =
-        paths.filter(|path| path.extension().is_some_and(|ext| ext == extension)).collect();
-    found.sort();
-    found
+    project_traces().iter().map(of).collect()
 }
 
 fn from_hex(text: &str) -> Vec<u8> {

@@ -6,7 +6,7 @@
 //! the outcome is written as text and the texts are compared. The Python file shows an example.
 //! Twin: kvcore/trace/trace_file.py.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::trace::runner::Runner;
 use crate::types::config::{Config, Duplicates, Eviction, Publish};
@@ -197,6 +197,24 @@ fn difference(call: &TraceLine, actual: &[String]) -> String {
     format!("{} {words}\nmust give{wanted}\nbut gives{given}", call.verb)
 }
 
+/// The traces of the project, in every folder below `tests/traces`, by path.
+pub(crate) fn project_traces() -> Vec<PathBuf> {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("the traces are in the repository") {
+            let path = entry.expect("a folder can be listed").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "trace") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,19 +236,13 @@ allocate_slots r0 3
 
     #[test]
     fn every_trace_of_the_project_holds_in_the_twin() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
-        let entries = std::fs::read_dir(folder).expect("the traces are in the repository");
-        let paths = entries.map(|entry| entry.expect("a folder can be listed").path());
-        let is_trace =
-            |path: &std::path::PathBuf| path.extension().is_some_and(|ext| ext == "trace");
-        let mut count = 0;
-        for path in paths.filter(is_trace) {
+        let paths = project_traces();
+        assert!(!paths.is_empty(), "no trace was found");
+        for path in paths {
             if let Err(error) = read_trace(&path).and_then(|trace| replay(&trace)) {
                 panic!("{error}");
             }
-            count += 1;
         }
-        assert!(count > 0, "no trace was found");
     }
 
     #[test]

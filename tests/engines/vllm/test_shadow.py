@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvcore in the shadow of vLLM's manager: no say in anything, and the first difference is told."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.environment import ABSENT
+
+pytest.importorskip("vllm", reason=ABSENT)
+
+import kvcore_vllm
+from kvcore_vllm import NotServed
+from kvcore_vllm.shadow import Shadow, logger
+from kvcore_vllm.short_ways import KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
+
+from tests.engines.vllm.engine import make_engine, run
+
+pytestmark = pytest.mark.vllm
+PREFIX = list(range(16))
+PROMPTS = {f"r{number}": [*PREFIX, number, 5, 6] for number in range(6)}
+
+
+@pytest.fixture(autouse=True)
+def shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCORE_SHADOW", "1")
+
+
+def make_shadow(**options: Any) -> tuple[Any, Shadow]:
+    """A scheduler, and the two managers in it."""
+    scheduler = make_engine(kvcore_vllm.Scheduler, **options)
+    manager = scheduler.kv_cache_manager
+    assert isinstance(manager, Shadow)
+    assert type(manager.own) is Own
+    assert type(manager.kvcore) is KVCacheManager
+    return scheduler, manager
+
+
+def test_both_managers_hit_evict_and_place_the_same() -> None:
+    scheduler, manager = make_shadow(max_num_seqs=2)
+    for turn in range(8):
+        prompts = {f"{name}-{turn}": [*tokens, turn] for name, tokens in PROMPTS.items()}
+        assert run(scheduler, prompts) == dict.fromkeys(prompts, 3)
+    assert manager.tally.difference is None
+    assert manager.tally.same_ids
+    for counted in (manager.tally.hit_tokens, manager.tally.num_evictions):
+        assert counted["vLLM"] == counted["kvcore"] > 0
+    assert manager.own.usage == manager.kvcore.usage == 0.0
+    seen = manager.tally
+    report = seen.report()
+    assert f"{seen.num_calls} calls in {seen.num_steps} steps, no difference" in report
+    assert f"{seen.hit_tokens['vLLM']} and {seen.hit_tokens['kvcore']} hit tokens" in report
+
+
+def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, manager = make_shadow(max_num_seqs=1)
+    ours, asked = manager.kvcore, []
+
+    def finds_nothing(request: Any, *_: Any) -> Any:
+        asked.append(request.request_id)
+        return ours.empty_kv_cache_blocks, 0, 0
+
+    monkeypatch.setattr(ours, "get_computed_blocks", finds_nothing)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    assert asked == ["r0", "r1"], "kvcore is not asked after the first difference"
+    assert manager.tally.difference is not None
+    assert "get_computed_blocks of request 'r1' gave ([4] blocks, 16, 0) with vLLM's manager" in (
+        manager.tally.difference
+    )
+    assert "and ([0] blocks, 0, 0) with kvcore" in manager.tally.difference
+    assert "parted" in manager.tally.report()
+
+
+def test_a_shadow_that_is_dropped_says_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    said: list[str] = []
+    monkeypatch.setattr(logger, "info", lambda text, *given: said.append(text % given))
+    scheduler, manager = make_shadow()
+    run(scheduler, PROMPTS)
+    num_calls = manager.tally.num_calls
+    del scheduler, manager
+    gc.collect()
+    reports = [text for text in said if "in the shadow" in text]
+    assert [f"manager: {num_calls} calls in " in text for text in reports] == [True]
+
+
+@pytest.mark.parametrize("names", [["allocate_slots"], ["allocate_slots", "get_block_ids"]])
+def test_an_error_of_kvcore_reaches_no_request(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, manager = make_shadow()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    for name in names:
+        monkeypatch.setattr(manager.kvcore, name, fails)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert "RuntimeError('a defect') with kvcore" in told
+    assert ("it cannot tell what it holds" in told) == ("get_block_ids" in names)
+
+
+def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    for every in (1, 1000):
+        monkeypatch.setenv("KVCORE_SHADOW_EVERY", str(every))
+        scheduler, manager = make_shadow()
+        run(scheduler, PROMPTS)
+        monkeypatch.setattr(manager.kvcore, "reset_prefix_cache", lambda: False)
+        assert manager.reset_prefix_cache()
+        seen[every] = manager.tally.difference
+    assert seen[1] is not None
+    assert "reset_prefix_cache gave True with vLLM's manager" in seen[1]
+    assert seen[1000] is None
+
+
+def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    allocate = manager.kvcore.allocate_slots
+
+    def refuses_later(*args: Any, **options: Any) -> Any:
+        return None if manager.tally.num_steps > 2 else allocate(*args, **options)
+
+    monkeypatch.setattr(manager.kvcore, "allocate_slots", refuses_later)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert ", step 3: allocate_slots of request 'r0' gave " in told
+    assert " and None with kvcore " in told
+    assert manager.tally.num_timed == 1, "the clock is read in few steps"
+    assert "(of 1 steps that were timed, times " in manager.tally.report()
+
+
+def test_an_answer_that_cannot_be_compared_reaches_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    compat = manager.kvcore.compat
+    monkeypatch.setattr(compat, "append", lambda _: SimpleNamespace(blocks=None))
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert "TypeError" in told
+    assert " with kvcore (" in told
+
+
+def test_what_vllm_is_to_keep_of_a_window_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    look_up, boundary = manager.own.get_computed_blocks, len(PREFIX)
+
+    def with_boundary(*args: Any) -> Any:
+        return *look_up(*args)[:2], boundary
+
+    monkeypatch.setattr(manager.own, "get_computed_blocks", with_boundary)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    assert manager.tally.difference is None
+    assert manager.tally.hit_tokens["kvcore"] > 0
+
+
+def test_a_block_that_kvcore_alone_takes_for_a_token_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    compat = manager.kvcore.compat
+    monkeypatch.setattr(compat, "append", lambda _: compat.create_kv_cache_blocks([[9]]))
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    told = manager.tally.difference
+    assert told is not None
+    assert "allocate_slots of request 'r0' gave [0] blocks with vLLM's manager" in told
+    assert " and [1] blocks with kvcore" in told
+
+
+def test_blocks_that_a_connector_holds_are_held_in_both() -> None:
+    scheduler, manager = make_shadow()
+    run(scheduler, {"r": PREFIX})
+    pool, ours = manager.block_pool, manager.kvcore.block_pool
+    held = [pool.blocks[number] for number in (1, 2)]
+    free = pool.get_num_free_blocks()
+    pool.touch(held)
+    assert pool.get_num_free_blocks() == ours.get_num_free_blocks() == free - 2
+    pool.free_blocks(held)
+    assert pool.get_num_free_blocks() == ours.get_num_free_blocks() == free
+    assert manager.tally.difference is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("KVCORE_SHADOW_EVERY", "0", "KVCORE_SHADOW_EVERY='0' is not a number of steps, 1 or more"),
+        ("KVCORE_SHADOW", "on", "KVCORE_SHADOW='on' is neither 0 nor 1"),
+    ],
+)
+def test_a_wrong_variable_stops_the_engine_when_it_starts(
+    variable: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(NotServed, match=f"^{text}$"):
+        make_shadow()

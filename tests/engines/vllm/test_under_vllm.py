@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own tests over kvcore, and the adapter's tests, pass in the environment that has vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+
+import pytest
+
+from benches.peers import install
+from tests.engines.vllm import environment as there
+from tests.engines.vllm.vllm_outcomes import (
+    OUTCOMES,
+    PASSES,
+    differences,
+    read_outcomes,
+    write_outcomes,
+)
+
+PASSING = 310
+"""Of vLLM's tests that reach the manager by its public methods, at least."""
+
+
+@pytest.mark.vllm
+def test_the_tests_of_the_adapter_pass_where_vllm_is() -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("this environment has vLLM: the tests run themselves")
+    if not install.is_installed(there.FAMILY):
+        pytest.skip(f"vLLM is not in {install.home()}: make engines-vllm-tests")
+    assert there.run_own_tests("-q") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_each_of_vllms_tests_has_the_expected_outcome() -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("this environment has vLLM: make engines-vllm-tests runs them")
+    if not (install.is_installed(there.FAMILY) and there.is_fetched()):
+        pytest.skip(f"vLLM and its tests are not in {install.home()}: make engines-vllm-tests")
+    assert there.run_vllm_tests() == 0
+
+
+def test_the_expected_outcomes_are_those_of_tests_that_are_named_once() -> None:
+    outcomes = read_outcomes(OUTCOMES)
+    text = [line for line in OUTCOMES.read_text().splitlines() if not line.startswith("#")]
+    assert write_outcomes(outcomes).splitlines() == text
+    counts = Counter(outcomes.values())
+    assert counts[PASSES] >= PASSING
+    assert all(len(reason) > 20 for reason in counts if reason != PASSES)
+
+
+def test_an_outcome_that_is_not_the_expected_one_fails_a_run() -> None:
+    expected = {"a": PASSES, "b": PASSES, "c": "kvcore has no such thing", "d": "nor that"}
+    assert differences(expected, {"a": True, "b": True, "c": False, "d": False}) == []
+    assert differences(expected, {"b": False, "c": True, "d": False}) == [
+        "fails, and should pass: b",
+        "is not there any more: a",
+        "passes, and was expected to fail (kvcore has no such thing): c",
+    ]
