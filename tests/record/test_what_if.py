@@ -106,6 +106,18 @@ def test_a_smaller_pool_delays_and_a_larger_one_spares_a_preemption(
     assert (more.tally.avoided, more.tally.covered, more.tally.delayed) == (1, 1, 0)
 
 
+@pytest.mark.parametrize(("num_ahead", "avoided"), [(1, 0), (2, 1)])
+def test_a_preemption_is_known_by_the_calls_that_are_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ahead: int, avoided: int
+) -> None:
+    monkeypatch.setattr("kvcore.replay.records.what_if.AHEAD_MAX", num_ahead)
+    calls = [*admission("a", [1] * 5), *admission("b", [2] * 4)]
+    calls += [Call("append", (["b"], [2])), Call("free", ("b",))]  # refused: makes room for itself
+    calls += [Call("free", ("a",)), Call("allocate_slots", ("b", 4)), Call("take_batch")]
+    (more,) = run_variants(tmp_path, calls, "python", more=attrs.evolve(POOL, num_blocks=20))
+    assert (more.parted_at, more.tally.avoided) == (6, avoided)
+
+
 def test_what_no_empty_pool_holds_is_dropped(tmp_path: Path, backend: Backend) -> None:
     calls = [*admission("a", [1] * 9), Call("free", ("a",)), Call("remove_request", ("a",))]
     calls += admission("b", [1, 2])
