@@ -162,6 +162,15 @@ def test_a_command_says_what_is_kept(
     assert main([*words, "grep -rq missing"]) == 1
 
 
+def test_without_time_nothing_is_left_out(tmp_path: Path, backend: Backend) -> None:
+    large = [Call("add_request", (Request("large", list(range(20))),))]
+    large += [Call("allocate_slots", ("large", 20))]
+    record(tmp_path / "record", CONFIG, [*again("x"), *large, *again("y")], backend)
+    done = shrink(tmp_path / "record", [backend], "refused:never", seconds=0)
+    assert done is not None
+    assert (len(done.calls), done.first_at, done.num_calls) == (5, 4, 8)
+
+
 def test_what_does_not_fail_is_said(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

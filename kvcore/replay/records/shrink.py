@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ COUNTS = {"num_new_tokens", "num_tokens", "num_computed_tokens", "total_computed
 FEW = 40
 """Calls up to which the pool and a call are made smaller together."""
 Told = Callable[[str], object]
+
+
+class _TimeIsOver(Exception):
+    """The search has had its time."""
 
 
 @attrs.frozen
@@ -80,7 +85,9 @@ def shrink(
         return None
     tell(f"call {broken.at:,}: {broken.name}")
     search.items, search.name = items[: broken.at + 1], broken.name
-    search.go()
+    with suppress(_TimeIsOver):
+        search.go()
+    search.ends = float("inf")
     search.rename()
     done = search.tried(search.items, tells_calls=True)
     assert done.broken is not None
@@ -103,10 +110,13 @@ class Search:
     """Whether an allocation asks for no more than its request has, so that prompts can be cut."""
 
     def fails(self, items: Items, config: Config | None = None) -> bool:
-        """Whether a run fails in the same way; False once the time is over."""
+        """Whether a run fails in the same way: then it is the shortest so far. Raises _TimeIsOver."""
         if time.monotonic() > self.ends:
+            raise _TimeIsOver
+        if self.tried(items, config).broken is None:
             return False
-        return self.tried(items, config).broken is not None
+        self.items, self.config = items, config or self.config
+        return True
 
     def tried(
         self, items: Items, config: Config | None = None, *, tells_calls: bool = False
@@ -127,14 +137,13 @@ class Search:
         return attrs.evolve(done, broken=Broken(KEPT, "the command exits with 0", len(items) - 1))
 
     def go(self) -> None:
-        """Shrink until nothing more goes, or the time is over."""
+        """Shrink until nothing more goes. Raises _TimeIsOver."""
         self.items = self._last_requests()
         before = None
         while before != (self.items, self.config):
             before = (self.items, self.config)
             if not self.clamps:
-                self.clamps = True
-                self.clamps = self.fails(self.items)
+                self.clamps = self._can_clamp()
             self._cut()
             names = [name for item in self.items for name in added(item)]
             self.items = without_requests(self.items, names, named, self.fails)
@@ -151,6 +160,14 @@ class Search:
         names = dict.fromkeys(name for item in self.items for name in added(item))
         words = {name: f"r{place}" for place, name in enumerate(names)}
         self._keep([_renamed(item, words) for item in self.items])
+
+    def _can_clamp(self) -> bool:
+        """Whether it fails as well if allocations ask for no more than there is."""
+        self.clamps = True
+        try:
+            return self.fails(self.items)
+        finally:
+            self.clamps = False
 
     def _last_requests(self) -> Items:
         """Without the calls of all but the requests named last, if that fails: one, two, four."""
