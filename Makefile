@@ -150,7 +150,13 @@ engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines
 engines: engines-nano engines-transformers engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
 
 demo-ranks: setup ## SmolLM2 on two processes, answers beside those of one (two minutes)
-	$(BIN)/python -m kvcore_runtime.ranks.demo $(ARGS)
+	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)
+
+demo-cluster: setup ## two engines, Redis, an index and metrics on this machine; one prompt that moves
+	$(BIN)/python -m kvcore_runtime.demos.cluster $(ARGS)
+
+demo-apart: setup ## SmolLM2 in two processes: one computes prompts, the other one answers
+	$(BIN)/python -m kvcore_runtime.demos.apart $(ARGS)
 
 demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
 	$(BIN)/python -m tests.engines.transformers.environment demo
@@ -171,7 +177,7 @@ stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
 	echo kvcore > .venv/own-packages.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra prometheus \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra prometheus --extra redis \
 		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --all-extras \

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a record: an opcode, what each call always has, and a bit set of what else follows.
+"""The calls of a record: an opcode, the required fields, and a bit set of the options that follow.
 
-An opcode is never used again for another call, and a new argument takes the next bit, so that old
-records stay readable. An argument at its default is not written.
+Old records stay readable: an opcode is never given to another call, and a new argument takes the
+next bit. An argument that has its default is not written.
 Twin: rust/src/record/calls.rs.
 """
 
@@ -38,7 +38,7 @@ from kvcore.types.arguments import read_int
 
 @attrs.frozen
 class Shape:
-    """How a call is written: its number, its fields in order, and its options by their bits."""
+    """How a call is written: its opcode, its fields in order, and its options by bit."""
 
     opcode: int
     fields: dict[str, Field] = attrs.field(factory=dict)
@@ -100,13 +100,13 @@ SHAPES = {
     "tick": Shape(33, {"now_ms": COUNT}),
     "extend_retention": Shape(34, OF_ONE | {"retention": RETENTION}),
 }
-"""The calls that are recorded: all transitions, and the look-up."""
+"""The recorded calls: all transitions and the look-up."""
 NAMES = {shape.opcode: name for name, shape in SHAPES.items()}
 NONE_BY_DEFAULT = {"hit", "tokens", "batch", "epoch"}
 
 
 def write_call(out: bytearray, name: str, arguments: Mapping[str, Any], known: Known) -> None:
-    """Write a call. Raises NoForm, after which `out` is of no use."""
+    """Write a call. Raises NoForm, after which `out` must be discarded."""
     shape = SHAPES[name]
     out.append(shape.opcode)
     request_id = arguments.get("request_id")
@@ -121,7 +121,7 @@ def write_call(out: bytearray, name: str, arguments: Mapping[str, Any], known: K
 
 
 def _is_given(shape: Shape, field: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether an option is not at its default. Raises NoForm."""
+    """Whether an option differs from its default. Raises NoForm."""
     value = arguments.get(field)
     if value is None or field in NONE_BY_DEFAULT:
         return value is not None
@@ -132,8 +132,8 @@ def _is_given(shape: Shape, field: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def read_call(source: Source) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of the next call. Raises NotReadable; KeyError for an opcode that is
-    not known.
+    """Read the name and arguments of the next call. Raises NotReadable, and KeyError for an unknown
+    opcode.
     """
     name = NAMES[source.take(1)[0]]
     shape = SHAPES[name]

@@ -2,9 +2,9 @@
 """All calls of an engine on the core, in one table.
 
 The methods of the Python backend, those that a manager takes over from the twin, calls as data and
-text traces are made from this table. Why: a new argument of a transition is written in the
-transition, its twin, the twin's binding and the manager's method. Besides these, both languages
-list arguments where they give each a form of its own: the recorder, and the checker's calls.
+text traces derive from this table. Why: a new argument of a transition is added in the transition,
+its twin, the twin's binding and the manager's method. Besides these, the recorder and the checker's
+calls list arguments, since they encode each in its own form.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(retention.tick, retention.extend_retention),
     )
 }
-"""Each takes a state and gives the next one, with the commands and a value."""
+"""Each takes a state and returns the next one, with commands and a value."""
 
 QUERIES: dict[str, Callable[..., Any]] = {
     each.__name__: each
@@ -72,11 +72,11 @@ QUERIES: dict[str, Callable[..., Any]] = {
     "get_row": lambda state, request_id: find_request(state, request_id).row,
     "status": lambda state, request_id: find_request(state, request_id).status,
 }
-"""Each takes a state, gives a value and changes nothing."""
+"""Each takes a state, returns a value and changes nothing."""
 
 
 def arguments(name: str) -> tuple[str, ...]:
-    """The names of what a call takes besides the state, in order."""
+    """Return the names of a call's arguments besides the state, in order."""
     code = (TRANSITIONS | QUERIES)[name].__code__
     names: tuple[str, ...] = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return names
