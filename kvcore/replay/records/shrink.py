@@ -110,7 +110,7 @@ class Search:
     """Whether allocations are limited to the request's tokens, so that prompts can be cut."""
 
     def fails(self, items: Items, config: Config | None = None) -> bool:
-        """Whether a run fails in the same way: then it is the shortest so far. Raises _TimeIsOver."""
+        """Whether a run fails in the same way; if so, it is kept. Raises _TimeIsOver."""
         if time.monotonic() > self.ends:
             raise _TimeIsOver
         if self.tried(items, config).broken is None:
