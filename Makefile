@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-sanitizer demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-sanitizer demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -92,6 +92,11 @@ mutants: setup ## hunt every seeded bug, in both languages; fails where one live
 	PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(BIN)/python cargo rustc --locked --release \
 		--features python,mutants --lib --crate-type cdylib
 	$(BIN)/python -m tools.twin_mutants "$$(ls -d target/release/libkvcore.so target/release/libkvcore.dylib 2> /dev/null)"
+
+shrinks: setup ## shrink records of ten seeded bugs of the twin to at most 20 calls, in at most 2 minutes each
+	PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(BIN)/python cargo rustc --locked --release \
+		--features python,mutants --lib --crate-type cdylib
+	$(BIN)/python -m tools.shrinks "$$(ls -d target/release/libkvcore.so target/release/libkvcore.dylib 2> /dev/null)"
 
 mutation: setup ## try the one-line defects that nothing has killed yet, in both languages (hours)
 	$(BIN)/python -m tools.mutation run $(ARGS)

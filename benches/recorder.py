@@ -19,6 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from kvcore import Hit, KVCacheManager
 from kvcore.record.calls import SHAPES
 from kvcore.record.fields import LastHit
@@ -27,6 +29,7 @@ from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
 from kvcore.replay.loop import Loop, make_config
 from kvcore.replay.records.rerun import rerun
+from kvcore.replay.records.what_if import what_if
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options
 from kvcore.replay.synthetic import generate
@@ -98,11 +101,16 @@ def main() -> None:
         start = time.thread_time()
         assert rerun(folder, ["rust"]).difference is None
         again = time.thread_time() - start
+        start = time.thread_time()
+        config = make_config(options)
+        what_if(folder, {"more": attrs.evolve(config, num_blocks=2 * config.num_blocks)}, "rust")
+        variant = time.thread_time() - start
     plain, recording = best["plain"], best["recording"]
     print(f"{len(calls):,} calls, {1e6 * plain / len(calls):.2f} us each")
     print(f"recording / not: {recording / plain:.3f}")
     print(f"more a call: {1e9 * (recording - plain) / len(calls):.0f} ns")
     print(f"bytes a call, without tokens: {(size - token_bytes) / len(calls):.1f}")
+    print(f"a variant with twice the blocks: {variant / again:.2f} of the replay of the record")
     print(f"replay of the record: {again / plain:.1f} of the calls' time, {virtual / again:,.0f} x")
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import array
 import struct
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import attrs
@@ -27,8 +27,8 @@ from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionCo
 from kvcore.types.tokens import read_named, read_tokens
 from kvcore.types.values import Hit, KVCacheBlocks, Request
 
-NEAR, FAR = 2**60, 2**61
-SIGN = 2**31
+NEAR, FAR, SIGN = 2**60, 2**61, 2**31
+NEAR_CHANGES = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))  # of one byte
 LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
 """The parts of a request, in the order in which they are written."""
 
@@ -73,7 +73,10 @@ class Source:
         return part
 
     def varint(self) -> int:
-        """Read a number of at least 0 and below 2**63."""
+        """A number from 0 on, below 2**63."""
+        if self.at < len(self.data) and self.data[self.at] < 0x80:  # most are one byte
+            self.at += 1
+            return self.data[self.at - 1]
         value = shift = 0
         while shift < 63:
             byte = self.take(1)[0]
@@ -196,13 +199,15 @@ def read_rows(source: Source) -> list[str] | array.array[int]:
     head = source.varint()
     if head & 1:
         return [read_request(source) for _ in range(head >> 1)]
-    rows, last = array.array("I"), 0
-    for _ in range(head >> 1):
-        last += source.number()
-        if not 0 <= last < 2**32:
-            raise NotReadable
-        rows.append(last)
-    return rows
+    count = head >> 1
+    near = source.data[source.at : source.at + count]
+    changes: Iterable[int] = (source.number() for _ in range(count))
+    if len(near) == count and near.isascii():  # a byte each
+        source.at, changes = source.at + count, map(NEAR_CHANGES.__getitem__, near)
+    try:
+        return array.array("I", accumulate(changes))
+    except OverflowError:
+        raise NotReadable from None
 
 
 def read_ids(source: Source) -> list[str]:
@@ -287,9 +292,8 @@ def read_hit(source: Source) -> Hit | LastHit:
     if source.take(1) != b"\0":
         return LastHit(source.varint())
     num_tokens = source.number()
-    return Hit(
-        KVCacheBlocks(tuple(read_blocks(source) for _ in range(source.varint()))), num_tokens
-    )
+    groups = tuple(read_blocks(source) for _ in range(source.varint()))
+    return Hit(KVCacheBlocks(groups), num_tokens)
 
 
 def read_blocks(source: Source) -> tuple[int, ...]:
@@ -393,5 +397,4 @@ BLOCKS = Field(lambda out, value, *_: put_numbers(out, value), read_blocks)
 BLOCK_HASHES = Field(lambda out, value, *_: put_hashes(out, value), read_hashes)
 HIT = Field(lambda out, value, known, of: put_hit(out, value, known.last_hit(of)), read_hit)
 RETENTION = Field(lambda out, value, *_: put_retention(out, value), read_retention)
-FLAG = Field(lambda *_: None, lambda _: True)
-"""Its presence bit is its value."""
+FLAG = Field(lambda *_: None, lambda _: True)  # the bit that says that it is there is its value

@@ -41,6 +41,7 @@ ERRORS = (
 DONE, LATER, NEVER, FIRST_ERROR, OTHER = 0, 1, 2, 3, 255
 ROWS, BATCH = ("add_request", "fork"), "take_batch"
 NUMBERED = (*ROWS, "advance_epoch", "pin_prefix")
+WITH_NUMBER = {*NUMBERED, "get_computed_blocks", "reset_prefix_cache"}
 
 
 @attrs.frozen
@@ -55,6 +56,9 @@ class Recorded:
 
     def __str__(self) -> str:
         return " ".join([self.what, *(f"{number:,}" for number in self.numbers)])
+
+
+JUST_DONE = Recorded("done")
 
 
 def write_value(name: str, value: Any) -> bytes:
@@ -103,6 +107,4 @@ def read_outcome(source: Source, name: str) -> Recorded:
         return Recorded(ERRORS[code - FIRST_ERROR])
     if name == BATCH:
         return Recorded("done", (int.from_bytes(source.take(4), "little"),))
-    if name in (*NUMBERED, "get_computed_blocks", "reset_prefix_cache"):
-        return Recorded("done", (source.varint(),))
-    return Recorded("done")
+    return Recorded("done", (source.varint(),)) if name in WITH_NUMBER else JUST_DONE

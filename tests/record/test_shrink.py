@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +17,10 @@ from kvcore.check.simulate.runs import simulate
 from kvcore.check.simulate.setting import Fixed
 from kvcore.record.reader import segment_files
 from kvcore.record.recorder import Recorder
+from kvcore.replay.records import attempt as attempts
 from kvcore.replay.records.attempt import Attempt, attempt, read_items
 from kvcore.replay.records.rerun import rerun
+from kvcore.replay.records.shrink import shrink
 from kvcore.replay.records.shrink_command import main
 from kvcore.trace import trace_file
 from kvcore.trace.calls import Call
@@ -119,12 +125,60 @@ def test_a_refusal_is_shrunk_to_its_request(
     assert [line.split()[0] for line in lines] == ["config", "add_request", "allocate_slots"]
 
 
+@pytest.mark.parametrize("what", ["hang", "crash"])
+def test_a_call_that_never_comes_back_is_shrunk_to_its_request(
+    what: str,
+    tmp_path: Path,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record(tmp_path / "record", CONFIG, [*again("x"), *again("y"), *story()], backend)
+    make, parent = attempts._value, os.getpid()
+
+    def never(method: Callable[..., Any], given: tuple[Any, ...], options: Any) -> Any:
+        if method.__name__ == "allocate_slots" and given[0] not in "xy":
+            assert os.getpid() != parent  # else nothing would end this process
+            while what == "hang":
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make(method, given, options)
+
+    monkeypatch.setattr(attempts, "_value", never)
+    monkeypatch.setattr(attempts, "CALL_SECONDS", 0.1)
+    done = shrink(tmp_path / "record", [backend])
+    assert done is not None
+    assert done.broken.name == what
+    assert [call.name for call in done.calls] == ["allocate_slots"]
+
+
+def test_a_command_says_what_is_kept(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "record", CONFIG, [*again("x"), *again("kept"), *again("y")], backend)
+    words = [str(tmp_path / "record"), "--backend", backend, "--keep-if"]
+    assert main([*words, "grep -rq kept"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:1].isalpha()]
+    assert [line.split()[0] for line in lines] == ["config", "add_request"]
+    assert main([*words, "grep -rq missing"]) == 1
+
+
+def test_without_time_nothing_is_left_out(tmp_path: Path, backend: Backend) -> None:
+    large = [Call("add_request", (Request("large", list(range(20))),))]
+    large += [Call("allocate_slots", ("large", 20))]
+    record(tmp_path / "record", CONFIG, [*again("x"), *large, *again("y")], backend)
+    done = shrink(tmp_path / "record", [backend], "refused:never", seconds=0)
+    assert done is not None
+    assert (len(done.calls), done.first_at, done.num_calls) == (5, 4, 8)
+
+
 def test_what_does_not_fail_is_said(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path / "record", CONFIG, story(), backend)
     assert main([str(tmp_path / "record"), "--backend", backend]) == 1
-    assert capsys.readouterr().out == "nothing fails: no difference, exception or invariant\n"
+    assert capsys.readouterr().out == (
+        "nothing fails: no difference, exception, hang, crash or invariant\n"
+    )
 
 
 def test_a_record_that_begins_in_the_middle_is_not_shrunk(

@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import attrs
 import pytest
@@ -105,6 +106,18 @@ def test_a_smaller_pool_delays_and_a_larger_one_spares_a_preemption(
     assert (more.tally.avoided, more.tally.covered, more.tally.delayed) == (1, 1, 0)
 
 
+@pytest.mark.parametrize(("num_ahead", "avoided"), [(1, 0), (2, 1)])
+def test_a_preemption_is_known_by_the_calls_that_are_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ahead: int, avoided: int
+) -> None:
+    monkeypatch.setattr("kvcore.replay.records.what_if.AHEAD_MAX", num_ahead)
+    calls = [*admission("a", [1] * 5), *admission("b", [2] * 4)]
+    calls += [Call("append", (["b"], [2])), Call("free", ("b",))]  # refused: makes room for itself
+    calls += [Call("free", ("a",)), Call("allocate_slots", ("b", 4)), Call("take_batch")]
+    (more,) = run_variants(tmp_path, calls, "python", more=attrs.evolve(POOL, num_blocks=20))
+    assert (more.parted_at, more.tally.avoided) == (6, avoided)
+
+
 def test_what_no_empty_pool_holds_is_dropped(tmp_path: Path, backend: Backend) -> None:
     calls = [*admission("a", [1] * 9), Call("free", ("a",)), Call("remove_request", ("a",))]
     calls += admission("b", [1, 2])
@@ -164,6 +177,11 @@ def test_the_command_prints_a_table_or_json(
     assert "\nnum_blocks=70,eviction=uncached_first " in shown
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variants"][0]["name"] == "num_blocks=90"
+    page = tmp_path / "page.html"
+    assert main([*words, "--what-if", "num_blocks=70", "--html", str(page)]) == 0
+    rows = ElementTree.fromstring(page.read_text().split("\n", 1)[1]).iter("tr")
+    names = [row[0].text for row in rows]
+    assert names == [None, "recorded", "num_blocks=90", "num_blocks=70"]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +205,7 @@ def test_a_variant_that_is_none_is_refused(
     "words",
     [
         ["--json"],
+        ["--html", "page.html"],
         ["--what-if", "num_blocks=9", "--to", "3"],
         ["--what-if", "num_blocks=9", "--from", "3"],
         ["--what-if", "num_blocks=9", "--backend", "both"],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,6 +23,7 @@ from kvcore.record.errors import InvalidRecorder
 from kvcore.record.fields import LastHit
 from kvcore.record.outcomes import ROWS, write_value
 from kvcore.record.reader import RecordedCall, read_calls, segment_files
+from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
 from kvcore.replay.records.rerun import Backend
 from kvcore.trace.calls import Call, Misuse
@@ -36,6 +38,12 @@ POSITIONAL = ("hit", "tokens", "done", "epoch")
 """Options that traces write as arguments."""
 EVERY = 256
 """Calls between two comparisons of states in a long attempt."""
+CALL_SECONDS, CHECK_SECONDS = 1.0, 60.0
+"""Processor time after which a call, or a check of all states, does not end."""
+OF_CALLS = ("hang", "crash", "kept")
+"""What is seen at calls alone, not in states; refusals, too."""
+Going = Callable[[int, float], object]
+"""Told at the start of each step: its number, and the seconds that it may take."""
 
 
 @attrs.frozen
@@ -53,7 +61,8 @@ Items = tuple[Item, ...]
 
 @attrs.frozen
 class Broken:
-    """A failure: "difference", "exception", "refused:later", "refused:never" or an invariant.
+    """What fails: "difference", "exception", "hang", "crash", "refused:later", "refused:never", an
+    invariant, or "kept" by a command.
 
     at: the index of the item after which it was seen.
     """
@@ -63,9 +72,15 @@ class Broken:
     at: int
 
 
-def read_items(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, Items]:
-    """Return the configuration of a record and its calls, up to the one in which the process died.
+def read_items(
+    path: str | os.PathLike[str],
+    backend: Backend,
+    going: Going = lambda *_: None,
+    last: int | None = None,
+) -> tuple[Config, Items]:
+    """The configuration of a record and its calls, up to the one in which the process died.
 
+    last: the number of the last call, which is not made; None: all that came back are made.
     Raises InvalidRecorder for a record that begins in the middle, NotARecord, NewerRecord,
     DamagedRecord.
     """
@@ -82,12 +97,17 @@ def read_items(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, 
                 request = call.arguments.get("request")
                 name = request.request_id if request else call.arguments["child_id"]
                 rows[call.says.numbers[0]] = name
-            _add(items, call, rows, attempt)
+            going(call.number, CALL_SECONDS)
+            _add(items, call, rows, attempt, is_made=call.says is not None and call.number != last)
+            if call.number == last:
+                return state.config, tuple(items)
     return state.config, tuple(items)
 
 
-def _add(items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: Attempt) -> None:
-    """Make a call that was read, and add it as an item with its value."""
+def _add(
+    items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: Attempt, *, is_made: bool
+) -> None:
+    """Make a call that was read, if it is made, and add it as an item with what it gave."""
     options = dict(call.arguments)
     hit = options.get("hit")
     if hit is not None and not isinstance(hit, LastHit):
@@ -101,10 +121,16 @@ def _add(items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: A
         ]
     if isinstance(options.get("tokens"), memoryview):
         options["tokens"] = options["tokens"].tolist()
+    if "request" in options:
+        request = options["request"]
+        options["request"] = attrs.evolve(request, tokens=list(request.tokens))
     keys: tuple[bytes | None, ...] = ()
     if call.name in BY_BLOCKS:
         keys = tuple(attempt.key_of(block) for block in options["block_ids"])
     item = Item(call.name, options, keys)
+    if not is_made:
+        items.append(item)
+        return
     values = attempt.make(item)
     items.append(attrs.evolve(item, gave=_numbers(values[0])))
     attempt.learn(items[-1], values[0])
@@ -128,21 +154,23 @@ class Attempt:
         self.here: dict[tuple[str, int], int] = {}
 
     def make(self, item: Item) -> list[Any]:
-        """Make an item on each manager; return the values, with `Misuse` or an exception for an
-        error.
-        """
-        options = self._resolved(item)
-        shape = SHAPES[item.name]
-        rest = dict(options)
-        given = tuple(rest.pop(field) for field in shape.fields)
-        given += tuple(rest.pop(name) for name in POSITIONAL if name in rest)
-        self.calls.append(Call(item.name, given, rest))
+        """Make an item on each manager: values, with `Misuse` or an exception for an error."""
+        call = self.call_of(item)
+        given, rest = call.args, call.options
         values = [_value(getattr(each, item.name), given, rest) for each in self.managers]
         self.is_misuse.append(isinstance(values[0], Misuse))
         if isinstance(values[0], Hit):
-            self.hits[options["request_id"]] = values[0]
+            self.hits[item.options["request_id"]] = values[0]
         self.learn(item, values[0])
         return values
+
+    def call_of(self, item: Item) -> Call:
+        """The call that an item is here, which is added to `calls`."""
+        rest = self._resolved(item)
+        given = tuple(rest.pop(field) for field in SHAPES[item.name].fields)
+        given += tuple(rest.pop(name) for name in POSITIONAL if name in rest)
+        self.calls.append(Call(item.name, given, rest))
+        return self.calls[-1]
 
     def states(self) -> list[bytes]:
         """Return the bytes of each manager's state; b"" if it cannot be encoded."""
@@ -216,25 +244,33 @@ def attempt(
     name: str | None = None,
     *,
     clamps: bool = False,
+    going: Going = lambda *_: None,
+    folder: Path | None = None,
 ) -> tuple[Attempt, Broken | None]:
     """Make items up to the first failure. name: the failure that counts; None: any but refusals.
 
-    States are compared and checked every EVERY items; after a difference, item by item from the
-    last place without one.
+    States are compared and checked each EVERY items; once they differ, item by item from the
+    last place at which they did not. folder: where the last manager is recorded.
     """
     run, good = Attempt(config, backends, clamps=clamps), 0
-    kept: list[bytes] = run.states()
+    if folder is not None:
+        run.managers[-1].start_recording(Recorder(folder))
+    checks = name not in OF_CALLS and not (name or "").startswith("refused:")
+    kept: list[bytes] = run.states() if checks else []
     known = (dict(run.hits), dict(run.here))
     for at, item in enumerate(items):
+        going(at, CALL_SECONDS)
         broken = _judged(run.make(item), run.calls[-1], at, name)
         if broken is not None:
             return run, broken
-        if at + 1 < len(items) and (at + 1) % EVERY:
+        if not checks or (at + 1 < len(items) and (at + 1) % EVERY):
             continue
+        going(at, CHECK_SECONDS)
         states = run.states()
         broken = _checked(run, states, at, name)
         if broken is not None and at > good:
-            return _closer(run, kept, known, items[good : at + 1], good, name) or (run, broken)
+            again = _closer(run, kept, known, items[good : at + 1], good, name, going)
+            return again or (run, broken)
         if broken is not None:
             return run, broken
         kept, known, good = states, (dict(run.hits), dict(run.here)), at + 1
@@ -242,7 +278,13 @@ def attempt(
 
 
 def _closer(
-    run: Attempt, kept: list[bytes], known: Any, items: Items, start: int, name: str | None
+    run: Attempt,
+    kept: list[bytes],
+    known: Any,
+    items: Items,
+    start: int,
+    name: str | None,
+    going: Going,
 ) -> tuple[Attempt, Broken] | None:
     """Repeat from the last states without failure, checking after each item."""
     for manager, state in zip(run.managers, kept, strict=True):
@@ -250,7 +292,9 @@ def _closer(
     run.hits, run.here = known
     del run.calls[start:], run.is_misuse[start:]
     for at, item in enumerate(items, start):
+        going(at, CALL_SECONDS)
         broken = _judged(run.make(item), run.calls[-1], at, name)
+        going(at, CHECK_SECONDS)
         broken = broken or _checked(run, run.states(), at, name)
         if broken is not None:
             return run, broken
@@ -275,8 +319,8 @@ def _judged(values: list[Any], call: Call, at: int, name: str | None) -> Broken 
 def _checked(run: Attempt, states: list[bytes], at: int, name: str | None) -> Broken | None:
     """Return the failure in the states after a call."""
     if name in (None, "difference") and len(set(states)) > 1:
-        return Broken("difference", f"the states differ after {run.calls[-1]}", at)
-    if name == "difference" or (name or "").startswith("refused:"):
+        return Broken("difference", f"the states differ behind {run.calls[-1]}", at)
+    if name == "difference":
         return None
     for manager in run.managers:
         try:

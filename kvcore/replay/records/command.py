@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
 from kvcore import _twin
 from kvcore.cli.arguments import natural, parse
+from kvcore.cli.page_parts import end, head, paragraph, to_rows
 from kvcore.codec.decode import decode
 from kvcore.record.reader import segment_files
 from kvcore.record.segment import read_segment
@@ -24,6 +25,7 @@ from kvcore.replay.records.counterpart import Tally
 from kvcore.replay.records.rerun import Backend, Rerun, rerun
 from kvcore.replay.records.what_if import WhatIf, changed, what_if
 from kvcore.replay.report_text import counted, table
+from kvcore.replay.whole_file import check_writable, write_whole
 from kvcore.types.errors import KvcoreError
 
 EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
@@ -37,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--what-if runs the whole record, on one backend")
     if given.json and not given.what_if:
         parser.error("--json is for --what-if")
+    if given.html is not None and not given.what_if:
+        parser.error("--html is for --what-if; `kvcore view` makes a page of a record")
     if given.what_if:
         return _run_variants(given)
     backends: list[Backend] = ["rust", "python"] if given.backend == "both" else [given.backend]
@@ -54,7 +58,11 @@ def _run_variants(given: argparse.Namespace) -> int:
     try:
         config = decode(read_segment(segment_files(given.record)[0]).state).config
         variants = {words: changed(config, words) for words in given.what_if}
+        if given.html is not None:
+            check_writable(given.html)
         done = what_if(given.record, variants, given.backend)
+        if given.html is not None:
+            write_whole(given.html, to_html(done, str(given.record)))
     except (KvcoreError, OSError) as error:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -63,7 +71,22 @@ def _run_variants(given: argparse.Namespace) -> int:
 
 
 def to_table(done: WhatIf) -> str:
-    """Return the recorded run and the variants, one column each."""
+    """The recorded run and the variants, a row each."""
+    return "\n".join([f"{done.num_calls:,} calls", *table(rows_of(done)), *_left_out(done)])
+
+
+def to_html(done: WhatIf, record: str) -> Iterator[str]:
+    """The same as a page, in parts."""
+    yield head(f"What if: {record}")
+    yield paragraph(f"{done.num_calls:,} calls, with other configurations", "faint")
+    yield to_rows(rows_of(done))
+    for line in _left_out(done):
+        yield paragraph(line)
+    yield end()
+
+
+def rows_of(done: WhatIf) -> list[tuple[str, ...]]:
+    """The recorded run and the variants, behind what their figures are."""
     columns = [["", "recorded", *(each.name for each in done.variants)]]
     for field in attrs.fields(Tally):
         if field.name != "in_place":
@@ -75,13 +98,19 @@ def to_table(done: WhatIf) -> str:
         "never" if each.parted_at is None else f"{each.parted_at:,}" for each in done.variants
     ]
     columns.append(["differs from call", "", *places])
-    lines = [f"{done.num_calls:,} calls", *table(list(zip(*columns, strict=True)))]
-    if done.num_left_out or done.num_cold:
-        lines.append(
-            "variants begin empty: without the requests that existed when the record began"
-            f" ({done.num_left_out:,}), and without the blocks cached then ({done.num_cold:,})"
-        )
-    return "\n".join(lines)
+    return list(zip(*columns, strict=True))
+
+
+def _left_out(done: WhatIf) -> list[str]:
+    """What the variants begin without."""
+    if not done.num_left_out and not done.num_cold:
+        return []
+    left_out, cold = f"{done.num_left_out:,}", f"{done.num_cold:,}"
+    line = (
+        "variants begin empty: without the requests that were there when the record began "
+        f"({left_out}), and without the blocks cached then ({cold})"
+    )
+    return [line]
 
 
 def to_text(done: Rerun) -> str:
@@ -126,4 +155,5 @@ def _parser() -> argparse.ArgumentParser:
         help="also run the calls with these fields of Config changed; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (--what-if)")
+    parser.add_argument("--html", metavar="FILE", help="write the table as a page (--what-if)")
     return parser

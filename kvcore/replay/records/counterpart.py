@@ -16,11 +16,13 @@ import attrs
 from kvcore.manager import KVCacheManager
 from kvcore.types.commands import Evict
 from kvcore.types.errors import KvcoreError
-from kvcore.types.values import Appended, Hit, Refused, Status
+from kvcore.types.values import Hit, Refused, Status
 
 BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
 STEPS = ("allocate_slots", "load", "append", "swap_in")
-"""Calls that schedule slots, or that wait for blocks before slots can be scheduled."""
+"""Calls that schedule slots, or wait for blocks before some can be scheduled."""
+FORGETS = ("cancel", "rewind", "truncate")
+"""Calls by which others than those they name may stop running."""
 AVOIDED = object()
 """Marks a recorded free or swap that made space: its request was allocated again later."""
 
@@ -79,19 +81,26 @@ class Counterpart:
         self.operations: dict[int, int] = {}
 
     def make(self, call: Made) -> Any:
-        """Make a call as it was recorded; return its value or error."""
-        name, arguments = call.name, self._with_hit(call.arguments)
+        """Make a call as it was recorded; its value, or the error."""
+        name = call.name
+        if name in BY_BLOCKS and not self.same:
+            return call.value if is_wrong(call.value) else self._by_blocks(call)
+        value = self.run(name, call.arguments, call.target)
+        if name in ("store", "load") and isinstance(call.value, tuple) and isinstance(value, tuple):
+            self.operations |= zip(call.value, value, strict=False)
+        return value
+
+    def run(self, name: str, arguments: dict[str, Any], target: int = 0) -> Any:
+        """Make a call with the hit that was found here; its value, or the error."""
+        if "hit" in arguments:
+            arguments = self._with_hit(arguments)
         try:
-            if name in BY_BLOCKS and not self.same:
-                return call.value if is_wrong(call.value) else self._by_blocks(call)
             value = getattr(self.manager, name)(**arguments)
         except KvcoreError as error:
             return error
-        self.note(name, arguments, value, call.target)
-        if name in ("cancel", "rewind", "truncate"):
+        self.note(name, arguments, value, target)
+        if name in FORGETS:
             self.forget_idle()
-        if name in ("store", "load") and isinstance(call.value, tuple) and isinstance(value, tuple):
-            self.operations |= zip(call.value, value, strict=False)
         return value
 
     def _with_hit(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +141,7 @@ class Counterpart:
         self.note(name, arguments, value, call.target)
         if name == "append":
             return value.refused
-        if name in ("cancel", "rewind", "truncate"):
+        if name in FORGETS:
             self.forget_idle()
         return value
 
@@ -188,22 +197,24 @@ class Counterpart:
         return value
 
     def note(self, name: str, arguments: dict[str, Any], value: Any, target: int) -> None:
-        """Note the effects of a call: running requests and figures."""
-        request_id, tally = arguments.get("request_id", ""), self.tally
+        """Keep what a call did: who runs, and the figures."""
+        tally = self.tally
         if isinstance(value, Refused):
             return
-        self.is_idle &= name not in STEPS or (isinstance(value, Appended) and not value.done)
-        if name == "get_computed_blocks":
+        request_id = arguments.get("request_id", "")
+        self.is_idle &= name not in STEPS or (name == "append" and not value.done)
+        if name == "append":
+            tally.computed_tokens += value.done
+        elif name == "take_batch":
+            if value.buffer:
+                tally.evictions += value.column("kind").tolist().count(Evict.kind)
+        elif name == "get_computed_blocks":
             self.hits[request_id] = value
         elif name in ("allocate_slots", "load"):
             hit = arguments.get("hit")
             tally.hit_tokens += 0 if hit is None else hit.num_tokens
             tally.computed_tokens += arguments.get("num_new_tokens", 0) * (name != "load")
             self.running.setdefault(request_id, [])
-        elif name == "append":
-            tally.computed_tokens += value.done
-        elif name == "take_batch":
-            tally.evictions += value.column("kind").tolist().count(Evict.kind)
         elif name == "fork":
             self.running[arguments["child_id"]] = [target]
             self.unborn.discard(arguments["child_id"])

@@ -25,7 +25,7 @@ import attrs
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.counterpart import STEPS, Counterpart, Made, request_of
 from kvcore.types.errors import KvcoreError
-from kvcore.types.values import Appended, Hit, Reason, Refused
+from kvcore.types.values import Appended, Hit, Reason, Refused, Verdict
 
 RETURNS = {
     *("free", "remove_request", "swap_out", "truncate", "complete", "cancel", "unpin"),
@@ -43,7 +43,9 @@ class Follower(Counterpart):
         self.parted_at: int | None = None
         self.num_judged = self.appended = 0
         self.queues: dict[str, deque[Made]] = {}
-        """The delayed requests, oldest first, with their queued calls."""
+        """The delayed, oldest first, and what each has still to do."""
+        self.refused: dict[str, tuple[int, int]] = {}
+        """Of the delayed, what the last refusal needed, and the blocks that were free behind it."""
         self.stepped: set[str] = set()
         """The delayed requests that have scheduled slots in the open batch."""
         self.gone: set[str] = set()
@@ -61,38 +63,62 @@ class Follower(Counterpart):
         Of an `append`, `appended` requests have their tokens. A call that is refused only in the
         record is not made.
         """
-        undo = self._undo() if self._may_pass(call) else None
+        if isinstance(call.value, Appended) and call.value.refused is not None:
+            return self._append_as_recorded(call)
+        refused = isinstance(call.value, Refused)
+        if refused and call.name == "allocate_slots" and self._fits(call.arguments):
+            self.parted_at = call.number
+            return True
+        undo = self._undo() if refused and call.name != "allocate_slots" else None
         value = self.make(call)
-        if _outcome(value) == _outcome(call.value):
+        if _is_same(value, call.value):
             self.num_judged += 1
             self.tally.in_place += 1
             return True
         self.parted_at = call.number
         if undo is not None:
             undo()
-            return call.name != "append"
+            return True
         self.appended = value.done if isinstance(value, Appended) else 0
         return not isinstance(value, KvcoreError | Refused | Appended)
 
-    def _may_pass(self, call: Made) -> bool:
-        """Whether a call that was refused in the record may succeed here."""
-        if _refusal(call.value) is None:
-            return False
-        if call.name != "allocate_slots":
+    def _append_as_recorded(self, call: Made) -> bool:
+        """The same of an `append` that did not reach all of its requests."""
+        done, arguments = call.value.done, call.arguments
+        for part in (slice(done), slice(done, None))[done == 0 :]:
+            named, tokens = arguments["requests"][part], arguments.get("tokens")
+            one_more = {"num_new_tokens": 1, "num_output_placeholders": 1}
+            if part.start == done and self._fits({"request_id": named[0]} | one_more):
+                break
+            tokens = None if tokens is None else tokens[part]
+            value = self.run("append", arguments | {"requests": named, "tokens": tokens})
+            if isinstance(value, KvcoreError):
+                break
+            self.appended += value.done
+            if (value.refused is None) is (part.start == done):
+                break
+        else:
+            self.num_judged, self.appended = self.num_judged + 1, 0
+            self.tally.in_place += 1
             return True
+        self.parted_at = call.number
+        return False
+
+    def _fits(self, arguments: dict[str, Any]) -> bool:
+        """Whether an allocation would not be refused."""
         try:
-            return bool(self.manager.can_allocate(**self._with_hit(call.arguments)))
+            return self.manager.can_allocate(**self._with_hit(arguments)) is Verdict.OK
         except KvcoreError:
-            return True
+            return False
 
     def _undo(self) -> Callable[[], None]:
-        """Return a function that undoes the next call."""
-        state, tally = self.manager.encode(), attrs.evolve(self.tally)
+        """A function that undoes the next call."""
+        state, tally, is_idle = self.manager.encode(), attrs.evolve(self.tally), self.is_idle
         running = {name: list(places) for name, places in self.running.items()}
 
         def undo() -> None:
             self.manager.restore(state)
-            self.tally, self.running, self.appended = tally, running, 0
+            self.tally, self.running, self.is_idle = tally, running, is_idle
 
         return undo
 
@@ -167,6 +193,7 @@ class Follower(Counterpart):
         """Queue a refused call; later ones of its request queue after it."""
         self.tally.delayed += 1
         self.queues[request_id] = deque([call])
+        self._note_refusal(request_id, call, refused)
         if refused.reason is Reason.NEVER:
             self._drop(request_id)
 
@@ -186,9 +213,9 @@ class Follower(Counterpart):
         """Close the batch; return whether it has content. It is empty only if no request is
         delayed, or none can be preempted.
         """
-        self._go_on()
+        self._go_on(all_of_them=self.is_idle)
         while self.is_idle and self.queues and self._make_room():
-            self._go_on()
+            self._go_on(all_of_them=True)
         is_idle, self.is_idle = self.is_idle, True
         self.note("take_batch", {}, self.manager.take_batch(), 0)
         self.stepped.clear()
@@ -218,14 +245,26 @@ class Follower(Counterpart):
         places = [place for place in self.running.pop(request_id) if place < reached]
         again = [_again(request_id, place) for place in [*places, reached]]
         self.queues.setdefault(request_id, deque()).extendleft(reversed(again))
+        self.refused.pop(request_id, None)
         self.tally.preempted += 1
         return True
 
-    def _go_on(self) -> None:
-        """Retry the delayed requests: running ones, oldest first, then waiting ones."""
+    def _go_on(self, *, all_of_them: bool = False) -> None:
+        """Try the delayed again: who runs, oldest first, then who waits. Whose refusal needed more
+        blocks than are free, and as few were free then, is left out, but for all of them.
+        """
         for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
-            if request_id in self.queues and request_id not in self.unborn:
+            if request_id not in self.queues or request_id in self.unborn:
+                continue
+            needed, free = self.refused.get(request_id, (0, 0))
+            now = self.manager.num_free_blocks
+            if all_of_them or not needed or now >= needed or now > free:
                 self._catch_up(request_id)
+
+    def _note_refusal(self, request_id: str, call: Made, refused: Refused) -> None:
+        """Note what a call of the device's blocks was refused for."""
+        if call.name != "swap_out":
+            self.refused[request_id] = refused.needed, self.manager.num_free_blocks
 
     def _catch_up(self, request_id: str) -> None:
         """Make the queued calls of a request, up to one that is refused or must wait for a
@@ -239,7 +278,9 @@ class Follower(Counterpart):
                 return
             covered = self.tally.covered
             value = self.perform(call)
+            self.refused.pop(request_id, None)
             if isinstance(value, Refused):
+                self._note_refusal(request_id, call, value)
                 if value.reason is Reason.NEVER:
                     self._drop(request_id)
                 return
@@ -253,6 +294,7 @@ class Follower(Counterpart):
     def _drop(self, request_id: str) -> None:
         """Drop a request with all its queued calls."""
         queue = self.queues.pop(request_id)
+        self.refused.pop(request_id, None)
         self.tally.dropped += len(queue)
         self.gone.add(request_id)
         for call in queue:
@@ -276,18 +318,12 @@ def _again(request_id: str, target: int) -> Made:
     return Made(0, "allocate_slots", arguments, target)
 
 
-def _refusal(value: Any) -> Refused | None:
-    """Return the refusal in the value of a call."""
-    refused = value.refused if isinstance(value, Appended) else value
-    return refused if isinstance(refused, Refused) else None
-
-
-def _outcome(value: Any) -> Any:
-    """Return the part of a value that two runs must share."""
-    if isinstance(value, KvcoreError):
-        return type(value)
-    if isinstance(value, Refused):
-        return Refused
-    if isinstance(value, Appended):
-        return value.done, value.refused is None
-    return value.num_tokens if isinstance(value, Hit) else isinstance(value, bool) and value
+def _is_same(mine: Any, other: Any) -> bool:
+    """Whether two runs have in common what they must."""
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, Appended):
+        return (mine.done, mine.refused is None) == (other.done, other.refused is None)
+    if isinstance(mine, Hit):
+        return bool(mine.num_tokens == other.num_tokens)
+    return not isinstance(mine, bool) or mine is other

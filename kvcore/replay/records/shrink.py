@@ -9,8 +9,14 @@ can be removed. It uses the delta debugging of `kvcore simulate`.
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -23,18 +29,24 @@ from kvcore.check.delta import (
     without_stretches,
 )
 from kvcore.record.calls import SHAPES
-from kvcore.replay.records.attempt import Broken, Item, Items, attempt, read_items
+from kvcore.replay.records.attempt import Broken, Item, Items
+from kvcore.replay.records.guarded import Tried, read_in_child, tried
 from kvcore.replay.records.rerun import Backend
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
 from kvcore.types.values import Request
 
 SECONDS = 120.0
+KEPT = "kept"
 LISTS = {"requests", "request_ids", "block_ids"}
 COUNTS = {"num_new_tokens", "num_tokens", "num_computed_tokens", "total_computed_tokens"}
 FEW = 40
 """Number of calls up to which the pool and a call are shrunk together."""
 Told = Callable[[str], object]
+
+
+class _TimeIsOver(Exception):
+    """The search has had its time."""
 
 
 @attrs.frozen
@@ -53,61 +65,85 @@ def shrink(
     backends: Sequence[Backend],
     keep: str | None = None,
     *,
+    keep_if: str | None = None,
     seconds: float = SECONDS,
     tell: Told = str,
 ) -> Shrunk | None:
     """Return the shortest run found in time that fails like the record; None if nothing fails.
 
-    keep: "difference", "exception", "refused:later", "refused:never" or an invariant's name; None:
-    the first failure other than a refusal. tell: called with lines of progress. Raises as
-    `read_items`.
+    keep: "difference", "exception", "hang", "crash", "refused:later", "refused:never" or an
+    invariant's name; None: the first of them but refusals. keep_if: a command of the shell; what
+    counts is that it exits with 0, given the folder of the record of a run. tell: takes a line of
+    progress. Raises as `read_items`.
     """
     ends = time.monotonic() + seconds
-    config, items = read_items(path, backends[-1])
+    config, items = read_in_child(path, backends[-1])
     tell(f"{len(items):,} calls")
-    _, broken = attempt(config, items, backends, keep)
+    search = Search(config, items, backends, keep, ends, tell, keep_if)
+    broken = search.tried(items).broken
     if broken is None:
         return None
     tell(f"call {broken.at:,}: {broken.name}")
-    search = Search(config, items[: broken.at + 1], backends, broken.name, ends, tell)
-    search.go()
+    search.items, search.name = items[: broken.at + 1], broken.name
+    with suppress(_TimeIsOver):
+        search.go()
+    search.ends = float("inf")
     search.rename()
-    run, found = attempt(search.config, search.items, backends, broken.name, clamps=search.clamps)
-    assert found is not None
-    return Shrunk(search.config, tuple(run.calls[: found.at + 1]), found, len(items), broken.at)
+    done = search.tried(search.items, tells_calls=True)
+    assert done.broken is not None
+    calls = done.calls[: done.broken.at + 1]
+    return Shrunk(search.config, calls, done.broken, len(items), broken.at)
 
 
 @attrs.define
 class Search:
-    """The shortest run so far with this failure."""
+    """The shortest run so far, which fails by this name, or as a command says."""
 
     config: Config
     items: Items
     backends: Sequence[Backend]
-    name: str
+    name: str | None
     ends: float
     tell: Told
+    keep_if: str | None = None
     clamps: bool = False
     """Whether allocations are limited to the request's tokens, so that prompts can be cut."""
 
     def fails(self, items: Items, config: Config | None = None) -> bool:
-        """Whether a run has the same failure; False once the time is over."""
+        """Whether a run fails in the same way; if so, it is kept. Raises _TimeIsOver."""
         if time.monotonic() > self.ends:
+            raise _TimeIsOver
+        if self.tried(items, config).broken is None:
             return False
-        _, broken = attempt(
-            config or self.config, items, self.backends, self.name, clamps=self.clamps
-        )
-        return broken is not None
+        self.items, self.config = items, config or self.config
+        return True
+
+    def tried(
+        self, items: Items, config: Config | None = None, *, tells_calls: bool = False
+    ) -> Tried:
+        """What comes of a run."""
+        make = partial(tried, config or self.config, items, self.backends)
+        make = partial(make, clamps=self.clamps, tells_calls=tells_calls)
+        if self.keep_if is None:
+            return make(self.name)
+        with tempfile.TemporaryDirectory() as base:
+            folder = Path(base, "record")
+            done = make(KEPT, folder=folder)
+            asked = subprocess.run(
+                f"{self.keep_if} {shlex.quote(str(folder))}", shell=True, stdout=subprocess.DEVNULL
+            )
+        if asked.returncode:
+            return attrs.evolve(done, broken=None)
+        return attrs.evolve(done, broken=Broken(KEPT, "the command exits with 0", len(items) - 1))
 
     def go(self) -> None:
-        """Shrink until nothing more can be removed, or the time is over."""
+        """Shrink until nothing more goes. Raises _TimeIsOver."""
         self.items = self._last_requests()
         before = None
         while before != (self.items, self.config):
             before = (self.items, self.config)
             if not self.clamps:
-                self.clamps = True
-                self.clamps = self.fails(self.items)
+                self.clamps = self._can_clamp()
             self._cut()
             names = [name for item in self.items for name in added(item)]
             self.items = without_requests(self.items, names, named, self.fails)
@@ -125,6 +161,14 @@ class Search:
         words = {name: f"r{place}" for place, name in enumerate(names)}
         self._keep([_renamed(item, words) for item in self.items])
 
+    def _can_clamp(self) -> bool:
+        """Whether it fails as well if allocations ask for no more than there is."""
+        self.clamps = True
+        try:
+            return self.fails(self.items)
+        finally:
+            self.clamps = False
+
     def _last_requests(self) -> Items:
         """Keep only the requests named last, if that still fails: one, two, four."""
         names = list(dict.fromkeys(n for item in reversed(self.items) for n in sorted(named(item))))
@@ -139,12 +183,12 @@ class Search:
         return self.items
 
     def _cut(self) -> None:
-        """Remove everything after the failure, misuse, and a batch right after another."""
-        run, broken = attempt(self.config, self.items, self.backends, self.name, clamps=self.clamps)
-        if broken is not None:
-            self.items = self.items[: broken.at + 1]
+        """Nothing behind the failure, no misuse, and no batch right behind another."""
+        done = self.tried(self.items, tells_calls=True)
+        if done.broken is not None:
+            self.items = self.items[: done.broken.at + 1]
         self._keep(
-            [item for item, wrong in zip(self.items, run.is_misuse, strict=False) if not wrong]
+            [item for item, wrong in zip(self.items, done.is_misuse, strict=False) if not wrong]
         )
         before = ("", *(item.name for item in self.items))
         pairs = zip(self.items, before, strict=False)

@@ -19,7 +19,8 @@ from kvcore.check.simulate.runs import Failure
 from kvcore.cli.arguments import natural, parse
 from kvcore.manager import KVCacheManager
 from kvcore.record.recorder import Recorder
-from kvcore.replay.records.attempt import LOOK_UP
+from kvcore.replay.records.attempt import CALL_SECONDS, LOOK_UP, Going
+from kvcore.replay.records.guarded import in_child
 from kvcore.replay.records.rerun import Backend
 from kvcore.replay.records.shrink import SECONDS, Shrunk, shrink
 from kvcore.trace.calls import Call
@@ -27,6 +28,7 @@ from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit
 
 SHRUNK, NOTHING_FAILS, USAGE_ERROR = 0, 1, 2
+ANYTHING = "no difference, exception, hang, crash or invariant"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,16 +36,18 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(_parser(), arguments)
     backends: list[Backend] = ["python", "rust"] if given.backend == "both" else [given.backend]
     try:
-        done = shrink(given.record, backends, given.keep, seconds=given.seconds, tell=_tell)
+        options = {"keep_if": given.keep_if, "seconds": given.seconds, "tell": _tell}
+        done = shrink(given.record, backends, given.keep, **options)
         if done is not None and given.out is not None:
             write_record(done, given.out, backends[-1])
     except (KvcoreError, OSError) as error:
         print(f"kvcore shrink: {error}", file=sys.stderr)
         return USAGE_ERROR
     if done is None:
-        print(f"nothing fails: {given.keep or 'no difference, exception or invariant'}")
+        print(f"nothing fails: {given.keep or given.keep_if or ANYTHING}")
         return NOTHING_FAILS
-    print(to_trace(done, f"kvcore shrink --keep {done.broken.name}"), end="")
+    by = given.keep_if and f"--keep-if {given.keep_if}"
+    print(to_trace(done, f"kvcore shrink {by or f'--keep {done.broken.name}'}"), end="")
     return SHRUNK
 
 
@@ -63,14 +67,19 @@ def write_record(done: Shrunk, folder: Path, backend: Backend) -> None:
     """Record the run on a backend. Raises AlreadyRecording, OSError."""
     manager = KVCacheManager(done.config, backend)
     manager.start_recording(Recorder(folder))
-    for call in done.calls:
-        try:
-            getattr(manager, call.name)(*call.args, **call.options)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:  # also a panic of the twin, which is recorded as an outcome
-            continue
-    manager.stop_recording()
+
+    def work(going: Going) -> None:
+        for place, call in enumerate(done.calls):
+            going(place, CALL_SECONDS)
+            try:
+                getattr(manager, call.name)(*call.args, **call.options)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # a panic of the twin, too: the record has it as an outcome
+                continue
+        manager.stop_recording()
+
+    in_child(work)
 
 
 def _with_tokens(call: Call) -> Call:
@@ -99,11 +108,19 @@ def _parser() -> argparse.ArgumentParser:
         default=backend,
         help="the cores that make the calls (%(default)s)",
     )
-    parser.add_argument(
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument(
         "--keep",
         metavar="NAME",
-        help="the failure to keep: difference, exception, refused:later, refused:never, or an "
-        "invariant's name; by default the first failure other than a refusal",
+        help="what must go on failing: difference, exception, hang (a call that does not end), "
+        "crash (one that ends the process), refused:later, refused:never, or an invariant's name; "
+        "by default what fails first, but for refusals",
+    )
+    kept.add_argument(
+        "--keep-if",
+        metavar="COMMAND",
+        help="a command of the shell that gets the folder of a shorter record, and exits with 0 "
+        "if the failure is still there",
     )
     parser.add_argument(
         "--seconds", type=natural, default=SECONDS, help="stop after this time (%(default)g)"

@@ -10,6 +10,7 @@ missing.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,10 @@ from kvcore.types.errors import InvalidConfig, KvcoreError
 from kvcore.types.values import Appended, Refused
 
 LOOK_UP = "get_computed_blocks"
-ADMITS = ("allocate_slots", "load", "swap_in")
+ADMITS, GIVES_BACK = ("allocate_slots", "load", "swap_in"), ("free", "swap_out")
+ENDS = {*ADMITS, "remove_request"}
+AHEAD_MAX = 1 << 16
+"""Calls that are read ahead at most."""
 COUNTED = ("allocate_slots", "load", "fork")
 NOT_WORDED = ("groups", "hash_seed")
 WORDED = {
@@ -86,10 +90,10 @@ def what_if(
     base = _restored(first, state, backend)
     followers = [_begin(config, first, state, backend) for config in variants.values()]
     rows = {row: name for row, name in enumerate(state.rows) if name is not None}
-    room_for_others = _room_for_others(_calls(files))
+    room_for_others = set[tuple[int, str]]()
     num_calls = 0
-    for call in _calls(files):
-        made = _make(base, call)
+    for call in _with_room_for_others(_calls(files), room_for_others):
+        made = _make(base, call, rows)
         num_calls += 1
         if call.name in ("add_request", "fork") and isinstance(made.value, int):
             rows[made.value] = _added(made)
@@ -183,18 +187,15 @@ def _begin(config: Config, segment: Segment, state: State, backend: Backend) -> 
     return follower
 
 
-def _make(base: Follower, call: RecordedCall) -> Made:
-    """Make a call on the recorded manager. Raises InvalidRecorder unless the outcome is the
-    recorded one.
+def _make(base: Follower, call: RecordedCall, rows: Mapping[int, str]) -> Made:
+    """Make a call on the recorded manager. Raises InvalidRecorder if that does not give the
+    recorded outcome.
     """
-    arguments, manager = dict(call.arguments), base.manager
-    if isinstance(arguments.get("tokens"), memoryview):
-        arguments["tokens"] = arguments["tokens"].tolist()
-    made = Made(call.number, call.name, arguments)
+    arguments, manager = call.arguments, base.manager
     keys: tuple[bytes | None, ...] = ()
     if call.name in BY_BLOCKS:
         keys = tuple(map(partial(_key_of, manager), arguments["block_ids"]))
-    value = base.make(made)
+    value = base.run(call.name, arguments)
     wrong = isinstance(value, KvcoreError)
     if (write_error(value) if wrong else write_value(call.name, value)) != call.outcome:
         reason = f"call {call.number:,} has a different outcome; `kvcore replay` shows more"
@@ -203,6 +204,8 @@ def _make(base: Follower, call: RecordedCall) -> Made:
     if not wrong and call.name in COUNTED:
         request_id = arguments.get("child_id") or arguments["request_id"]
         target = manager.num_computed_tokens(request_id)
+    elif isinstance(value, Appended) and value.refused is not None:
+        arguments = arguments | {"requests": _names(arguments["requests"], rows)}
     return Made(call.number, call.name, arguments, target, value, keys)
 
 
@@ -226,9 +229,12 @@ def _read_append(
     tokens.
     """
     named, tokens = made.arguments["requests"], made.arguments.get("tokens")
-    named = named[start : made.value.done]
-    names = named if isinstance(named, list) else [rows[row] for row in named]
-    return names, None if tokens is None else tokens[start : made.value.done]
+    names = _names(named[start : made.value.done], rows)
+    return names, None if tokens is None else list(tokens[start : made.value.done])
+
+
+def _names(named: Any, rows: Mapping[int, str]) -> list[str]:
+    return named if isinstance(named, list) else [rows[row] for row in named]
 
 
 def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
@@ -242,17 +248,27 @@ def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
         yield attrs.evolve(made, arguments=arguments, value=AVOIDED if avoided else made.value)
 
 
-def _room_for_others(calls: Iterable[RecordedCall]) -> set[tuple[int, str]]:
-    """Return which `free` and `swap_out` was followed by another allocation of the same request."""
-    found, last = set(), dict[str, int]()
+def _with_room_for_others(
+    calls: Iterable[RecordedCall], found: set[tuple[int, str]]
+) -> Iterator[RecordedCall]:
+    """The calls. Once one that gives blocks back comes, `found` has its number and each of its
+    requests that was allocated again later, within AHEAD_MAX calls.
+    """
+    ahead, undecided = deque[RecordedCall](), dict[str, int]()
     for call in calls:
-        arguments = call.arguments
-        one = arguments.get("request_id", "")
-        several = [one] if one else arguments.get("request_ids", ())
-        if call.name in ("free", "swap_out"):
-            last |= dict.fromkeys(several, call.number)
-        elif call.name in ADMITS:
-            found |= {(last.pop(each), each) for each in several if each in last}
-        elif call.name == "remove_request":
-            last.pop(one, None)
-    return found
+        ahead.append(call)
+        if call.name in GIVES_BACK or (undecided and call.name in ENDS):
+            one = call.arguments.get("request_id", "")
+            for each in [one] if one else call.arguments.get("request_ids", ()):
+                number = undecided.pop(each, None)
+                if number is not None and call.name in ADMITS:
+                    found.add((number, each))
+                if call.name in GIVES_BACK:
+                    undecided[each] = call.number
+        if len(ahead) > AHEAD_MAX:
+            over = ahead[0].number
+            undecided = {each: number for each, number in undecided.items() if number > over}
+        first = next(iter(undecided.values()), call.number + 1)
+        while ahead and ahead[0].number < first:
+            yield ahead.popleft()
+    yield from ahead

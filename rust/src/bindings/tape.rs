@@ -86,6 +86,7 @@ impl Tape {
 
     /// Commit the arguments of a call. Fails if the files fail, which ends the record.
     pub(crate) fn begin(&mut self, py: Python<'_>, state: &State, call: &Call<'_>) -> PyResult<()> {
+        self.end_panicked(py)?;
         self.running = if call.has_form() {
             let write =
                 |pen: &mut Pen<'_>, hits: &Hits| call.write(pen, state, |row| hits.get(&row));
@@ -125,6 +126,15 @@ impl Tape {
         if self.rotates && self.frame >= self.full { self.rotate(py, state, true) } else { Ok(()) }
     }
 
+    /// A call that has not ended has panicked: its outcome is another exception.
+    fn end_panicked(&mut self, py: Python<'_>) -> PyResult<()> {
+        if self.running.take().is_some() {
+            self.put(py, |pen, _| put_error(pen, "a panic"))?;
+            self.num_calls += 1;
+        }
+        Ok(())
+    }
+
     /// End the segment; the next one begins with this state.
     pub(crate) fn rotate(&mut self, py: Python<'_>, state: &State, go_on: bool) -> PyResult<()> {
         self.close(py)?;
@@ -137,6 +147,7 @@ impl Tape {
 
     /// End the open frame and the segment.
     pub(crate) fn close(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.end_panicked(py)?;
         self.close_frame(py)?;
         self.files.bind(py).call_method1(intern!(py, "close_segment"), (self.frame,))?;
         Ok(())

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attempt in a child process, so that a call that never ends, or ends the process, is a failure.
+
+The child gets a timer of its own processor time before each step; the signal ends it even inside
+compiled code. It notes its steps in memory that both processes have. Where no process can be
+forked, the attempt is made in this one.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import struct
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from mmap import mmap
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+
+from kvcore.replay.records.attempt import (
+    Attempt,
+    Broken,
+    Going,
+    Items,
+    attempt,
+    read_items,
+)
+from kvcore.replay.records.rerun import Backend
+from kvcore.trace.calls import Call
+from kvcore.types.config import Config
+from kvcore.types.errors import KvcoreError
+
+T = TypeVar("T")
+HANG, CRASH = "hang", "crash"
+
+
+@attrs.frozen
+class Tried:
+    """What came of an attempt. calls, is_misuse: of the calls that were made, if asked for."""
+
+    broken: Broken | None
+    calls: tuple[Call, ...] = ()
+    is_misuse: tuple[bool, ...] = ()
+
+
+@attrs.frozen
+class Killed:
+    """A child process that a signal ended, and the step that it was in."""
+
+    number: int
+    step: int
+
+
+def tried(
+    config: Config,
+    items: Items,
+    backends: Sequence[Backend],
+    name: str | None,
+    *,
+    clamps: bool = False,
+    tells_calls: bool = False,
+    folder: Path | None = None,
+) -> Tried:
+    """Make items as `attempt` does, in a child process; "hang" and "crash" are failures, too.
+
+    tells_calls: whether the calls are wanted. folder: where the last manager is recorded.
+    """
+
+    def work(going: Going) -> Tried:
+        run, broken = attempt(
+            config, items, backends, name, clamps=clamps, going=going, folder=folder
+        )
+        return _told(run, broken) if tells_calls else Tried(broken)
+
+    done = in_child(work)
+    if isinstance(done, Tried):
+        return done
+    what = HANG if done.number == signal.SIGPROF else CRASH
+    if name not in (None, what):
+        return Tried(None)
+
+    def before(going: Going) -> Tried:
+        run, _ = attempt(config, items[: done.step], backends, what, clamps=clamps, going=going)
+        call = run.call_of(items[done.step])
+        run.is_misuse.append(False)
+        says = "does not end" if what == HANG else f"ends the process by signal {done.number}"
+        return _told(run, Broken(what, f"{call} {says}", done.step))
+
+    again = in_child(before)
+    return again if isinstance(again, Tried) else Tried(None)
+
+
+def read_in_child(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, Items]:
+    """The items of a record, up to a call that does not come back. Raises as `read_items`."""
+    done = in_child(lambda going: read_items(path, backend, going))
+    if isinstance(done, Killed):
+        last = done.step
+        done = in_child(lambda going: read_items(path, backend, going, last))
+    assert not isinstance(done, Killed)
+    return done
+
+
+def in_child(work: Callable[[Going], T]) -> T | Killed:
+    """What `work` gives, in a child process; or which signal ended that.
+
+    work: takes what it must call at the start of each step, with the step's number and the seconds
+    of processor time that it may take. Raises what it raises, a KvcoreError or an OSError.
+    """
+    if not hasattr(os, "fork"):
+        return work(lambda *_: None)
+    place = mmap(-1, 8)
+    reads, writes = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: none runs kvcore
+        child = os.fork()
+    if not child:
+        os.close(reads)
+        _be_child(work, place, writes)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as file:
+        data = file.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return Killed(os.WTERMSIG(status), struct.unpack("q", place)[0])
+    if status:
+        raise RuntimeError("an attempt raised in its child process; its traceback is above")
+    given, error = pickle.loads(data)  # of our own child
+    if error is not None:
+        raise error
+    result: T = given
+    return result
+
+
+def _be_child(work: Callable[[Going], object], place: mmap, writes: int) -> None:
+    """Work, write what it gives, and leave."""
+    code = 1
+    try:
+        gc.disable()
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+        def going(step: int, seconds: float) -> None:
+            struct.pack_into("q", place, 0, step)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+
+        try:
+            given, error = work(going), None
+        except (KvcoreError, OSError) as raised:
+            given, error = None, raised
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        data = pickle.dumps((given, error))
+        with os.fdopen(writes, "wb") as file:
+            file.write(data)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _told(run: Attempt, broken: Broken | None) -> Tried:
+    return Tried(broken, tuple(run.calls), tuple(run.is_misuse))
