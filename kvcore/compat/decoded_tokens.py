@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from kvcore.compat.blocks import KVCacheBlocks
-from kvcore.compat.engine_request import Seen, read_hashes
+from kvcore.compat.engine_request import RequestCounts, read_hashes
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
@@ -73,7 +73,7 @@ class DecodedTokens:
                 known.batch is steps.mark
                 or first.num_computed_tokens > first_start
                 or first.num_tokens > before
-            ) and steps.notice(Seen(request.request_id, num_tokens, start)):
+            ) and steps.notice(RequestCounts(request.request_id, num_tokens, start)):
                 return None
         offset, fills = start % size, num_new and num_tokens % size == 0
         own = fills and known.num_hashes is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
-from kvcore.explain.observer import Observer
+from kvcore.explain.observer import AdmissionObserver
 
 M = TypeVar("M")
 
@@ -13,7 +13,7 @@ M = TypeVar("M")
 class _Observed:
     """A manager whose calls are noted."""
 
-    def __init__(self, manager: Any, observer: Observer) -> None:
+    def __init__(self, manager: Any, observer: AdmissionObserver) -> None:
         self._manager, self._observer = manager, observer
 
     def __getattr__(self, name: str) -> Any:
@@ -31,6 +31,6 @@ class _Observed:
         return call
 
 
-def observed(manager: M, observer: Observer) -> M:
+def observed(manager: M, observer: AdmissionObserver) -> M:
     """The same manager, whose calls an observer is told of. Give it lists or buffers."""
     return cast(M, _Observed(manager, observer))

@@ -24,7 +24,7 @@ Content = tuple[Segment, int, int]
 """A segment, a group, and the place of its mark."""
 
 
-class Observer:
+class AdmissionObserver:
     """Explains the admissions of one manager, from its first call on.
 
     explained: called with each explanation. What was there before the observer is known by its hits

@@ -13,7 +13,7 @@ _SHOWN = 40
 """A longer value is cut in a message."""
 
 
-class InvalidOption(KvcoreError):
+class InvalidReplayOption(KvcoreError):
     """An option of a replay, or of a generator, that cannot work."""
 
     message = "option {name}={value!r}: {reason}"
@@ -71,7 +71,7 @@ class NotAnObject(BadLine):
     message = "{file}, line {line}: a request is a JSON object, not {value}"
 
 
-class MissingField(BadLine):
+class MissingRequestField(BadLine):
     """A request without one of its fields."""
 
     message = "{file}, line {line}: {field} is missing"

@@ -17,13 +17,13 @@ from kvcore.manager import KVCacheManager
 from kvcore.metrics import measured
 from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
-from kvcore.replay.errors import InvalidOption
+from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.expand import outputs, prompt_tokens
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.workload import TraceRequest
-from kvcore.scheduler import Chunk, Scheduler
+from kvcore.scheduler import ScheduledChunk, Scheduler
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
@@ -50,7 +50,7 @@ def replay(
     of skipped lines. watch: called with a sample after each step. apply: called with each step's
     batch before the next step. observe: gives the manager that the loop calls, around the real one.
     A KeyboardInterrupt ends the run, and the result has what was done.
-    Raises InvalidOption, InvalidConfig, InvalidCount, and what reading the requests raises.
+    Raises InvalidReplayOption, InvalidConfig, InvalidCount, and what reading the requests raises.
     """
     config = make_config(options)
     loop = Loop(requests, options, KVCacheManager(config, backend), apply, observe)
@@ -68,7 +68,7 @@ def replay(
 def make_config(options: Options) -> Config:
     """The configuration of the manager that the options ask for.
 
-    Raises InvalidConfig, InvalidCount, InvalidOption.
+    Raises InvalidConfig, InvalidCount, InvalidReplayOption.
     """
     for name in ("max_running", "token_budget"):
         read_count(name, getattr(options, name), 1)
@@ -77,14 +77,16 @@ def make_config(options: Options) -> Config:
     for name in ("base_seconds", "seconds_per_prefill_token", "seconds_per_decode"):
         value = getattr(options, name)
         if not 0 <= value < float("inf"):
-            raise InvalidOption(name=name, value=value, reason="must be at least 0, and finite")
+            raise InvalidReplayOption(
+                name=name, value=value, reason="must be at least 0, and finite"
+            )
     num_host_blocks = 0
     if options.preempt == "swap":
         given = options.num_host_blocks
         num_host_blocks = options.num_blocks if given is None else given
     elif options.preempt != "recompute":
         reason = "must be one of recompute, swap"
-        raise InvalidOption(name="preempt", value=options.preempt, reason=reason)
+        raise InvalidReplayOption(name="preempt", value=options.preempt, reason=reason)
     return Config(
         options.num_blocks,
         options.block_size,
@@ -155,7 +157,7 @@ class Step:
 
     number: int
     time: float
-    chunks: Collection[Chunk[Sequence]]
+    chunks: Collection[ScheduledChunk[Sequence]]
     num_prefill_tokens: int
     num_decodes: int
 
@@ -187,7 +189,7 @@ class Batcher(Scheduler[Sequence]):
         """Requests that hold nothing."""
         return len(self.waiting) + len(self._arrivals.waiting)
 
-    def schedule(self, in_flight: bool = False) -> list[Chunk[Sequence]]:
+    def schedule(self, in_flight: bool = False) -> list[ScheduledChunk[Sequence]]:
         """Fill the open batch; returns chunks of prompts: who is in `decoding` got a position."""
         self._was_refused = False
         self.decoding = []
@@ -299,7 +301,7 @@ class Loop:
         num_read, backend = self._arrivals.num_read, self._manager.backend
         return self.record.result(trace, num_read, backend, self.now, self._meter)
 
-    def _finish_step(self, chunks: list[Chunk[Sequence]]) -> None:
+    def _finish_step(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
         """Take the batch, let its time pass, and release those that got the last output."""
         options = self._options
         batch = self._metered.take_batch()
@@ -359,7 +361,7 @@ class Loop:
         )
 
 
-def _decode(sequence: Sequence) -> Chunk[Sequence]:
+def _decode(sequence: Sequence) -> ScheduledChunk[Sequence]:
     """The position that a decoding sequence got."""
     end = sequence.num_tokens
-    return Chunk(sequence=sequence, start=end - 1, end=end)
+    return ScheduledChunk(sequence=sequence, start=end - 1, end=end)

@@ -40,7 +40,7 @@ class Line:
 
 
 @attrs.frozen
-class Wrong:
+class WrongAccess:
     """A wrong read or write of a chunk; `alias` is the one that proves nothing.
 
     block, slot, held and event are None if the table has no block for the position.

@@ -50,7 +50,7 @@ class ModelNotFound(KvcoreRuntimeError):
     message = "the model needs the Python package {package!r}: {reason}"
 
 
-class UnsupportedModel(KvcoreRuntimeError):
+class UnsupportedModelFile(KvcoreRuntimeError):
     """A model file or configuration that this forward does not compute."""
 
     message = "{what} is {value!r}, expected {expected}"

@@ -13,7 +13,7 @@ import time
 
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.run import run
-from kvcore.sanitizer.hunter.world import World
+from kvcore.sanitizer.hunter.world import HuntWorld
 
 WALL_SECONDS = 3.0
 FLOOD_BYTES = 4 << 20
@@ -22,7 +22,7 @@ Ended = tuple[str | None, str, str]
 """Name of a finding or None, where, and its text."""
 
 
-def outcome_of(adapter: Adapter, world: World, seconds: float = WALL_SECONDS) -> Ended:
+def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = WALL_SECONDS) -> Ended:
     """Run a world in a copy of this process and say how that ended. No other thread may run."""
     answers, answer = os.pipe()
     prints, printed = os.pipe()

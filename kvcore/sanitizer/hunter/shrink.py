@@ -14,19 +14,19 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.hunter.world import Arrive, Axes, Move, World
+from kvcore.sanitizer.hunter.world import Arrive, Axes, HuntWorld, Move
 
 SECONDS = 10.0
 
-Same = Callable[[World], bool]
+Same = Callable[[HuntWorld], bool]
 """Whether a world still gives the finding."""
 
 
-def shrink(world: World, same: Same, axes: Axes, seconds: float = SECONDS) -> World:
+def shrink(world: HuntWorld, same: Same, axes: Axes, seconds: float = SECONDS) -> HuntWorld:
     """The smallest world found in the time that gives the same finding; `world` itself does."""
     ends = time.monotonic() + seconds
 
-    def still(candidate: World) -> bool:
+    def still(candidate: HuntWorld) -> bool:
         return time.monotonic() < ends and same(candidate)
 
     before = None
@@ -38,7 +38,7 @@ def shrink(world: World, same: Same, axes: Axes, seconds: float = SECONDS) -> Wo
     return world
 
 
-def signature(world: World, axes: Axes) -> tuple[str, ...]:
+def signature(world: HuntWorld, axes: Axes) -> tuple[str, ...]:
     """Features that a cut-down run keeps: kinds of moves and options that are not the default.
 
     Two runs with the same finding and different signatures may be two bugs.
@@ -56,7 +56,7 @@ def signature(world: World, axes: Axes) -> tuple[str, ...]:
     return (*sorted(kinds - {"arrive", "step"}), *sorted(options))
 
 
-def _fewer_moves(world: World, still: Same) -> World:
+def _fewer_moves(world: HuntWorld, still: Same) -> HuntWorld:
     """Without any part of the moves that can go; parts are halved down to single moves."""
     moves = list(world.moves)
     size = max(1, len(moves) // 2)
@@ -73,7 +73,9 @@ def _fewer_moves(world: World, still: Same) -> World:
         size //= 2
 
 
-def _descended(world: World, still: Same, smaller: Callable[[World], Iterator[World]]) -> World:
+def _descended(
+    world: HuntWorld, still: Same, smaller: Callable[[HuntWorld], Iterator[HuntWorld]]
+) -> HuntWorld:
     """From each world to the first smaller one that will do, until none does."""
     going = True
     while going:
@@ -85,7 +87,7 @@ def _descended(world: World, still: Same, smaller: Callable[[World], Iterator[Wo
     return world
 
 
-def _smaller_worlds(world: World, axes: Axes) -> Iterator[World]:
+def _smaller_worlds(world: HuntWorld, axes: Axes) -> Iterator[HuntWorld]:
     for name, values in axes.items():
         if world.axes[name] != values[0] and name != "block_size":
             yield attrs.evolve(world, axes={**world.axes, name: values[0]})
@@ -96,7 +98,7 @@ def _smaller_worlds(world: World, axes: Axes) -> Iterator[World]:
         yield attrs.evolve(world, max_rows=2)
 
 
-def _smaller_requests(world: World, axes: Axes) -> Iterator[World]:
+def _smaller_requests(world: HuntWorld, axes: Axes) -> Iterator[HuntWorld]:
     del axes
     for place, move in enumerate(world.moves):
         if not isinstance(move, Arrive):

@@ -50,7 +50,7 @@ Move = Arrive | Abort | str
 
 
 @attrs.frozen
-class World:
+class HuntWorld:
     """Everything that a run depends on. num_blocks: beside those that the engine keeps."""
 
     axes: Mapping[str, Any]
@@ -80,9 +80,9 @@ class World:
         return {**attrs.asdict(self, recurse=False), "axes": dict(self.axes), "moves": moves}
 
 
-def world_from_json(data: Mapping[str, Any]) -> World:
-    """The inverse of `World.to_json`."""
-    return World(**{**data, "moves": tuple(_move(each) for each in data["moves"])})
+def world_from_json(data: Mapping[str, Any]) -> HuntWorld:
+    """The inverse of `HuntWorld.to_json`."""
+    return HuntWorld(**{**data, "moves": tuple(_move(each) for each in data["moves"])})
 
 
 def _move(data: str | Mapping[str, Any]) -> Move:
@@ -93,7 +93,7 @@ def _move(data: str | Mapping[str, Any]) -> Move:
     return Abort(**data)
 
 
-def playable(world: World, known: Collection[str]) -> Iterator[Move]:
+def playable(world: HuntWorld, known: Collection[str]) -> Iterator[Move]:
     """The moves of a world that an engine which knows `known` is asked for, as it is asked.
 
     known: as an adapter's MOVES. A request that cannot fit, or whose name is taken, is left out.
@@ -123,19 +123,19 @@ class Generator:
         self.axes = axes
         self.fixed = dict(fixed or {})
         self.random = random.Random(seed)
-        self.rare: list[World] = []
+        self.rare: list[HuntWorld] = []
 
-    def next(self) -> World:
+    def next(self) -> HuntWorld:
         """The next world."""
         if self.rare and self.random.random() < 0.3:
             return self._near(self.random.choice(self.rare[-16:]))
         return self._draw()
 
-    def keep(self, world: World) -> None:
+    def keep(self, world: HuntWorld) -> None:
         """Worlds that reached what few others did: some of the next ones are drawn near them."""
         self.rare.append(world)
 
-    def _draw(self) -> World:
+    def _draw(self) -> HuntWorld:
         choose = self.random.choice
         drawn = choose((0.4, 1.0))  # of the options; the others are the defaults
         axes = {
@@ -148,10 +148,10 @@ class Generator:
         low, high = choose(((3, 8), (8, 20)))
         num_blocks = self.random.randint(low, high)
         budget = choose((size, 2 * size, 3 * size + 1, 8 * size))
-        world = World(axes, num_blocks, budget, choose((2, 4, 8)))
+        world = HuntWorld(axes, num_blocks, budget, choose((2, 4, 8)))
         return attrs.evolve(world, moves=tuple(_Moves(self.random, world).draw()))
 
-    def _near(self, world: World) -> World:
+    def _near(self, world: HuntWorld) -> HuntWorld:
         """A world with some moves taken away, doubled or drawn anew, another size or option."""
         moves = list(world.moves)
         for _ in range(self.random.randint(1, 4)):
@@ -172,7 +172,7 @@ class Generator:
                     world = self._with_another_option(world)
         return attrs.evolve(world, moves=tuple(moves))
 
-    def _with_another_option(self, world: World) -> World:
+    def _with_another_option(self, world: HuntWorld) -> HuntWorld:
         """One option of the engine, or the size of its steps, drawn anew; not the block size."""
         other = self._draw()
         match self.random.choice(("token_budget", "max_rows", *self.axes)):
@@ -187,7 +187,7 @@ class Generator:
                 return attrs.evolve(world, axes={**world.axes, name: other.axes[name]})
 
 
-def _changed(rng: random.Random, world: World, move: Move) -> Move:
+def _changed(rng: random.Random, world: HuntWorld, move: Move) -> Move:
     """A request now and then with another length or priority."""
     if not isinstance(move, Arrive) or rng.random() < 0.7:
         return move
@@ -206,7 +206,7 @@ class _Moves:
     """The moves of one world. Every world draws how likely each kind of move is: some have no
     aborts at all, some hardly a step between two arrivals."""
 
-    def __init__(self, rng: random.Random, world: World) -> None:
+    def __init__(self, rng: random.Random, world: HuntWorld) -> None:
         self.random = rng
         self.world = world
         self.prompts: list[tuple[int, ...]] = []

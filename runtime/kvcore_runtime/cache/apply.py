@@ -34,8 +34,8 @@ from kvcore.types.commands import (
 from kvcore_runtime.attention.visibility import Visibility
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.copies import check_blocks
-from kvcore_runtime.cache.errors import BatchOutOfOrder, NoTier, NotSkipped, UnsupportedCommand
-from kvcore_runtime.cache.guard import Guard, Reads
+from kvcore_runtime.cache.errors import BatchNotNext, NoTier, NotSkipped, UnsupportedCommand
+from kvcore_runtime.cache.guard import CacheGuard, Reads
 from kvcore_runtime.cache.segments import (
     COPYING,
     Copying,
@@ -83,18 +83,18 @@ class Runtime:
         self.external = external
         self.next_number = next_number
         self._finished: list[Finished] = []
-        self.guard = Guard(cache, kept, null_block=null_block) if cache.guard else None
+        self.guard = CacheGuard(cache, kept, null_block=null_block) if cache.guard else None
 
     def apply(self, batch: Batch, run: Run = run_segments) -> None:
         """Carry out a batch.
 
         run: how its copies are run; the other orders of segments.py give the same contents. In
-        guard mode it is always program order. Raises BatchOutOfOrder, UnsupportedCommand,
+        guard mode it is always program order. Raises BatchNotNext, UnsupportedCommand,
         BadSegments, BlockOutOfRange, CopyHazard, NoTier, TableOutOfRange or TableGap before
         anything changes, and StaleRead or UnownedWrite in guard mode.
         """
         if batch.number != self.next_number:
-            raise BatchOutOfOrder(number=batch.number, expected=self.next_number)
+            raise BatchNotNext(number=batch.number, expected=self.next_number)
         if len(batch) == 0:  # most steps that only decode
             self.next_number += 1
             return
@@ -147,7 +147,7 @@ class Runtime:
             self.guard.check_content(self.tables, reads, self.next_number - 1)
 
     def _run_guarded(
-        self, guard: Guard, columns: Tensor, transfers: Sequence[Transfer], number: int
+        self, guard: CacheGuard, columns: Tensor, transfers: Sequence[Transfer], number: int
     ) -> None:
         waiting = iter(transfers)
         for kind, segment, a, b, c, d in columns.t().tolist():

@@ -76,7 +76,7 @@ class _Seen:
         return StaleRead(step=self.step, request=self.request, block=block, reason=reason, **fields)
 
 
-class Guard:
+class CacheGuard:
     """Owners and keys of one cache's blocks, as the commands seen so far say.
 
     kept: what each cache group keeps for a query, everything if not said. owned, keyed:

@@ -33,7 +33,7 @@ from kvcore_runtime.cache.layer_groups import LayerGroups, place_layers
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from kvcore_runtime.engine.sample_step import Draw
-from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.scheduler import ScheduledChunk
 from kvcore_runtime.model.model import Llama
 from kvcore_runtime.model.sampling import Sampling, draw
 
@@ -156,7 +156,7 @@ class Forward:
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
         ]
 
-    def prepare(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInputs:
+    def prepare(self, chunks: Sequence[ScheduledChunk], draws: Sequence[Draw]) -> StepInputs:
         """Prepare a forward pass over the chunks, from their sequences as they are now.
 
         draws: what is sampled from them (sample_step.py).
@@ -267,7 +267,7 @@ class Forward:
         sampled: list[int] = tokens.tolist()
         return sampled
 
-    def _plan(self, chunks: Sequence[Chunk]) -> tuple[ReadPlan, ...]:
+    def _plan(self, chunks: Sequence[ScheduledChunk]) -> tuple[ReadPlan, ...]:
         """The reads and writes of each kind of layer."""
         return tuple(
             plan_reads(

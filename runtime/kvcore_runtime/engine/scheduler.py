@@ -19,10 +19,10 @@ from kvcore_runtime.engine.sequence import Sequence
 Preemption = Literal["swap", "recompute"]
 """swap: to the host tier if it has room, else as recompute. recompute: give back the blocks."""
 
-Chunk: TypeAlias = batching.Chunk[Sequence]
+ScheduledChunk: TypeAlias = batching.ScheduledChunk[Sequence]
 
 
-class Scheduler(batching.Scheduler[Sequence]):
+class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
     drafter: guesses tokens of sequences that decode. exchange: brings what is computed elsewhere.

@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
 def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
     """The model, in invariant mode if it is to be verified, and its tokenizer.
 
-    Raises ModelNotFound, UnsupportedModel.
+    Raises ModelNotFound, UnsupportedModelFile.
     """
     torch.set_num_threads(arguments.threads)
     if arguments.model == "tiny":

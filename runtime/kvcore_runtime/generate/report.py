@@ -9,7 +9,7 @@ import attrs
 
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
-from kvcore_runtime.generate.conversation import Answer, Held, Refusal
+from kvcore_runtime.generate.conversation import Answer, Held, RefusedTurn
 
 WIDTH = 96
 TABLE = {
@@ -131,7 +131,7 @@ def format_count(count: int, name: str) -> str:
     return f"1 {one}{space}{rest}"
 
 
-def format_refusal(refusal: Refusal) -> str:
+def format_refusal(refusal: RefusedTurn) -> str:
     """A question that is not answered, and why."""
     return f"-- {refusal.request_id}: refused\n   {refusal.reason}"
 
