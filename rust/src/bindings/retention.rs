@@ -7,7 +7,7 @@ use crate::bindings::arguments::{CountArg, IdArg, RetentionArg, pieces};
 use crate::bindings::errors::Given;
 use crate::bindings::manager::Manager;
 use crate::record::calls;
-use crate::record::calls::Call;
+use crate::record::calls::{Argument, Call};
 use crate::transitions::retention::{extend_retention, tick};
 
 #[pymethods]
@@ -15,9 +15,7 @@ impl Manager {
     /// Say the time in ms: levels whose duration is over end.
     #[pyo3(signature = (now_ms))]
     fn tick<'py>(slf: &Bound<'py, Self>, now_ms: CountArg<'_, 'py>) -> PyResult<()> {
-        let mut given = Given::default();
-        let now_ms = given.count(now_ms)?;
-        Self::change(slf, &given, Call::Number(calls::TICK, now_ms), |state| tick(state, now_ms))
+        Self::change_number(slf, calls::TICK, now_ms, tick)
     }
 
     /// Join more wishes to those of a request, for the blocks that it releases from now on.
@@ -29,7 +27,8 @@ impl Manager {
     ) -> PyResult<()> {
         let (mut given, pieces) = (Given::default(), pieces(retention)?);
         let name = given.name(request_id.0);
-        let call = Call::ExtendRetention(name, &pieces);
+        let fields = [Argument::Request(name), Argument::Retention(&pieces)];
+        let call = Call::new(calls::EXTEND_RETENTION, &fields);
         Self::change(slf, &given, call, |state| extend_retention(state, name, &pieces))
     }
 }
