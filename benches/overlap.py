@@ -80,7 +80,7 @@ def time_passes(engine: Engine, computed: list[float]) -> None:
 
         return timed_call
 
-    forward = engine._forward
+    forward = engine.forward
     engine.runtime.apply = timed(engine.runtime.apply)  # type: ignore[method-assign] # measured
     forward.begin = timed(forward.begin)  # type: ignore[method-assign] # measured
     forward.compute = timed(forward.compute)  # type: ignore[method-assign] # measured

@@ -193,6 +193,11 @@ class Manager:
         """
         Hold blocks so that their content stays.
         """
+    @property
+    def quarantined_blocks(self, /) -> tuple[int, ...]:
+        """
+        Device blocks that lost their last owner while a batch in flight uses them, in this order.
+        """
     def remove_request(self, /, request_id: str) -> None:
         """
         Forget a request that holds no blocks.

@@ -74,6 +74,10 @@ class PythonBackend:
         return self.state().device.num_free
 
     @property
+    def quarantined_blocks(self) -> tuple[int, ...]:
+        return tuple(self.state().device.quarantine or ())
+
+    @property
     def num_due_blocks(self) -> int:
         policy = self.state().device.policy
         return 0 if policy is None else policy.num_due

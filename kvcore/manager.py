@@ -371,6 +371,13 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.num_free_blocks
 
     @property
+    def quarantined_blocks(self) -> tuple[int, ...]:
+        """Device blocks that lost their last owner while a batch in flight uses them, in this
+        order: neither used nor free. Changes nothing.
+        """
+        return self._core.quarantined_blocks
+
+    @property
     def num_free_host_blocks(self) -> int:
         """Host blocks without owner; 0 without a host tier. Changes nothing."""
         return self._core.num_free_host_blocks

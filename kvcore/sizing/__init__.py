@@ -19,6 +19,7 @@ from kvcore.sizing.configs import (
     unify_kv_cache_configs,
 )
 from kvcore.sizing.grouping import group_layers
+from kvcore.sizing.hybrids import StateLayer
 from kvcore.sizing.layout import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -38,17 +39,20 @@ from kvcore.sizing.memory import (
 from kvcore.sizing.models import Layer, Model, make_layer_specs, read_model
 from kvcore.sizing.report import SizeReport, size_model, to_json, to_text
 from kvcore.sizing.specs import (
+    AttentionSpec,
     ChunkedLocalSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     LayerSpec,
     Limits,
     SlidingWindowSpec,
+    StateSpec,
 )
 from kvcore.sizing.units import parse_memory
 from kvcore.sizing.weights import Budget, count_parameters, make_budget
 
 __all__ = [
+    "AttentionSpec",
     "Budget",
     "ChunkedLocalSpec",
     "CrossAttentionSpec",
@@ -62,6 +66,8 @@ __all__ = [
     "Model",
     "SizeReport",
     "SlidingWindowSpec",
+    "StateLayer",
+    "StateSpec",
     "blocks_per_request",
     "check_enough_kv_cache_memory",
     "count_parameters",

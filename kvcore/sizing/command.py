@@ -68,6 +68,7 @@ def _size(options: argparse.Namespace) -> SizeReport:
         dtype=dtype,
         tensor_parallel=options.tensor_parallel,
         windows=options.windows,
+        checkpoint_interval=options.checkpoint_interval,
     )
     if budget is None:
         return report
@@ -140,6 +141,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help=f"most tokens of a request in one step ({DEFAULT_BATCHED_TOKENS}); counts for windows",
     )
+    add("--checkpoint-interval", type=count, metavar="TOKENS", help=_INTERVAL)
     add("--no-windows", dest="windows", action="store_false", help=_NO_WINDOWS)
     add("--json", action="store_true", help="plain data instead of text")
     return parser
@@ -157,4 +159,5 @@ _NOT_COUNTED = (
     "activations and CUDA graphs, which take their part of the same memory, are not counted"
 )
 _TP = "devices that share the attention heads (1)"
+_INTERVAL = "tokens between states that are kept for other requests (a block of attention)"
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"

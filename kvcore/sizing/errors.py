@@ -56,6 +56,21 @@ class NoLayers(SizingError):
     message = "no layer has a cache: there is nothing to size"
 
 
+class NoInterval(SizingError):
+    """Nothing says how often the states of a model are kept."""
+
+    message = (
+        "no layer keeps all tokens, whose blocks would give it: say how many tokens lie between"
+        " two kept states (--checkpoint-interval)"
+    )
+
+
+class StatesNotManaged(SizingError):
+    """A manager's configuration for layers with states."""
+
+    message = "{num_groups} of the groups keep states, which kvcore.Config has no kind for yet"
+
+
 class UnknownLayer(SizingError):
     """A group names a layer that the model does not have."""
 

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which families of models sizing knows, and which it refuses.
 
-Models that keep something else than keys and values (state-space layers, an indexer) are
-refused by their type or by a field, and so is a family with latent vectors whose file does not say
-their size: a size without them would be wrong. A type that is in neither list is sized by the
-fields of its file alone, and the report says so.
+Models that keep something else than keys and values (an indexer, states of a family that
+hybrids.py does not know) are refused by their type or by a field, and so is a family with latent
+vectors whose file does not say their size: a size without them would be wrong. A type that is in
+neither list is sized by the fields of its file alone, and the report says so.
 """
 
 from __future__ import annotations
 
 from kvcore.sizing.errors import UnsupportedModel
 from kvcore.sizing.fields import Fields
+from kvcore.sizing.hybrids import HYBRID_FAMILIES
 
 UNKNOWN = "unknown"
 """The type of a model whose file says none."""
 
-_STATE = "state-space and linear attention layers are not sized"
+_STATE = f"state layers are sized for {', '.join(sorted(HYBRID_FAMILIES))} alone"
 _SHAPES = "layers with shapes of their own are not sized"
 _UNSUPPORTED = {
     "attn_layer_period": _STATE,
@@ -41,17 +42,11 @@ _UNSUPPORTED = {
 _STATE_FAMILIES = frozenset(
     {
         "bamba",
-        "falcon_h1",
         "falcon_mamba",
-        "granitemoehybrid",
-        "jamba",
         "kimi_linear",
-        "lfm2",
         "lfm2_moe",
         "mamba",
         "mamba2",
-        "nemotron_h",
-        "qwen3_next",
         "recurrent_gemma",
         "rwkv",
         "xlstm",
@@ -60,29 +55,33 @@ _STATE_FAMILIES = frozenset(
     }
 )
 _LATENT_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"})
-_FAMILIES = _LATENT_FAMILIES | {
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "gpt_oss",
-    "llama",
-    "llama4",
-    "llama4_text",
-    "mistral",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-}
+_FAMILIES = (
+    _LATENT_FAMILIES
+    | HYBRID_FAMILIES
+    | {
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt_oss",
+        "llama",
+        "llama4",
+        "llama4_text",
+        "mistral",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+    }
+)
 
 
 def check_supported(fields: Fields, family: str) -> None:
     """Raise UnsupportedModel, or MissingField for latent vectors without size."""
     for name, reason in _UNSUPPORTED.items():
-        if fields.has(name):
+        if fields.has(name) and not (reason == _STATE and family in HYBRID_FAMILIES):
             raise _unsupported(fields, name, fields.values[name], reason)
     if family in _STATE_FAMILIES:
         raise _unsupported(fields, "model_type", family, _STATE)

@@ -6,30 +6,36 @@ slots, so that every group's block has the same bytes. The number of slots is th
 `NUM_GROUPS_MAX` groups, that leaves the fewest slots empty: first in groups that keep everything,
 where an empty slot costs as much as the request is long, then in all; of equals, the one with the
 fewest groups. Where one token takes different bytes, the blocks of the smaller kind hold more
-tokens. What cannot be made equal so is refused.
+tokens. What cannot be made equal so is refused. A state has a size of its own: blocks of attention
+get so many tokens that they reach the largest one, and all states are padded to them.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from kvcore.sizing.errors import NoLayers
+from kvcore.sizing.errors import NoInterval, NoLayers
 from kvcore.sizing.layout import KVCacheGroupSpec, check_pages, create_kv_cache_group_specs
 from kvcore.sizing.memory import Specs
-from kvcore.sizing.specs import LayerSpec, blocks_of
+from kvcore.sizing.specs import LayerSpec, StateSpec, blocks_of
 
 NUM_GROUPS_MAX = 8
 """More groups cost every step time; more kinds than that have a group each."""
+NUM_GROUPS_MAX_WITH_STATES = 16
+"""Models with states have few layers of attention: fewer groups would leave slots of them empty."""
 
 
-def group_layers(specs: Specs) -> tuple[KVCacheGroupSpec, ...]:
+def group_layers(
+    specs: Specs, checkpoint_interval: int | None = None
+) -> tuple[KVCacheGroupSpec, ...]:
     """Groups for these layers, those that keep everything first.
 
-    Does not modify specs. Raises NoLayers, GroupsDoNotFit.
+    checkpoint_interval: tokens between the states that are kept; as many as a block of attention
+    has if None. Does not modify specs. Raises NoLayers, NoInterval, GroupsDoNotFit.
     """
     if not specs:
         raise NoLayers
-    resized = _equal_pages(specs)
+    resized = _fit_states(specs, checkpoint_interval)
     kinds = _kinds(resized)
     num_slots = choose_num_slots({spec: len(names) for spec, names in kinds.items()})
     parts = [
@@ -42,7 +48,9 @@ def group_layers(specs: Specs) -> tuple[KVCacheGroupSpec, ...]:
 
 def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
     """Layers per group, from how many layers each kind has; see the rules above."""
-    most_groups = max(NUM_GROUPS_MAX, len(num_layers))
+    has_states = any(isinstance(spec, StateSpec) for spec in num_layers)
+    bound = NUM_GROUPS_MAX_WITH_STATES if has_states else NUM_GROUPS_MAX
+    most_groups = max(bound, len(num_layers))
 
     def cost(num_slots: int) -> tuple[int, int, int]:
         groups = {spec: blocks_of(count, num_slots) for spec, count in num_layers.items()}
@@ -55,9 +63,37 @@ def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
     return min(choices, key=cost)
 
 
+def _fit_states(specs: Specs, interval: int | None) -> dict[str, LayerSpec]:
+    """The layers with one page: blocks of attention as long as the largest state needs, and states
+    padded to them.
+    """
+    states = {name: spec for name, spec in specs.items() if isinstance(spec, StateSpec)}
+    if not states:
+        return _equal_pages(specs)
+    largest = max(spec.state_bytes for spec in states.values())
+    resized = _equal_pages({name: spec for name, spec in specs.items() if name not in states})
+    if resized:
+        factor = blocks_of(largest, next(iter(resized.values())).page_bytes)
+        resized = {
+            name: attrs.evolve(spec, block_size=spec.block_size * factor)
+            for name, spec in resized.items()
+        }
+        largest = next(iter(resized.values())).page_bytes
+    if interval is None:
+        full = [spec for spec in resized.values() if spec.keeps_all]
+        if not full:
+            raise NoInterval
+        interval = full[0].block_size
+    padded = {
+        name: attrs.evolve(spec, block_size=interval, padded_bytes=largest)
+        for name, spec in states.items()
+    }
+    return {name: padded.get(name) or resized[name] for name in specs}
+
+
 def _equal_pages(specs: Specs) -> dict[str, LayerSpec]:
     """The layers with block sizes that give all of them the largest page."""
-    largest = max(spec.page_bytes for spec in specs.values())
+    largest = max((spec.page_bytes for spec in specs.values()), default=0)
     if any(largest % spec.page_bytes for spec in specs.values()):
         check_pages(list(_kinds(specs)))
     return {

@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
-from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, UnknownLayer
+from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, StatesNotManaged, UnknownLayer
 from kvcore.sizing.memory import Specs, check_memory
-from kvcore.sizing.specs import LayerSpec, Limits, blocks_of, check_count
+from kvcore.sizing.specs import AttentionSpec, LayerSpec, Limits, blocks_of, check_count
 from kvcore.types.config import Config
 from kvcore.types.errors import GroupsDoNotFit
 from kvcore.types.groups import Group
@@ -151,7 +151,7 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
     Groups with a window or chunk get the null block, which they cannot work without; limits with
     `null_block=True` have counted it when memory was checked, and one more block is needed for it.
     options: further fields of `kvcore.Config`. Raises InvalidConfig as it does, also if limits
-    without the null block left no room for it.
+    without the null block left no room for it, and StatesNotManaged.
     """
     groups = tuple(
         Group(
@@ -161,7 +161,10 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
             page_bytes=config.block_bytes,
         )
         for group in config.groups
+        if isinstance(group.spec, AttentionSpec)
     )
+    if len(groups) < len(config.groups):
+        raise StatesNotManaged(num_groups=len(config.groups) - len(groups))
     return Config(
         config.num_blocks,
         groups=groups,

@@ -16,12 +16,22 @@ import attrs
 from kvcore.sizing.errors import HeadsDoNotSplit, InvalidField, MissingField, UnknownDtype
 from kvcore.sizing.families import UNKNOWN, check_supported
 from kvcore.sizing.fields import Fields, read_fields
+from kvcore.sizing.heads import heads_per_device
+from kvcore.sizing.hybrids import (
+    HYBRID_FAMILIES,
+    STATE,
+    StateLayer,
+    count_layers,
+    read_kept,
+    read_state,
+)
 from kvcore.sizing.patterns import read_kinds, read_window
 from kvcore.sizing.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
     LayerSpec,
     SlidingWindowSpec,
+    StateSpec,
     check_count,
 )
 from kvcore.sizing.units import DTYPE_BYTES, read_dtype
@@ -48,14 +58,29 @@ class Layer:
 
 @attrs.frozen
 class Model:
-    """A model's cache. dtype: the weights', None if the file does not say it."""
+    """A model's cache. dtype: the weights', None if the file does not say it.
+
+    layer_names: of the layers, which are then not all of the model's, or not one each; `layers.0`
+    and so on if empty.
+    """
 
     file: str
     model_type: str
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer | StateLayer, ...]
     num_heads: int
     dtype: str | None
     max_position_embeddings: int | None
+    layer_names: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers."""
+        return self.layer_names or tuple(f"layers.{at}" for at in range(len(self.layers)))
+
+    @property
+    def attention(self) -> Layer | None:
+        """The first layer of attention; None if there is none."""
+        return next((each for each in self.layers if isinstance(each, Layer)), None)
 
 
 def read_model(path: str | Path) -> Model:
@@ -66,8 +91,10 @@ def read_model(path: str | Path) -> Model:
     fields = read_fields(path)
     family = fields.find_text("model_type") or UNKNOWN
     check_supported(fields, family)
-    num_layers = fields.count("num_hidden_layers", "it counts the layers", most=MAX_LAYERS)
+    num_layers = count_layers(fields, family, MAX_LAYERS)
     num_heads = _read_num_heads(fields, family)
+    if family in HYBRID_FAMILIES:
+        return _read_hybrid(fields, family, num_layers, num_heads)
     kinds = read_kinds(fields, num_layers)
     if fields.has("kv_lora_rank"):
         layers = _latent_layers(fields, kinds)
@@ -91,6 +118,32 @@ def read_model(path: str | Path) -> Model:
     )
 
 
+def _read_hybrid(fields: Fields, family: str, num_layers: int, num_heads: int) -> Model:
+    """A model with layers that keep states; those that keep nothing are left out."""
+    kept = read_kept(fields, family, num_layers)
+    state = read_state(fields, family)
+    attention = Layer(
+        "full_attention",
+        _read_num_kv_heads(fields, family, num_heads),
+        _read_head_size(fields, family, num_heads),
+        None,
+    )
+    parts = [
+        (f"layers.{index}" + (f".{part}" if len(each) > 1 else ""), part)
+        for index, each in enumerate(kept)
+        for part in each
+    ]
+    return Model(
+        file=fields.file,
+        model_type=family,
+        layers=tuple(state if part == STATE else attention for _, part in parts),
+        num_heads=num_heads,
+        dtype=_read_dtype(fields),
+        max_position_embeddings=fields.find_count("max_position_embeddings"),
+        layer_names=tuple(name for name, _ in parts),
+    )
+
+
 def make_layer_specs(
     model: Model, *, block_size: int = 16, dtype: str | None = None, tensor_parallel: int = 1
 ) -> dict[str, LayerSpec]:
@@ -107,8 +160,10 @@ def make_layer_specs(
             num_heads=model.num_heads, heads="attention heads", tensor_parallel=tensor_parallel
         )
     return {
-        f"layers.{index}": _layer_spec(layer, block_size, kept, tensor_parallel)
-        for index, layer in enumerate(model.layers)
+        name: _state_spec(model, layer, block_size, tensor_parallel)
+        if isinstance(layer, StateLayer)
+        else _layer_spec(layer, block_size, kept, tensor_parallel)
+        for name, layer in zip(model.names, model.layers, strict=True)
     }
 
 
@@ -134,6 +189,17 @@ def weights_dtype(model: Model, reason: str) -> str:
         ) from error
 
 
+def _state_spec(
+    model: Model, layer: StateLayer, block_size: int, tensor_parallel: int
+) -> LayerSpec:
+    """A state in the model's own number format, whatever the cache's is."""
+    own = weights_dtype(model, "states are kept in it")
+    num_bytes = layer.num_bytes(own, tensor_parallel)
+    return StateSpec(
+        block_size=block_size, dtype=own, state_bytes=num_bytes, padded_bytes=num_bytes
+    )
+
+
 def _layer_spec(layer: Layer, block_size: int, dtype: str, tensor_parallel: int) -> LayerSpec:
     made: dict[str, Any] = {
         "block_size": block_size,
@@ -148,15 +214,6 @@ def _layer_spec(layer: Layer, block_size: int, dtype: str, tensor_parallel: int)
         return FullAttentionSpec(**made)
     kind = SlidingWindowSpec if layer.kind == "sliding_window" else ChunkedLocalSpec
     return kind(**made, window=layer.window)
-
-
-def heads_per_device(num_kv_heads: int, tensor_parallel: int) -> int:
-    fewer, more = sorted((num_kv_heads, tensor_parallel))
-    if more % fewer:
-        raise HeadsDoNotSplit(
-            num_heads=num_kv_heads, heads="key-value heads", tensor_parallel=tensor_parallel
-        )
-    return max(num_kv_heads // tensor_parallel, 1)
 
 
 def _latent_layers(fields: Fields, kinds: tuple[Kind, ...]) -> tuple[Layer, ...]:
@@ -189,7 +246,10 @@ def _read_num_kv_heads(fields: Fields, family: str, num_heads: int) -> int:
 
 def _read_head_size(fields: Fields, family: str, num_heads: int) -> int:
     default = _GEMMA_HEAD_DIM if family.startswith("gemma") else _HEAD_DIM_OF.get(family)
-    found = fields.find_count("head_dim", most=MAX_HEADS) or default
+    found = fields.find_count("head_dim", most=MAX_HEADS)
+    if found is None and family == "nemotron_h":
+        found = fields.find_count("attention_head_dim", most=MAX_HEADS)
+    found = found or default
     if found is not None:
         return found
     hidden_size = fields.count("hidden_size", "without head_dim, a head's size follows from it")

@@ -29,7 +29,7 @@ from kvcore.sizing.layout import (
 )
 from kvcore.sizing.memory import check_memory
 from kvcore.sizing.models import Model, make_layer_specs
-from kvcore.sizing.specs import Limits
+from kvcore.sizing.specs import AttentionSpec, LayerSpec, Limits, StateSpec
 from kvcore.sizing.weights import Budget
 
 
@@ -90,19 +90,21 @@ def size_model(
     dtype: str | None = None,
     tensor_parallel: int = 1,
     windows: bool = True,
+    checkpoint_interval: int | None = None,
 ) -> SizeReport:
     """The report for a model.
 
     memory_bytes: for the cache, on each device. limits.num_blocks replaces the blocks that fit, and
-    a request must fit into both. windows: False to keep windows and chunks as full
-    attention in a model that has both. Raises WrongArgument, NoCacheMemory, InvalidMemory above a
-    PiB, and what `make_layer_specs` and `group_layers` raise.
+    a request must fit into both. windows: False to keep windows and chunks as full attention in a
+    model that has both. checkpoint_interval: see `group_layers`. Raises WrongArgument,
+    NoCacheMemory, InvalidMemory above a PiB, and what `make_layer_specs` and `group_layers` raise.
     """
     check_memory("memory_bytes", memory_bytes)
     specs = make_layer_specs(
         model, block_size=block_size, dtype=dtype, tensor_parallel=tensor_parallel
     )
-    groups = group_layers(specs if windows else unify_hybrid_kv_cache_specs(specs))
+    specs = specs if windows else unify_hybrid_kv_cache_specs(specs)
+    groups = group_layers(specs, checkpoint_interval)
     in_memory = memory_bytes // block_bytes(groups)
     config = make_layout(groups, in_memory if limits.num_blocks is None else limits.num_blocks)
     return SizeReport(
@@ -133,6 +135,7 @@ def to_json(report: SizeReport) -> dict[str, Any]:
                 "num_empty_slots": config.num_slots - len(group.layer_names),
                 "block_size": group.spec.block_size,
                 "layer_names": list(group.layer_names),
+                **_state_json(group.spec),
             }
             for group in config.groups
         ],
@@ -153,6 +156,12 @@ def to_json(report: SizeReport) -> dict[str, Any]:
         "notes": list(report.notes),
         "budget": None if report.budget is None else _budget_json(report.budget),
     }
+
+
+def _state_json(spec: LayerSpec) -> dict[str, Any]:
+    if not isinstance(spec, StateSpec):
+        return {}
+    return {"state_bytes": spec.state_bytes, "padding_bytes": spec.page_bytes - spec.state_bytes}
 
 
 def to_text(report: SizeReport) -> str:
@@ -180,14 +189,19 @@ def _notes(model: Model, limits: Limits, dtype: str | None) -> Iterator[str]:
 
 def _model_line(report: SizeReport) -> str:
     dtype = report.config.groups[0].spec.dtype
-    num_layers = len(report.model.layers)
-    kept = f"{_count(num_layers, 'layer')}, cache in {dtype}"
+    layers = {".".join(name.split(".")[:2]) for name in report.model.names}
+    keep = " that keep something" if report.model.layer_names else ""
+    kept = f"{_count(len(layers), 'layer')}{keep}, cache in {dtype}"
     return f"{report.model.model_type}: {kept} ({report.model.file})"
 
 
 def _devices_line(report: SizeReport) -> str:
-    spec, layer = report.config.groups[0].spec, report.model.layers[0]
-    if spec.use_mla:
+    specs = (group.spec for group in report.config.groups)
+    spec = next((each for each in specs if isinstance(each, AttentionSpec)), None)
+    layer = report.model.attention
+    if spec is None or layer is None:
+        part = "its part of the states"
+    elif spec.use_mla:
         part = "the whole latent vector"
     else:
         part = f"{spec.num_kv_heads} of {_count(layer.num_kv_heads, 'key-value head')}"
@@ -222,7 +236,14 @@ def _group_lines(config: KVCacheConfig) -> list[tuple[str, str]]:
         text = f"{spec.kind}{window}: {_count(num_layers, 'layer')}"
         if num_empty:
             text += f", {_count(num_empty, 'slot')} left empty"
-        text += f", blocks of {_count(spec.block_size, 'token')}"
+        if isinstance(spec, StateSpec):
+            share = 1 - spec.state_bytes / spec.page_bytes
+            text += (
+                f", {spec.state_bytes:,} bytes per state, {share:.1%} of its block lost to padding"
+            )
+            text += f", kept every {_count(spec.block_size, 'token')}"
+        else:
+            text += f", blocks of {_count(spec.block_size, 'token')}"
         lines.append((_count(len(groups), "group"), text))
     return lines
 
@@ -246,6 +267,7 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
         ("memory", f"{format_memory(report.memory_bytes)}: {blocks}"),
         *_token_lines(report),
         ("a request", f"{_count(report.blocks_per_request, 'block')} for {length}{_steps(report)}"),
+        *_state_lines(report),
     ]
     lines += [("note", note) for note in report.notes]
     if report.fits:
@@ -255,6 +277,21 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
     if report.longest_model_len:
         longest = f"the longest that would has {_count(report.longest_model_len, 'token')}"
     return [*lines, ("too small", f"a request of {length} needs {needed}; {longest}")]
+
+
+def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
+    """What of a request's blocks holds its states, however long it is."""
+    config, limits = report.config, report.limits
+    states = [group.spec for group in config.groups if isinstance(group.spec, StateSpec)]
+    if not states:
+        return []
+    num_blocks = sum(spec.max_blocks(limits) for spec in states)
+    return [
+        (
+            "its states",
+            f"{num_blocks:,} of these blocks, {format_memory(num_blocks * config.block_bytes)}",
+        )
+    ]
 
 
 def _token_lines(report: SizeReport) -> list[tuple[str, str]]:

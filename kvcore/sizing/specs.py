@@ -9,7 +9,7 @@ integers; a spec that cannot work is refused when it is made.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import attrs
 
@@ -17,6 +17,9 @@ from kvcore.sizing.errors import WindowOnLatent
 from kvcore.sizing.units import DTYPE_BYTES, read_dtype
 from kvcore.types.errors import InvalidCount, WrongArgument
 from kvcore.types.groups import Kind
+
+LayerKind: TypeAlias = Kind | Literal["state"]
+"""The kinds of groups, and states, which no group of a manager holds yet."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,28 +55,23 @@ class Limits:
 class LayerSpec:
     """One layer's cache.
 
-    block_size: tokens per block. num_kv_heads, head_size: of what one device keeps. dtype: a key of
-    `DTYPE_BYTES`. use_mla: one latent vector a token instead of a key and a value a head.
-    Raises InvalidCount, WrongArgument, UnknownDtype.
+    block_size: tokens per block. dtype: a key of `DTYPE_BYTES`. Raises InvalidCount, WrongArgument,
+    UnknownDtype.
     """
 
     block_size: int
-    num_kv_heads: int
-    head_size: int
     dtype: str
-    use_mla: bool = False
 
-    name: ClassVar[Kind]
+    name: ClassVar[LayerKind]
     keeps_all: ClassVar[bool] = False
     """Whether a request's blocks grow with its length without bound."""
 
     def __attrs_post_init__(self) -> None:
-        for name in ("block_size", "num_kv_heads", "head_size"):
-            check_count(name, getattr(self, name))
+        check_count("block_size", self.block_size)
         object.__setattr__(self, "dtype", read_dtype(self.dtype))
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LayerKind:
         """The kind of a `kvcore.Group` of such layers."""
         return self.name
 
@@ -84,9 +82,8 @@ class LayerSpec:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token."""
-        vectors = 1 if self.use_mla else 2
-        return vectors * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        """Bytes of one token; 0 if what is kept does not grow with the tokens."""
+        return 0
 
     @property
     def page_bytes(self) -> int:
@@ -108,7 +105,66 @@ class LayerSpec:
 
 
 @attrs.frozen(kw_only=True)
-class FullAttentionSpec(LayerSpec):
+class AttentionSpec(LayerSpec):
+    """A layer that keeps keys and values of its tokens.
+
+    num_kv_heads, head_size: of what one device keeps. use_mla: one latent vector per token instead
+    of a key and a value per head.
+    """
+
+    num_kv_heads: int
+    head_size: int
+    use_mla: bool = False
+
+    name: ClassVar[Kind]
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of a `kvcore.Group` of such layers."""
+        return self.name
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        for name in ("num_kv_heads", "head_size"):
+            check_count(name, getattr(self, name))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        vectors = 1 if self.use_mla else 2
+        return vectors * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+
+@attrs.frozen(kw_only=True)
+class StateSpec(LayerSpec):
+    """A layer that keeps one state of fixed size, which every token overwrites.
+
+    block_size: tokens between two states that are kept for others (checkpoints). state_bytes: of
+    one state on one device. padded_bytes: of the block that it lies in, at least as many.
+    """
+
+    state_bytes: int
+    padded_bytes: int
+
+    name: ClassVar[LayerKind] = "state"
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_count("state_bytes", self.state_bytes)
+        check_count("padded_bytes", self.padded_bytes, least=self.state_bytes)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.padded_bytes
+
+    def max_blocks(self, limits: Limits) -> int:
+        """The state that is read, and the one that the step writes."""
+        return min(blocks_of(limits.max_model_len, self.block_size), 2)
+
+
+@attrs.frozen(kw_only=True)
+class FullAttentionSpec(AttentionSpec):
     """Every query sees all tokens before it; with `use_mla` as latent vectors."""
 
     name: ClassVar[Kind] = "full_attention"
@@ -121,7 +177,7 @@ class FullAttentionSpec(LayerSpec):
 
 
 @attrs.frozen(kw_only=True)
-class WindowedSpec(LayerSpec):
+class WindowedSpec(AttentionSpec):
     """The common part of a sliding window and a chunk. Raises WindowOnLatent too."""
 
     window: int
@@ -162,7 +218,7 @@ class ChunkedLocalSpec(WindowedSpec):
 
 
 @attrs.frozen(kw_only=True)
-class CrossAttentionSpec(LayerSpec):
+class CrossAttentionSpec(AttentionSpec):
     """A query sees the encoder's tokens, at most `max_encoder_tokens` a request."""
 
     max_encoder_tokens: int

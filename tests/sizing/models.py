@@ -60,6 +60,16 @@ QWEN: dict[str, Any] = {
     "sliding_window": 64,
     "max_window_layers": 3,
 }
+HYBRIDS = (
+    "qwen3-next-80b-a3b",
+    "nemotron-h-8b",
+    "jamba-v0.1",
+    "falcon-h1-7b",
+    "granite-4.0-h-small",
+    "lfm2-1.2b",
+)
+"""The example files of models with states."""
+WITHOUT_STATES = sorted(path for path in CONFIGS.glob("*.json") if path.stem not in HYBRIDS)
 IN_TURNS = ["sliding_attention", "full_attention"] * 2
 
 

@@ -14,7 +14,7 @@ from kvcore.cli import main as cli
 from kvcore.sizing import Limits, read_model, size_model
 from kvcore.sizing.command import main
 from kvcore.types.errors import InvalidConfig
-from tests.sizing.models import CONFIGS, LLAMA, write
+from tests.sizing.models import CONFIGS, LLAMA, WITHOUT_STATES, write
 
 LLAMA_8B = str(CONFIGS / "llama-3-8b.json")
 LLAMA_BLOCK = 2 * 16 * 8 * 128 * 2 * 32
@@ -150,7 +150,7 @@ def test_slots_that_stay_empty_are_said(capsys: pytest.CaptureFixture[str]) -> N
     assert line in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITHOUT_STATES, ids=lambda path: path.stem)
 def test_what_fits_makes_a_manager_and_what_does_not_makes_none(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

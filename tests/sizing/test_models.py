@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from kvcore.sizing import make_layer_specs, read_model
+from kvcore.sizing import AttentionSpec, Layer, Model, make_layer_specs, read_model
 from kvcore.sizing.errors import ContradictoryFields, HeadsDoNotSplit
-from tests.sizing.models import CONFIGS, GEMMA3, IN_TURNS, LLAMA, LLAMA4, MLA, QWEN, write
+from tests.sizing.models import (
+    CONFIGS,
+    GEMMA3,
+    HYBRIDS,
+    IN_TURNS,
+    LLAMA,
+    LLAMA4,
+    MLA,
+    QWEN,
+    write,
+)
 
 EXAMPLES: dict[str, tuple[int, dict[tuple[str, int | None], int]]] = {
     # Bytes of a token by hand: key and value (MLA: one vector) * heads * size * bytes * layers.
@@ -41,20 +51,27 @@ EXAMPLES: dict[str, tuple[int, dict[tuple[str, int | None], int]]] = {
 }
 
 
+def attention(model: Model) -> list[Layer]:
+    """The layers of a model of which each is attention."""
+    found = [layer for layer in model.layers if isinstance(layer, Layer)]
+    assert len(found) == len(model.layers)
+    return found
+
+
 def kinds(path: Path) -> str:
     """The kinds of a model's layers, a letter each: f, s, c or m."""
-    return "".join(layer.kind[0] for layer in read_model(path).layers)
+    return "".join(layer.kind[0] for layer in attention(read_model(path)))
 
 
 def test_every_example_file_is_read_below() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.json")} == set(EXAMPLES)
+    assert {path.stem for path in CONFIGS.glob("*.json")} == {*EXAMPLES, *HYBRIDS}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_comes_to_what_its_figures_say(name: str) -> None:
     token_bytes, layers = EXAMPLES[name]
     model = read_model(CONFIGS / f"{name}.json")
-    assert Counter((layer.kind, layer.window) for layer in model.layers) == layers
+    assert Counter((layer.kind, layer.window) for layer in attention(model)) == layers
     specs = make_layer_specs(model)
     assert sum(spec.token_bytes for spec in specs.values()) == token_bytes
     assert list(specs) == [f"layers.{index}" for index in range(sum(layers.values()))]
@@ -116,7 +133,7 @@ def test_layers_are_of_the_kinds_that_the_family_gives_them(
 def test_heads_follow_from_the_file_or_from_the_familys_defaults(
     tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], heads: int, size: int
 ) -> None:
-    layer = read_model(write(tmp_path, base, **changes)).layers[0]
+    layer = attention(read_model(write(tmp_path, base, **changes)))[0]
     assert (layer.num_kv_heads, layer.head_size) == (heads, size)
 
 
@@ -138,9 +155,11 @@ def test_devices_share_heads_and_copy_what_does_not_split(
     tmp_path: Path, base: dict[str, Any], num_devices: int, heads: int
 ) -> None:
     model = read_model(write(tmp_path, base))
-    specs = make_layer_specs(model, tensor_parallel=num_devices)
-    assert {spec.num_kv_heads for spec in specs.values()} == {heads}
-    assert {spec.head_size for spec in specs.values()} == {model.layers[0].head_size}
+    made = make_layer_specs(model, tensor_parallel=num_devices).values()
+    specs = [spec for spec in made if isinstance(spec, AttentionSpec)]
+    assert len(specs) == len(model.layers)
+    assert {spec.num_kv_heads for spec in specs} == {heads}
+    assert {spec.head_size for spec in specs} == {attention(model)[0].head_size}
 
 
 @pytest.mark.parametrize(

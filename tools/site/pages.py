@@ -39,7 +39,7 @@ METHODS = {
     "Queries": "get_blocks get_block_ids get_block_keys get_block_key get_cached_block has_key"
     " num_owners get_num_common_prefix_blocks num_tokens num_draft_tokens num_output_placeholders"
     " num_computed_tokens get_row status num_free_blocks num_free_host_blocks num_due_blocks"
-    " usage",
+    " quarantined_blocks usage",
     "Explanations": "explain_miss explain_refusal",
     "Recording": "start_recording stop_recording",
     "The state": "state check encode restore",
@@ -70,6 +70,12 @@ MODULES = {
             *("kvcore.event_index.index", "kvcore.event_index.event_log"),
             *("kvcore_runtime.events.publisher", "kvcore_runtime.events.event_source"),
         ],
+    ),
+    "metrics": ("Metrics for Prometheus", ["kvcore_runtime.prometheus.exporter"]),
+    "ranks": (
+        "Ranks",
+        [f"kvcore_runtime.ranks.{name}" for name in ("leader", "follower", "links", "shard")]
+        + ["kvcore_runtime.ranks.step_wire", "kvcore_runtime.ranks.errors"],
     ),
     "record": ("The recorder", [f"kvcore.record.{name}" for name in RECORD]),
     "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),

@@ -116,12 +116,12 @@ class AnyFullSpec(sizing.FullAttentionSpec):
 
 
 @of_original_kind()
-def read_spec(spec: Any) -> LayerSpec:
+def read_spec(spec: Any) -> sizing.AttentionSpec:
     """The spec of `kvcore.sizing` that one stands for; one of `kvcore.sizing` stands for itself.
 
     Raises WrongArgument, InvalidCount, UnknownDtype, WindowWithMla.
     """
-    if isinstance(spec, LayerSpec):
+    if isinstance(spec, sizing.AttentionSpec):
         return spec
     shape = read_fields("a spec", spec, *SHAPE)
     shape["dtype"] = str(shape["dtype"]).removeprefix("torch.")

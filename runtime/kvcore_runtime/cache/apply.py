@@ -13,7 +13,7 @@ synchronises, but for what a store reads from a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -83,6 +83,8 @@ class Runtime:
         self.external = external
         self.next_number = next_number
         self._finished: list[Finished] = []
+        self.on_applied: Callable[[Batch], None] | None = None
+        """Called with each batch after it was applied; what it raises is raised."""
         self.guard = CacheGuard(cache, kept, null_block=null_block) if cache.guard else None
 
     def apply(self, batch: Batch, run: Run = run_segments) -> None:
@@ -95,9 +97,13 @@ class Runtime:
         """
         if batch.number != self.next_number:
             raise BatchNotNext(number=batch.number, expected=self.next_number)
-        if len(batch) == 0:  # most steps that only decode
-            self.next_number += 1
-            return
+        if len(batch) > 0:  # most steps that only decode have nothing to apply
+            self._apply(batch, run)
+        self.next_number += 1
+        if self.on_applied is not None:
+            self.on_applied(batch)
+
+    def _apply(self, batch: Batch, run: Run) -> None:
         columns = batch_columns(batch)
         moves = _check(self.cache, batch.number, columns)
         has_transfers = any(each.kind in TRANSFERS for each in moves)
@@ -112,7 +118,6 @@ class Runtime:
         else:
             run(self.cache, moves)
         self.tables.commit(planned)
-        self.next_number += 1
 
     def skip(self, next_number: int) -> None:
         """Note that the next batch is this one: those before it that did not come, or that

@@ -125,9 +125,9 @@ class Engine:
             guard=self.options.guard,
             shared=config.max_in_flight > 0 and runs_in_fork(model.device),
         )
-        self._forward = Forward(model, self.runtime, groups, keep_logits=self.options.keep_logits)
+        self.forward = Forward(model, self.runtime, groups, keep_logits=self.options.keep_logits)
         self._executor = (
-            BatchExecutor(self.runtime, self._forward, self.options.executor_core)
+            BatchExecutor(self.runtime, self.forward, self.options.executor_core)
             if config.max_in_flight
             else None
         )
@@ -254,9 +254,9 @@ class Engine:
         self._poll()
         if chunks:
             draws = plan_draws(chunks)
-            inputs = self._forward.prepare(chunks, draws)
+            inputs = self.forward.prepare(chunks, draws)
             with torch.inference_mode():
-                computed = self._forward.compute(self._forward.begin(inputs))
+                computed = self.forward.compute(self.forward.begin(inputs))
             self._sample(Flight(batch.number, draws), computed)
 
     def _step_ahead(self, executor: BatchExecutor) -> None:
@@ -269,7 +269,7 @@ class Engine:
             self.metrics.num_overlapped += bool(chunks and self._flights)
             draws = plan_draws(chunks)
             if chunks:
-                executor.announce(self._forward.prepare(chunks, draws))
+                executor.announce(self.forward.prepare(chunks, draws))
             if len(self._flights) == self.manager.config.max_in_flight:
                 executed = self._complete(executor)
             batch = self._take_batch()

@@ -9,8 +9,8 @@ read, so the table may hold the null block there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 import numpy as np
@@ -38,6 +38,8 @@ from kvcore_runtime.model.model import Llama
 from kvcore_runtime.model.sampling import Sampling, draw
 
 _NOTHING = np.empty(0, dtype=np.int64)
+_ReadLists: TypeAlias = tuple[list[int], list[int], list[int], list[str]]
+_DrawLists: TypeAlias = tuple[list[int], list[dict[str, Any] | None], list[int]]
 
 
 def make_runtime(
@@ -101,8 +103,8 @@ class StepInputs(NamedTuple):
 
     numbers: bytes
     sizes: tuple[int, ...]
-    reads: tuple[list[int], list[int], list[int], list[str]]
-    draws: tuple[list[int], list[dict[str, Any] | None], list[int]]
+    reads: _ReadLists
+    draws: _DrawLists
     plans: tuple[tuple[Any, ...], ...]
 
 
@@ -151,6 +153,9 @@ class Forward:
         # Of each row, for the next step: it needs no one who reads it first.
         rows = runtime.tables.max_rows
         self._sizes: tuple[int, ...] | None = None
+        self.on_pass: Callable[[Begun, Tensor], None] | None = None
+        """Called before each pass with the tokens at all its positions; what it raises is raised.
+        """
         self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._places = [
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
@@ -186,25 +191,35 @@ class Forward:
             [place for place, _ in newest],
             [row for _, row in newest],
         )
-        plans = self._plan(chunks)
-        own = np.array([*itertools.chain(*parts)], dtype=np.int64)
-        plan_sizes = (each.number_sizes for each in plans)
-        return StepInputs(
-            numbers=np.concatenate([own, *(each.numbers for each in plans)]).tobytes(),
-            sizes=(*map(len, parts), *itertools.chain(*plan_sizes)),
-            reads=(
-                [each.sequence.row for each in chunks],
-                [each.start for each in chunks],
-                [each.end for each in chunks],
-                [each.sequence.sequence_id for each in chunks],
-            ),
-            draws=(
-                [each.rows[index] for each, index in drawn],
-                [_plain(each.sampling) for each, _ in drawn],
-                [each.place + index for each, index in drawn],
-            ),
-            plans=tuple(each[:-1] for each in plans),
+        reads = (
+            [each.sequence.row for each in chunks],
+            [each.start for each in chunks],
+            [each.end for each in chunks],
+            [each.sequence.sequence_id for each in chunks],
         )
+        draws_as_data = (
+            [each.rows[index] for each, index in drawn],
+            [_plain(each.sampling) for each, _ in drawn],
+            [each.place + index for each, index in drawn],
+        )
+        return self._inputs(parts, reads, draws_as_data)
+
+    def prepare_rows(
+        self,
+        rows: list[int],
+        starts: list[int],
+        ends: list[int],
+        *,
+        tokens: list[int],
+        wanted: list[int],
+    ) -> StepInputs:
+        """Prepare a forward pass that another rank planned, which samples nothing here.
+
+        rows, starts, ends: of each sequence. tokens: at all positions. wanted: places among them.
+        """
+        names = [f"row {row}" for row in rows]
+        parts: list[list[int]] = [tokens, [], [], wanted, [], []]
+        return self._inputs(parts, (rows, starts, ends, names), ([], [], []))
 
     def begin(self, inputs: StepInputs) -> Begun:
         """Set a step up, as far as that needs neither its batch nor the tokens to come.
@@ -245,6 +260,8 @@ class Forward:
             newest = self._newest.index_select(0, rows)
             is_all = len(rows) == len(tokens)
             tokens = newest if is_all else tokens.index_copy(0, places, newest)
+        if self.on_pass is not None:
+            self.on_pass(begun, tokens)
         with any_shape(self._model.device):
             logits = self._model.forward(
                 tokens, begun.attention.positions, begun.attention, begun.wanted
@@ -267,13 +284,30 @@ class Forward:
         sampled: list[int] = tokens.tolist()
         return sampled
 
-    def _plan(self, chunks: Sequence[ScheduledChunk]) -> tuple[ReadPlan, ...]:
+    def _inputs(
+        self, parts: Sequence[list[int]], reads: _ReadLists, draws: _DrawLists
+    ) -> StepInputs:
+        """A step as plain data: its own numbers and those of its plans."""
+        plans = self._plan(*reads[:3])
+        own = np.array([*itertools.chain(*parts)], dtype=np.int64)
+        plan_sizes = (each.number_sizes for each in plans)
+        return StepInputs(
+            numbers=np.concatenate([own, *(each.numbers for each in plans)]).tobytes(),
+            sizes=(*map(len, parts), *itertools.chain(*plan_sizes)),
+            reads=reads,
+            draws=draws,
+            plans=tuple(each[:-1] for each in plans),
+        )
+
+    def _plan(
+        self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> tuple[ReadPlan, ...]:
         """The reads and writes of each kind of layer."""
         return tuple(
             plan_reads(
-                [each.end - each.start for each in chunks],
-                [each.end for each in chunks],
-                rows=[each.sequence.row for each in chunks],
+                [end - start for start, end in zip(starts, ends, strict=True)],
+                ends,
+                rows=rows,
                 block_size=self._runtime.tables.block_sizes[group_id],
                 width=self._runtime.tables.max_blocks,
                 num_blocks_max=self._num_blocks_max[group_id],

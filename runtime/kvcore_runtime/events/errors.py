@@ -5,13 +5,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from kvcore_runtime.errors import KvcoreRuntimeError
-
-
-class PackageMissing(KvcoreRuntimeError):
-    """Events on the wire need a package that is an extra."""
-
-    message = "events need the Python package {package!r}: pip install 'kvcore-runtime[events]'"
+from kvcore_runtime.errors import KvcoreRuntimeError, PackageMissing
 
 
 class EndpointUnusable(KvcoreRuntimeError):
@@ -31,6 +25,6 @@ def load_zmq() -> ModuleType:
     try:
         import zmq
     except ImportError:
-        raise PackageMissing(package="pyzmq") from None
+        raise PackageMissing(what="events", package="pyzmq", extra="events") from None
     module: ModuleType = zmq
     return module

@@ -11,7 +11,8 @@ fewer rows take other kernels, which add in another order. Padded, a row's bits 
 row alone.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import attrs
 import torch
@@ -23,6 +24,10 @@ from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModelFile
 
 ROW_TILE = 16
 """Rows of a matrix product are a multiple of this in invariant mode."""
+
+
+Reduce: TypeAlias = Callable[[Tensor], Tensor]
+"""Adds a layer's output, a part of a sum, to that of the other ranks."""
 
 
 class Attention(Protocol):
@@ -115,12 +120,14 @@ class Llama:
     """A model: shape, weights and how exact it is.
 
     invariant: a token's logits have the same bits whatever else is in the step; the attention
-    object given to `forward` must be in the same mode.
+    object given to `forward` must be in the same mode. reduce: if this is a rank's share of a model
+    (`kvcore_runtime.ranks`), called on the output of each attention and each MLP.
     """
 
     config: LlamaConfig
     weights: LlamaWeights
     invariant: bool = False
+    reduce: Reduce | None = attrs.field(default=None, repr=False)
     rope: Tensor = attrs.field(init=False, repr=False)  # [2, max_model_len, head_dim]: cos, sin
 
     def __attrs_post_init__(self) -> None:
@@ -161,8 +168,8 @@ class Llama:
         x = self._pad_rows(functional.embedding(token_ids, self.weights.embedding))
         cos, sin = self.rope.index_select(1, positions).unsqueeze(2)
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._attention(index, layer, x, cos, sin, attention)
-            x = x + self._mlp(layer, x)
+            x = x + self._sum(self._attention(index, layer, x, cos, sin, attention))
+            x = x + self._sum(self._mlp(layer, x))
         return self._norm(x, self.weights.norm)[:num_tokens]
 
     def check_length(self, what: str, num_tokens: int) -> None:
@@ -188,6 +195,9 @@ class Llama:
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate, up = functional.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
         return functional.linear(functional.silu(gate) * up, layer.down)
+
+    def _sum(self, part: Tensor) -> Tensor:
+        return part if self.reduce is None else self.reduce(part)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

@@ -15,6 +15,7 @@ use crate::bindings::values;
 use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
+use crate::pool::quarantine::Quarantine;
 use crate::record::calls::GET_COMPUTED_BLOCKS;
 use crate::state::state::{RequestState, State};
 use crate::transitions::epochs::stale_requests;
@@ -202,6 +203,14 @@ impl Manager {
     #[getter]
     fn num_free_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
         Ok(Self::shown(slf)?.state.device.num_free())
+    }
+
+    /// Device blocks that lost their last owner while a batch in flight uses them, in this order.
+    #[getter]
+    fn quarantined_blocks<'py>(slf: &Bound<'py, Self>) -> PyResult<PyNumbers<'py>> {
+        let quarantine = Self::shown(slf)?.state.device.quarantine.as_ref().map(Quarantine::blocks);
+        let blocks = quarantine.unwrap_or_default();
+        values::numbers(slf.py(), blocks.into_iter().map(|block| block.0).collect::<Vec<_>>())
     }
 
     /// Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.

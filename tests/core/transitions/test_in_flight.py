@@ -71,6 +71,7 @@ def test_a_block_behind_a_cut_is_judged_anew(backend: Backend) -> None:
     assert blocks(manager, "a") == [1, 2, 4]
     manager.free("a")
     assert waiting(manager) == [3, 2, 1]
+    assert manager.quarantined_blocks == (3, 2, 1)
     assert queue(manager)[-1] == 4
     manager.complete(number)
     assert queue(manager)[-4:] == [4, 3, 2, 1]

@@ -134,6 +134,6 @@ class DigestEngine(Engine):
         super().__init__(model, config, options, **others)
         memory: Any = Memory(config)
         self.runtime = memory
-        self._forward = DigestForward(memory, model.config.vocab_size)
+        self.forward = DigestForward(memory, model.config.vocab_size)
         if config.max_in_flight:
-            self._executor = BatchExecutor(memory, self._forward)
+            self._executor = BatchExecutor(memory, self.forward)

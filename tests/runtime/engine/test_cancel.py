@@ -87,12 +87,12 @@ class Breaking:
         self.num_calls = 0
         self._engine = engine
         self._numbers = numbers
-        self._compute = engine._forward.compute
+        self._compute = engine.forward.compute
         self._apply = engine.runtime.apply
         if before:
             engine.runtime.apply = self.apply  # type: ignore[method-assign, assignment] # broken
         else:
-            engine._forward.compute = self.compute  # type: ignore[method-assign] # broken
+            engine.forward.compute = self.compute  # type: ignore[method-assign] # broken
 
     def compute(self, begun: Begun) -> Computed:
         self.num_calls += 1

@@ -143,7 +143,7 @@ class Gate:
         self.planned = multiprocessing.Event()
         self.num_planned = 0
         self.num_ahead = 0
-        self._compute = engine._forward.compute
+        self._compute = engine.forward.compute
         self._schedule = engine.scheduler.schedule
         self._engine = engine
 
@@ -165,7 +165,7 @@ def test_each_step_is_planned_while_the_one_before_is_computed(
 ) -> None:
     engine = Engine(model(), make_config(), attrs.evolve(OPTIONS, backend=backend))
     gate = Gate(engine)
-    monkeypatch.setattr(engine._forward, "compute", gate.compute)
+    monkeypatch.setattr(engine.forward, "compute", gate.compute)
     monkeypatch.setattr(engine.scheduler, "schedule", gate.schedule)
     assert_same_answers(answer(engine, requests()), references(model()))
     assert gate.num_planned > engine.metrics.num_overlapped > 0

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many blocks of a pool are used, cached, free and quarantined, from the commands of batches.
+
+Why: the manager does not count the free blocks whose content can still be hit, and a walk of the
+pool in each step costs more than the step. What a batch says of each block is read at once, as
+columns.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvcore import KVCacheManager
+from kvcore.types.commands import COLUMNS, Allocate, Batch, Evict, EvictAll, Free, Touch
+from kvcore.types.keys import HASH_SIZE, KEY_SIZE
+
+_KIND, _BLOCK, _VALUE = (COLUMNS.index(name) for name in ("kind", "a", "b"))
+_IS_OF_BLOCK = np.zeros(256, np.bool_)
+_IS_OF_BLOCK[[Allocate.kind, Touch.kind, Free.kind, Evict.kind, EvictAll.kind]] = True
+
+Column: TypeAlias = npt.NDArray[np.int32]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Places: TypeAlias = npt.NDArray[np.intp]
+
+
+@attrs.frozen
+class BlockStates:
+    """Blocks of the device pool by state; their sum is the number of usable blocks.
+
+    used: with an owner. cached: free, with content that can be hit. free: without such content.
+    quarantined: without owner, used by a batch in flight.
+    """
+
+    used: int
+    cached: int
+    free: int
+    quarantined: int
+
+
+class BlockCounts:
+    """Follows the batches of one manager. Walks the pool once, when it is made."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        config = manager.config
+        blocks = range(config.num_blocks - config.num_usable_blocks, config.num_blocks)
+        self._manager = manager
+        self._sizes = np.array([group.block_size for group in config.groups])
+        self._is_idle = np.zeros(config.num_blocks, np.bool_)
+        """Of each block, whether it has content that can be hit, and no owner."""
+        self._first = np.zeros(config.num_blocks, np.int32)
+        """Room: of each block that a batch names, the first row with it."""
+        idle = [block for block in blocks if manager.has_key(block)]
+        self._is_idle[[block for block in idle if manager.num_owners(block) == 0]] = True
+        self._note_pool()
+        self.num_evicted_tokens = 0
+        """Tokens of the free blocks whose content was given up for another."""
+
+    def update(self, batch: Batch) -> None:
+        """Follow the commands of the batch that was taken last. O(commands of the batch)."""
+        rows = np.frombuffer(batch.buffer, "<i4").reshape(len(COLUMNS), -1)
+        at = np.flatnonzero(_IS_OF_BLOCK[rows[_KIND]])
+        if at.size:
+            kinds, blocks, values = rows[_KIND][at], rows[_BLOCK][at], rows[_VALUE][at]
+            start = 0
+            for reset in np.flatnonzero(kinds == EvictAll.kind).tolist():
+                part = slice(start, reset)
+                self._follow(kinds[part], blocks[part], values[part], batch.keys)
+                self._is_idle[:] = False
+                start = reset + 1
+            self._follow(kinds[start:], blocks[start:], values[start:], batch.keys)
+        self._note_pool()
+
+    def states(self) -> BlockStates:
+        """The blocks by state, after the batch that was followed last. Does not ask the manager."""
+        free, quarantined = self._num_free, self._quarantined
+        cached = int(np.count_nonzero(self._is_idle))
+        if quarantined:
+            cached -= int(np.count_nonzero(self._is_idle[list(quarantined)]))
+        return BlockStates(
+            used=self._manager.config.num_usable_blocks - free - len(quarantined),
+            cached=cached,
+            free=free - cached,
+            quarantined=len(quarantined),
+        )
+
+    def _note_pool(self) -> None:
+        self._num_free = self._manager.num_free_blocks
+        self._quarantined = self._manager.quarantined_blocks
+
+    def _follow(self, kinds: Column, blocks: Column, values: Column, keys: bytes) -> None:
+        becomes_idle = (kinds == Free.kind) & (values != 0)
+        evictions = np.flatnonzero(kinds == Evict.kind)
+        if evictions.size:
+            evicted = values[evictions[self._were_idle(blocks, becomes_idle, evictions)]]
+            groups = np.frombuffer(keys, ">u4").reshape(-1, KEY_SIZE // 4)[:, HASH_SIZE // 4]
+            self.num_evicted_tokens += int(self._sizes[groups[evicted]].sum())
+        self._is_idle[blocks] = becomes_idle  # in order: the last row of a block counts
+
+    def _were_idle(self, blocks: Column, becomes_idle: Flags, rows: Places) -> Flags:
+        """Whether the blocks of these rows were idle just before their rows."""
+        self._first[blocks[::-1]] = np.arange(len(blocks) - 1, -1, -1, dtype=np.int32)
+        found = self._is_idle[blocks[rows]]
+        for at in np.flatnonzero(self._first[blocks[rows]] < rows):
+            before = np.flatnonzero(blocks[: rows[at]] == blocks[rows[at]])
+            found[at] = becomes_idle[before[-1]]
+        return found

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports the counts of one manager to Prometheus.
+
+The engine's thread adds numbers; metrics are made of them when a scraper asks. What nobody has told
+the exporter is absent there, not 0.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvcore import BlockObserver, KVCacheManager, PrefixCacheStats
+from kvcore.types.commands import Batch
+from kvcore_runtime.errors import PackageMissing
+from kvcore_runtime.prometheus.block_counts import BlockCounts
+from kvcore_runtime.prometheus.errors import InvalidLabel, InvalidNames, NamesTaken
+from kvcore_runtime.prometheus.names import METRICS, Kind, Metric
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+
+Names = Literal["kvcore", "vllm", "sglang"]
+BOUNDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+    *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
+)
+"""Upper bounds of the buckets of seconds, as vLLM 0.33 has them for blocks."""
+
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS = {label for each in METRICS.values() for metric in each for label in metric.labels}
+
+
+class _Seconds:
+    """A histogram of seconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: Iterable[float]) -> None:
+        for each in seconds:
+            self.counts[bisect_left(BOUNDS, each)] += 1
+            self.total += each
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Pairs of an upper bound and the number of values up to it."""
+        pairs, num_so_far = [], 0
+        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
+            num_so_far += count
+            pairs.append((bound, float(num_so_far)))
+        return pairs
+
+
+class Exporter:
+    """The metrics of one manager, in a registry of prometheus_client.
+
+    manager: whose statistics it takes; nobody else may then call its `take_stats`. labels: of every
+    metric, name to value; dashboards for vLLM expect `model_name` and `engine`. registry: of
+    prometheus_client, its global one if None; one exporter per registry. names: whose names the
+    metrics have, any of "kvcore", "vllm" and "sglang". block_sample_rate: share of the blocks whose
+    lives are followed, 0.0 to 1.0. Above 0.0 every command of a batch becomes an object, as
+    `BlockObserver` reads them; 0.0 leaves these metrics out. Raises PackageMissing without
+    prometheus-client, InvalidLabel, InvalidNames, NamesTaken, WrongArgument.
+    """
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        labels: Mapping[str, str] | None = None,
+        registry: CollectorRegistry | None = None,
+        names: Sequence[Names] = ("kvcore",),
+        *,
+        block_sample_rate: float = 0.0,
+    ) -> None:
+        try:
+            from prometheus_client import REGISTRY, core
+        except ImportError:
+            raise PackageMissing(
+                what="metrics", package="prometheus-client", extra="prometheus"
+            ) from None
+        self._families: dict[Kind, Any] = {
+            "gauge": core.GaugeMetricFamily,
+            "counter": core.CounterMetricFamily,
+            "histogram": core.HistogramMetricFamily,
+        }
+        self._metrics = _metrics(names)
+        self._labels = _read_labels(labels or {})
+        self._manager = manager
+        self._observer = BlockObserver(block_sample_rate) if block_sample_rate != 0.0 else None
+        self._blocks = BlockCounts(manager)
+        self._lock = threading.Lock()
+        self._values: dict[str, int | float] = dict.fromkeys(("queries", "hits"), 0)
+        self._seconds = {name: _Seconds() for name in ("lifetime", "idle", "reuse_gap")}
+        self.registry: CollectorRegistry = REGISTRY if registry is None else registry
+        try:
+            self.registry.register(self)
+        except ValueError as error:
+            raise NamesTaken(reason=str(error)) from None
+
+    def update(
+        self,
+        batch: Batch,
+        *,
+        num_running: int | None = None,
+        num_waiting: int | None = None,
+        num_preempted: int | None = None,
+    ) -> PrefixCacheStats:
+        """Add one step, after `take_batch`. O(commands of the batch); never waits for a scraper.
+
+        batch: the one just taken; every batch must be told, in order. num_running, num_waiting:
+        requests now. num_preempted: requests that this step preempted. Takes and returns the
+        manager's statistics of look-ups.
+        """
+        stats = self._manager.take_stats()
+        with self._lock:
+            self._values["queries"] += stats.queries
+            self._values["hits"] += stats.hits
+            for name, count in (("running", num_running), ("waiting", num_waiting)):
+                if count is not None:
+                    self._values[name] = count
+            if num_preempted is not None:
+                self._values["preemptions"] = self._values.get("preemptions", 0) + num_preempted
+            self._blocks.update(batch)
+            if self._observer is not None:
+                self._note_lives(self._observer, batch)
+        return stats
+
+    def close(self) -> None:
+        """Take the metrics out of the registry. Twice does nothing."""
+        try:
+            self.registry.unregister(self)
+        except KeyError:
+            return
+
+    def collect(self) -> Iterator[Family]:
+        """The metrics as they are now, for the registry."""
+        with self._lock:
+            values = self._values | self._block_values()
+            seconds = {name: (each.buckets(), each.total) for name, each in self._seconds.items()}
+        if self._observer is None:
+            seconds = {}
+        names, label_values = list(self._labels), list(self._labels.values())
+        for metric in self._metrics:
+            family = self._families[metric.kind](
+                metric.name, metric.help, labels=[*names, *metric.labels]
+            )
+            for part, own in metric.parts:
+                if part in values:
+                    family.add_metric([*label_values, *own], values[part])
+                elif part in seconds:
+                    buckets, total = seconds[part]
+                    family.add_metric([*label_values, *own], buckets, sum_value=total)
+            if family.samples:
+                yield family
+
+    def describe(self) -> Iterator[Family]:
+        """The metrics' names, for the registry: those too that have no value yet."""
+        for metric in self._metrics:
+            yield self._families[metric.kind](metric.name, metric.help)
+
+    def _block_values(self) -> dict[str, int | float]:
+        states = self._blocks.states()
+        config = self._manager.config
+        counts = {"used": states.used, "cached": states.cached, "free": states.free}
+        sizes = {group.block_size for group in config.groups}
+        size = sizes.pop()
+        tokens = {} if sizes else {f"{name}_tokens": size * n for name, n in counts.items()}
+        in_use = states.used + states.quarantined
+        return {
+            **counts,
+            **tokens,
+            "quarantined": states.quarantined,
+            "usage": in_use / config.num_usable_blocks,
+            "evicted_tokens": self._blocks.num_evicted_tokens,
+        }
+
+    def _note_lives(self, observer: BlockObserver, batch: Batch) -> None:
+        observer.observe(batch, time.monotonic())
+        for life in observer.take_lives():
+            self._seconds["lifetime"].add([life.seconds])
+            self._seconds["idle"].add([life.idle_seconds])
+            self._seconds["reuse_gap"].add(life.reuse_gaps)
+
+
+def _metrics(names: Sequence[Names]) -> list[Metric]:
+    if isinstance(names, str) or not names or not set(names) <= METRICS.keys():
+        raise InvalidNames(names=names, known=list(METRICS))
+    return [metric for name in dict.fromkeys(names) for metric in METRICS[name]]
+
+
+def _read_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    for name, value in labels.items():
+        if not isinstance(name, str) or not _LABEL.fullmatch(name) or name.startswith("__"):
+            raise InvalidLabel(name=name, reason="expected letters, digits and underscores")
+        if name in _OWN_LABELS or name == "le":
+            raise InvalidLabel(name=name, reason="a metric has a label of this name")
+        if not isinstance(value, str):
+            raise InvalidLabel(name=name, reason=f"its value is {value!r}, expected text")
+    return dict(labels)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of all metrics: kvcore's, and what vLLM 0.33 and SGLang 0.5.23 call the same.
+
+A counter stands here without the `_total` that it has on the wire. Source: the metrics of these
+releases as they export them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+
+Kind = Literal["gauge", "counter", "histogram"]
+Part: TypeAlias = tuple[str, tuple[str, ...]]
+"""The name of a value of the exporter, and what the labels of the metric's own are for it."""
+
+
+@attrs.frozen
+class Metric:
+    """One metric: what of the exporter it shows, and how. labels: its own, beside the engine's."""
+
+    kind: Kind
+    name: str
+    help: str
+    parts: tuple[Part, ...]
+    labels: tuple[str, ...] = ()
+
+
+def _one(kind: Kind, name: str, value: str, text: str) -> Metric:
+    return Metric(kind, name, text, ((value, ()),))
+
+
+_STATES = ("used", "cached", "free", "quarantined")
+USAGE = "Share of the usable blocks that have an owner, 0 to 1."
+QUERIES = "Tokens that new requests looked up in the prefix cache."
+HITS = "Tokens of new requests that the prefix cache had."
+RUNNING, WAITING = "Requests that are being computed.", "Requests that wait to be computed."
+PREEMPTIONS = "Requests whose blocks were taken from them while they ran."
+EVICTED = "Tokens of free blocks whose content was given up for another."
+LIFETIME = "Seconds from a block's allocation to its content's eviction, of a sample."
+IDLE = "Seconds from a block's last use to its content's eviction, of a sample."
+GAP = "Seconds between two uses of a block, of a sample."
+
+METRICS = {
+    "kvcore": (
+        _one("gauge", "kvcore:usage_ratio", "usage", USAGE),
+        Metric(
+            "gauge",
+            "kvcore:blocks",
+            "Blocks of the device pool by state: with an owner; free, with content that can be hit;"
+            " free without; without owner, but used by a batch in flight.",
+            tuple((state, (state,)) for state in _STATES),
+            ("state",),
+        ),
+        _one("counter", "kvcore:prefix_queries", "queries", QUERIES),
+        _one("counter", "kvcore:prefix_hits", "hits", HITS),
+        _one("gauge", "kvcore:requests_running", "running", RUNNING),
+        _one("gauge", "kvcore:requests_waiting", "waiting", WAITING),
+        _one("counter", "kvcore:preemptions", "preemptions", PREEMPTIONS),
+        _one("counter", "kvcore:evicted_tokens", "evicted_tokens", EVICTED),
+        _one("histogram", "kvcore:block_lifetime_seconds", "lifetime", LIFETIME),
+        _one("histogram", "kvcore:block_idle_before_evict_seconds", "idle", IDLE),
+        _one("histogram", "kvcore:block_reuse_gap_seconds", "reuse_gap", GAP),
+    ),
+    "vllm": (
+        _one("gauge", "vllm:kv_cache_usage_perc", "usage", USAGE),
+        _one("counter", "vllm:prefix_cache_queries", "queries", QUERIES),
+        _one("counter", "vllm:prefix_cache_hits", "hits", HITS),
+        _one("gauge", "vllm:num_requests_running", "running", RUNNING),
+        _one("gauge", "vllm:num_requests_waiting", "waiting", WAITING),
+        _one("counter", "vllm:num_preemptions", "preemptions", PREEMPTIONS),
+        _one("histogram", "vllm:kv_block_lifetime_seconds", "lifetime", LIFETIME),
+        _one("histogram", "vllm:kv_block_idle_before_evict_seconds", "idle", IDLE),
+        _one("histogram", "vllm:kv_block_reuse_gap_seconds", "reuse_gap", GAP),
+    ),
+    "sglang": (
+        _one("gauge", "sglang:token_usage", "usage", USAGE),
+        Metric(
+            "counter", "sglang:cached_tokens", HITS, (("hits", ("device",)),), ("cache_source",)
+        ),
+        _one("gauge", "sglang:num_running_reqs", "running", RUNNING),
+        _one("gauge", "sglang:num_queue_reqs", "waiting", WAITING),
+        _one("counter", "sglang:num_retracted_requests", "preemptions", PREEMPTIONS),
+        _one("counter", "sglang:evicted_tokens", "evicted_tokens", EVICTED),
+        _one("gauge", "sglang:kv_used_tokens", "used_tokens", "Tokens of used blocks."),
+        _one("gauge", "sglang:kv_evictable_tokens", "cached_tokens", "Tokens of cached blocks."),
+        _one("gauge", "sglang:kv_available_tokens", "free_tokens", "Tokens of free blocks."),
+    ),
+}

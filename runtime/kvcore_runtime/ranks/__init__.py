@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One manager and several ranks of a model: rank 0 plans, and all apply the same batches.
+
+A rank is a process with its own share of the heads. Block ids, tables and commands are the same on
+all of them.
+"""
+
+from kvcore_runtime.ranks.follower import Follower
+from kvcore_runtime.ranks.leader import Leader
+from kvcore_runtime.ranks.links import Links, connect
+from kvcore_runtime.ranks.shard import pad_heads, shard
+
+__all__ = ["Follower", "Leader", "Links", "connect", "pad_heads", "shard"]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any rank but the first: applies what rank 0 sends to its share of the cache, and computes it."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from kvcore import Config
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.engine.engine import EngineOptions
+from kvcore_runtime.engine.forward import Begun, Forward, make_runtime
+from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.model.model import Llama
+from kvcore_runtime.ranks.links import Links
+from kvcore_runtime.ranks.step_wire import Pass, Step, decode_step
+
+_LOG = logging.getLogger("kvcore_runtime")
+
+
+class Follower:
+    """A rank without manager or sequences.
+
+    model: its shard. config, options: those of the leader's engine. Raises as `Engine` does.
+    """
+
+    def __init__(
+        self, model: Llama, config: Config, options: EngineOptions | None, links: Links
+    ) -> None:
+        options = options or EngineOptions()
+        self.runtime: Runtime
+        self.runtime, groups = make_runtime(
+            model,
+            config,
+            max_rows=config.max_rows(options.max_sequences),
+            max_tokens=options.token_budget,
+            guard=options.guard,
+        )
+        self._forward = Forward(model, self.runtime, groups)
+        self._links = links
+
+    def run(self) -> None:
+        """Follow the leader until it ends. Raises RankLost, BadStep, and what a pass raised."""
+        try:
+            with torch.inference_mode():
+                while self._follow(decode_step(self._links.broadcast())):
+                    pass
+        finally:
+            self._links.close()
+
+    def _follow(self, step: Step) -> bool:
+        """Apply and compute one step; returns whether another one follows."""
+        number = self._links.number = step.batch.number
+        if step.ends:
+            self._links.agree(0)
+            return False
+        status = number
+        try:
+            if step.skips:
+                self.runtime.skip(number)
+            self.runtime.apply(step.batch)
+            begun = None if step.computes is None else self._begun(step.computes)
+        except KvcoreRuntimeError as error:
+            _LOG.warning("rank %d cannot apply batch %d: %s", self._links.rank, number, error)
+            status, begun = -self._links.rank, None
+        least, *_ = self._links.agree(status, 0, 0, 0)
+        if begun is not None and least >= 0:
+            self._forward.compute(begun)
+        return True
+
+    def _begun(self, computes: Pass) -> Begun:
+        return self._forward.begin(
+            self._forward.prepare_rows(
+                computes.rows.tolist(),
+                computes.starts.tolist(),
+                computes.ends.tolist(),
+                tokens=computes.tokens.tolist(),
+                wanted=computes.wanted.tolist(),
+            )
+        )

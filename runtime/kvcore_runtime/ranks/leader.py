@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0: an engine whose steps the other ranks follow.
+
+One broadcast carries a step: its batch, and its forward pass with all tokens. The ranks then agree
+that each has applied the batch, before any of them computes: a batch that a rank cannot apply is an
+error on rank 0, and nobody waits for a sum that does not come. The sums of the layers keep the
+ranks in step from there on, so when rank 0 has its logits, all have written theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from kvcore.types.commands import Batch
+from kvcore_runtime.engine.batch_executor import runs_in_fork
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.forward import Begun
+from kvcore_runtime.ranks.errors import NotLed, RankLost, StepFailed
+from kvcore_runtime.ranks.links import Links
+from kvcore_runtime.ranks.step_wire import Pass, Step, encode_step
+
+
+class Leader:
+    """Leads the other ranks through the steps of an engine, which is used as ever.
+
+    engine: over a shard of rank 0, before its first step. Its `step` raises RankLost if a rank dies
+    or stops, and from then on always; StepFailed if another rank could not apply a batch. Raises
+    NotLed if the engine has an exchange, or computes in a process of its own.
+    """
+
+    def __init__(self, engine: Engine, links: Links) -> None:
+        if type(engine.exchange) is not Exchange:
+            raise NotLed(reason="its exchange stores and loads pages of one rank alone")
+        if engine.manager.config.max_in_flight and runs_in_fork(engine.model.device):
+            raise NotLed(reason="its batches run in a process of its own: max_in_flight must be 0")
+        if engine.open_number:
+            raise NotLed(reason=f"it has taken {engine.open_number} batches already")
+        self._engine = engine
+        self._links = links
+        self._pending: Batch | None = None
+        self._next_number = 0
+        self._lost: RankLost | None = None
+        self.num_steps = 0
+        """Messages that were sent."""
+        self.seconds = 0.0
+        """Time in broadcasts and agreement."""
+        engine.runtime.on_applied = self._applied
+        engine.forward.on_pass = self._pass
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all messages that were sent."""
+        return self._links.num_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the other ranks end. Raises RankLost if one is gone; the groups are left anyway."""
+        try:
+            if self._lost is None:
+                self._flush()
+                end = Batch(self._next_number, bytearray(), b"")
+                self._links.broadcast(encode_step(Step(batch=end, ends=True)))
+                self._links.agree(0)
+        finally:
+            self._lost = self._lost or RankLost(number=self._next_number, reason="it was closed")
+            self._links.close()
+
+    def _applied(self, batch: Batch) -> None:
+        """Keep a batch until it is known what its step computes."""
+        self._flush()
+        self._pending = batch
+
+    def _pass(self, begun: Begun, tokens: Tensor) -> None:
+        """Send the step that is about to be computed."""
+        reads = begun.inputs.reads
+        self._send(
+            Pass(
+                rows=np.array(reads[0], np.uint32),
+                starts=np.array(reads[1], np.uint32),
+                ends=np.array(reads[2], np.uint32),
+                tokens=tokens.cpu().numpy().astype(np.uint32),
+                wanted=begun.wanted.cpu().numpy().astype(np.uint32),
+            )
+        )
+
+    def _flush(self) -> None:
+        """Send a batch that computes nothing."""
+        if self._pending is not None:
+            self._send(None)
+
+    def _send(self, computes: Pass | None) -> None:
+        if self._lost is not None:
+            raise self._lost
+        batch, self._pending = self._pending, None
+        assert batch is not None, "each pass follows the application of its batch"
+        self._links.number = batch.number
+        skips = batch.number != self._next_number
+        message = encode_step(Step(batch=batch, computes=computes, skips=skips))
+        started = time.perf_counter()
+        try:
+            self._links.broadcast(message)
+            least, *_ = self._links.agree(batch.number, 0, 0, 0)
+        except RankLost as error:
+            self._lost = error
+            self._links.close()
+            raise
+        self.seconds += time.perf_counter() - started
+        self.num_steps += 1
+        self._next_number = batch.number + 1
+        if least < 0:
+            raise StepFailed(number=batch.number, reason=f"rank {-least} says why")

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's share of a model: some of the heads, and some of the inner size of each MLP.
+
+What each rank computes of a layer is a part of a sum; the model's `reduce` adds the parts. The
+embedding, the norms and the head are whole on every rank.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from kvcore_runtime.model.model import LayerWeights, Llama, LlamaConfig, Reduce
+from kvcore_runtime.ranks.errors import UnevenShard
+
+
+def shard(model: Llama, rank: int, world: int, reduce: Reduce | None = None) -> Llama:
+    """The share of one rank of a model, as a model whose weights are copies.
+
+    rank: 0 to world - 1. reduce: adds a tensor over all ranks, in place or not; see `Links.reduce`.
+    Raises UnevenShard unless query heads, key-value heads and the inner size divide by world.
+    """
+    config = model.config
+    sizes = {
+        "query heads": config.num_heads,
+        "key-value heads": config.num_kv_heads,
+        "inner size": config.intermediate_size,
+    }
+    for what, size in sizes.items():
+        if size % world:
+            raise UnevenShard(what=what, size=size, world=world)
+    shape = attrs.evolve(
+        config,
+        num_heads=config.num_heads // world,
+        num_kv_heads=config.num_kv_heads // world,
+        intermediate_size=config.intermediate_size // world,
+    )
+
+    def part(tensor: Tensor, dim: int = 0) -> Tensor:
+        return tensor.chunk(world, dim)[rank]
+
+    def share(layer: LayerWeights) -> LayerWeights:
+        return attrs.evolve(
+            layer,
+            qkv=torch.cat([part(each) for each in _split_qkv(layer.qkv, config)]),
+            output=part(layer.output, 1).contiguous(),
+            gate_up=torch.cat([part(each) for each in layer.gate_up.chunk(2)]),
+            down=part(layer.down, 1).contiguous(),
+        )
+
+    weights = attrs.evolve(model.weights, layers=tuple(map(share, model.weights.layers)))
+    return attrs.evolve(model, config=shape, weights=weights, reduce=reduce)
+
+
+def pad_heads(model: Llama, world: int) -> Llama:
+    """A model of the same answers whose heads divide by world, by heads of zeros behind its own.
+
+    A head of zeros adds nothing to any sum; it costs cache and time. The model itself if its heads
+    divide already.
+    """
+    config = model.config
+    num_kv = -(-config.num_kv_heads // world) * world
+    if num_kv == config.num_kv_heads:
+        return model
+    num_heads = config.num_heads // config.num_kv_heads * num_kv
+    more_heads, more_kv = num_heads - config.num_heads, num_kv - config.num_kv_heads
+
+    def zeros(tensor: Tensor, num_more: int, dim: int) -> Tensor:
+        shape = list(tensor.shape)
+        shape[dim] = num_more * config.head_dim
+        return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+    def pad(layer: LayerWeights) -> LayerWeights:
+        query, key, value = _split_qkv(layer.qkv, config)
+        parts = (zeros(query, more_heads, 0), zeros(key, more_kv, 0), zeros(value, more_kv, 0))
+        return attrs.evolve(layer, qkv=torch.cat(parts), output=zeros(layer.output, more_heads, 1))
+
+    weights = attrs.evolve(model.weights, layers=tuple(map(pad, model.weights.layers)))
+    shape = attrs.evolve(config, num_heads=num_heads, num_kv_heads=num_kv)
+    return attrs.evolve(model, config=shape, weights=weights)
+
+
+def _split_qkv(qkv: Tensor, config: LlamaConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of queries, keys and values."""
+    kv = config.num_kv_heads * config.head_dim
+    query, key, value = qkv.split((config.num_heads * config.head_dim, kv, kv))
+    return query, key, value

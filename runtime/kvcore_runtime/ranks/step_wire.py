@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step as bytes: a batch, and what its forward pass computes.
+
+Little-endian. A header of 44 bytes: `kvst`, version, flags, the batch's number, how many commands,
+keys, sequences, tokens and logits follow, CRC-32 of all other bytes, the batch's epoch. Then the
+batch's columns (24 bytes per command) and keys (36 each), of each sequence its row, start and end,
+the tokens at their positions, and the places of the tokens whose logits are wanted, 4 bytes each.
+Names of requests are not sent. Whoever can write to a rank's group is trusted; the checksum guards
+against a version or a length that was misread.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvcore.types.commands import COLUMNS, Batch
+from kvcore.types.keys import KEY_SIZE
+from kvcore_runtime.ranks.errors import BadStep
+
+MAGIC, VERSION = b"kvst", 1
+HEADER = struct.Struct("<4sHHqIIIIIII")
+CHECKSUM_AT = slice(36, 40)
+COMMAND_BYTES = 4 * len(COLUMNS)
+STEP_BYTES_MAX = 1 << 28
+"""A step that claims to be longer is refused before memory is taken for it."""
+
+COMPUTES, ENDS, SKIPS = 1, 2, 4
+"""Flags: a forward pass follows; no step follows this one; batches before this one were cancelled.
+"""
+
+Numbers: TypeAlias = npt.NDArray[np.uint32]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Pass:
+    """A forward pass, the same on all ranks: uint32 numbers.
+
+    rows, starts, ends: of each sequence its row of the tables and the positions that are computed.
+    tokens: at these positions, one sequence after another. wanted: places among them.
+    """
+
+    rows: Numbers
+    starts: Numbers
+    ends: Numbers
+    tokens: Numbers
+    wanted: Numbers
+
+    @property
+    def parts(self) -> tuple[Numbers, ...]:
+        """The numbers in the order of the message."""
+        return self.rows, self.starts, self.ends, self.tokens, self.wanted
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Step:
+    """A message. computes: None if the batch has no forward pass."""
+
+    batch: Batch
+    computes: Pass | None = None
+    skips: bool = False
+    ends: bool = False
+
+
+def encode_step(step: Step) -> bytes:
+    """The bytes of a step. Raises BadStep if a number does not fit or the whole is too long."""
+    batch, parts = step.batch, () if step.computes is None else step.computes.parts
+    num_chunks, num_tokens, num_wanted = (
+        (len(parts[0]), len(parts[3]), len(parts[4])) if parts else (0, 0, 0)
+    )
+    flags = COMPUTES * bool(parts) | ENDS * step.ends | SKIPS * step.skips
+    counts = (len(batch), len(batch.keys) // KEY_SIZE, num_chunks, num_tokens, num_wanted)
+    try:
+        header = HEADER.pack(MAGIC, VERSION, flags, batch.number, *counts, 0, batch.epoch)
+    except struct.error as error:
+        raise BadStep(reason=f"batch {batch.number} of epoch {batch.epoch}: {error}") from None
+    whole = bytearray(header)
+    whole += batch.buffer
+    whole += batch.keys
+    for each in parts:
+        whole += each.astype("<u4", copy=False).tobytes()
+    if len(whole) > STEP_BYTES_MAX:
+        raise BadStep(reason=f"{len(whole)} bytes, at most {STEP_BYTES_MAX}")
+    whole[CHECKSUM_AT] = zlib.crc32(whole).to_bytes(4, "little")
+    return bytes(whole)
+
+
+def step_size(data: bytes) -> int:
+    """How long a step is, from its header. Raises BadStep."""
+    return _read_header(data)[0]
+
+
+def decode_step(data: bytes) -> Step:
+    """The step of some bytes; undoes `encode_step`. Raises BadStep."""
+    size, (flags, number, counts, checksum, epoch) = _read_header(data)
+    if len(data) != size:
+        raise BadStep(reason=f"{len(data)} bytes, its header says {size}")
+    whole = bytearray(data)
+    whole[CHECKSUM_AT] = bytes(4)
+    found = zlib.crc32(whole)
+    if found != checksum:
+        raise BadStep(reason=f"its CRC-32 is {found:08x}, its header says {checksum:08x}")
+    num_commands, num_keys, num_chunks, num_tokens, num_wanted = counts
+    stop = HEADER.size + num_commands * COMMAND_BYTES
+    buffer, keys = whole[HEADER.size : stop], data[stop : stop + num_keys * KEY_SIZE]
+    numbers = np.frombuffer(data, "<u4", offset=stop + num_keys * KEY_SIZE)
+    cuts = np.cumsum((num_chunks, num_chunks, num_chunks, num_tokens))
+    parts = np.split(numbers, cuts)
+    computes = Pass(**dict(zip(attrs.fields_dict(Pass), parts, strict=True)))
+    if flags & COMPUTES:
+        _check_pass(computes)
+    elif num_chunks or num_tokens or num_wanted:
+        raise BadStep(reason="it has sequences and no forward pass")
+    return Step(
+        batch=Batch(number, buffer, keys, epoch),
+        computes=computes if flags & COMPUTES else None,
+        skips=bool(flags & SKIPS),
+        ends=bool(flags & ENDS),
+    )
+
+
+_Header: TypeAlias = tuple[int, int, tuple[int, ...], int, int]
+
+
+def _read_header(data: bytes) -> tuple[int, _Header]:
+    """The length of a step, and its flags, number, counts, checksum and epoch."""
+    if len(data) < HEADER.size:
+        raise BadStep(reason=f"{len(data)} bytes, a header has {HEADER.size}")
+    magic, version, flags, number, *counts, checksum, epoch = HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise BadStep(reason=f"it begins with {magic!r}, version {version}, not version {VERSION}")
+    if flags & ~(COMPUTES | ENDS | SKIPS) or number < 0:
+        raise BadStep(reason=f"flags {flags:#x}, batch {number}")
+    num_commands, num_keys, num_chunks, num_tokens, num_wanted = counts
+    size = HEADER.size + num_commands * COMMAND_BYTES + num_keys * KEY_SIZE
+    size += 4 * (3 * num_chunks + num_tokens + num_wanted)
+    if size > STEP_BYTES_MAX:
+        raise BadStep(reason=f"{size} bytes, at most {STEP_BYTES_MAX}")
+    return size, (flags, number, tuple(counts), checksum, epoch)
+
+
+def _check_pass(computes: Pass) -> None:
+    """Raise BadStep unless the numbers of a pass fit each other."""
+    starts, ends = computes.starts.astype(np.int64), computes.ends.astype(np.int64)
+    num_tokens = len(computes.tokens)
+    if not len(starts) or (ends <= starts).any() or (ends - starts).sum() != num_tokens:
+        raise BadStep(reason=f"{len(starts)} sequences whose positions are not {num_tokens} tokens")
+    if (computes.wanted >= num_tokens).any():
+        raise BadStep(reason=f"a wanted place is not below {num_tokens}")

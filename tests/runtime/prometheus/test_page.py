@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of docs/metrics.md run, and their observer serves the reference engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.model.model import tiny_model
+from kvcore_runtime.prometheus import Exporter
+
+from kvcore import Config
+from tests.conftest import Backend
+from tests.runtime.model.questions import requests
+
+prometheus = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def test_the_programs_of_the_page_run(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.manager.default_backend", lambda: backend)
+    programs = re.findall(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert len(programs) == 2
+    page: dict[str, Any] = {"__name__": "__page__"}
+    exec(compile("\n".join(programs), PAGE.name, "exec"), page)
+    options = EngineOptions(backend=backend, token_budget=64)
+    engine = Engine(tiny_model(invariant=True), Config(19), options, observe=page["observe"])
+    registry = prometheus.CollectorRegistry()
+    page["exporter"] = Exporter(engine.manager, registry=registry)
+    taken = engine.manager.take_stats
+    queries: list[int] = []
+
+    def take_stats() -> Any:
+        stats = taken()
+        queries.append(stats.queries)
+        return stats
+
+    monkeypatch.setattr(engine.manager, "take_stats", take_stats)
+    for request in requests():
+        engine.add_request(request)
+    while not engine.is_idle:
+        engine.step()
+    values = registry.get_sample_value
+    assert values("kvcore:prefix_queries_total") == sum(queries) > 0
+    assert values("kvcore:requests_waiting") == 0
+    evicted = values("kvcore:evicted_tokens_total")
+    assert evicted == 16 * engine.metrics.num_evictions > 0

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the tests' engines: `python -m tests.runtime.ranks.rank FOLDER RANK WORLD STORY`.
+
+Writes what it has at its end into the folder. STORY: `whole` answers all; `endless` goes on until
+something is wrong; `small` has followers whose cache lacks blocks.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import attrs
+import torch
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.model import tiny_config, tiny_model
+from kvcore_runtime.model.sampling import Sampling
+from kvcore_runtime.ranks import Follower, Leader, connect, pad_heads, shard
+
+from kvcore import Config
+
+CONFIG = Config(14, 16, num_host_blocks=20, hash_seed=b"ranks")
+OPTIONS = EngineOptions(token_budget=64, max_sequences=12, guard=True)
+SHAPE = attrs.evolve(tiny_config(), intermediate_size=132)  # divides by 2 and by 3
+TIMEOUT_S = 3.0
+SYSTEM = b"You are the parrot of this ship. "
+
+
+def model_requests() -> list[GenerationRequest]:
+    """Sixteen greedy prompts of three beginnings; some ask for two samples."""
+    return [
+        GenerationRequest(
+            request_id=f"r{number}",
+            prompt=tuple(SYSTEM[number % 3 :] + b"Say %d words!" % (number // 3)),
+            sampling=Sampling(temperature=0.0, max_tokens=6 + number),
+            num_samples=1 + number % 2,
+        )
+        for number in range(16)
+    ]
+
+
+def main(folder: Path, rank: int, world: int, story: str) -> None:
+    """Be one rank until the end of its story."""
+    torch.set_num_threads(1)
+    links = connect(rank, world, f"file://{folder}/meet", timeout_s=TIMEOUT_S)
+    whole = pad_heads(tiny_model(config=SHAPE), world)
+    model = shard(whole, rank, world, links.reduce)
+    (folder / f"ready{rank}").touch()
+    if rank:
+        config = attrs.evolve(CONFIG, num_blocks=9) if story == "small" else CONFIG
+        follower = Follower(model, config, OPTIONS, links)
+        follower.run()
+        torch.save(follower.runtime.tables.blocks, folder / f"tables{rank}.pt")
+        return
+    engine = Engine(model, CONFIG, OPTIONS)
+    with Leader(engine, links) as leader:
+        answers: dict[str, tuple[int, ...]] = {}
+        number = 0
+        while story == "endless" or not number:
+            for request in model_requests():
+                engine.add_request(
+                    attrs.evolve(request, request_id=f"{number}.{request.request_id}")
+                )
+            answers |= {f"{each.request_id}#{each.sample}": each.tokens for each in engine.run()}
+            number += 1
+            (folder / "running").touch()
+        metrics = engine.metrics
+        counts = (metrics.num_blocks_out, metrics.num_copies, metrics.num_evictions)
+        told = leader.num_steps, leader.num_bytes
+    torch.save((answers, counts, told), folder / "answers.pt")
+    torch.save(engine.runtime.tables.blocks, folder / "tables0.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shares of a model add up to it, and what cannot be shared is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.model.contiguous import generate_reference
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
+from kvcore_runtime.model.sampling import Sampling
+from kvcore_runtime.ranks.errors import NotLed, UnevenShard
+from kvcore_runtime.ranks.leader import Leader
+from kvcore_runtime.ranks.shard import pad_heads, shard
+
+from kvcore import Config
+
+PROMPT = tuple(b"Where is the gold?")
+
+
+def model(**sizes: Any) -> Llama:
+    return tiny_model(config=attrs.evolve(tiny_config(), **sizes), dtype=torch.float64)
+
+
+def logits(of: Llama) -> torch.Tensor:
+    sampling = Sampling(temperature=0.0, max_tokens=4)
+    found = generate_reference(of, [PROMPT], [sampling], keep_logits=True)[0].logits
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_each_layers_parts_add_up_to_the_layer(world: int) -> None:
+    whole = model()
+    shares = [shard(whole, rank, world) for rank in range(world)]
+    x = torch.randn(5, whole.config.hidden_size, dtype=torch.float64)
+    for number, layer in enumerate(whole.weights.layers):
+        parts = [share._mlp(share.weights.layers[number], x) for share in shares]
+        torch.testing.assert_close(sum(parts), whole._mlp(layer, x))
+    sizes = [share.config.num_kv_heads for share in shares]
+    assert sizes == [whole.config.num_kv_heads // world] * world
+
+
+def test_heads_of_zeros_change_no_answer() -> None:
+    whole = model(num_heads=6, num_kv_heads=3)
+    padded = pad_heads(whole, 2)
+    assert (padded.config.num_heads, padded.config.num_kv_heads) == (8, 4)
+    torch.testing.assert_close(logits(padded), logits(whole))
+    assert pad_heads(whole, 3) is whole
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "reason"),
+    [
+        ({"num_heads": 6, "num_kv_heads": 3}, 2, "key-value heads 3 .* over 2 ranks"),
+        ({"num_heads": 3, "num_kv_heads": 3}, 2, "query heads 3 .* over 2 ranks"),
+        ({"intermediate_size": 127}, 2, "inner size 127 .* over 2 ranks"),
+    ],
+)
+def test_what_does_not_divide_is_refused(sizes: dict[str, int], world: int, reason: str) -> None:
+    with pytest.raises(UnevenShard, match=reason):
+        shard(model(**sizes), 0, world)
+
+
+def test_engines_that_others_cannot_follow_are_refused() -> None:
+    links: object = None
+    ahead = Engine(tiny_model(), Config(9, max_in_flight=1), EngineOptions(token_budget=32))
+    with pytest.raises(NotLed, match="max_in_flight must be 0"):
+        Leader(ahead, links)  # type: ignore[arg-type] # refused before it is looked at

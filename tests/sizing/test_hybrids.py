@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with states: sizes by hand, which layer keeps what, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from kvcore.sizing import (
+    AttentionSpec,
+    Limits,
+    StateLayer,
+    StateSpec,
+    make_layer_specs,
+    make_manager_config,
+    read_model,
+    size_model,
+    to_json,
+    to_text,
+)
+from kvcore.sizing.errors import (
+    ContradictoryFields,
+    HeadsDoNotSplit,
+    InvalidField,
+    MissingField,
+    NoInterval,
+    SizingError,
+    StatesNotManaged,
+    UnsupportedModel,
+)
+from tests.sizing.models import CONFIGS, HYBRIDS, write
+
+GIB = 2**30
+LIMITS = Limits(max_model_len=32768, null_block=True)
+
+
+@attrs.frozen
+class Figures:
+    """By hand. token_bytes: of a layer of attention. state_bytes: of a layer's state. block_size:
+    least multiple of 16 tokens whose bytes reach a state. layers, groups: attention, then states.
+    """
+
+    token_bytes: int
+    state_bytes: int
+    block_size: int
+    layers: tuple[int, int]
+    groups: tuple[int, int]
+
+
+FIGURES = {
+    # Key and value * heads * size * bytes; inputs of the convolution * positions * bytes, and the
+    # recurrent part: heads * size * state * bytes.
+    "qwen3-next-80b-a3b": Figures(
+        2 * 2 * 256 * 2,
+        (2 * 16 * 128 + 32 * 128) * 3 * 2 + 32 * 128 * 128 * 2,
+        544,
+        (12, 36),
+        (1, 3),
+    ),
+    "nemotron-h-8b": Figures(
+        2 * 8 * 128 * 2,
+        (128 * 64 + 2 * 8 * 128) * 3 * 2 + 128 * 64 * 128 * 4,
+        1040,
+        (4, 24),
+        (1, 6),
+    ),
+    "jamba-v0.1": Figures(2 * 8 * 128 * 2, 8192 * 3 * 2 + 8192 * 16 * 2, 80, (4, 28), (1, 7)),
+    "falcon-h1-7b": Figures(
+        2 * 2 * 128 * 2,
+        (24 * 128 + 2 * 1 * 256) * 3 * 2 + 24 * 128 * 256 * 2,
+        1568,
+        (44, 44),
+        (1, 1),
+    ),
+    "granite-4.0-h-small": Figures(
+        2 * 8 * 128 * 2,
+        (128 * 64 + 2 * 1 * 128) * 3 * 2 + 128 * 64 * 128 * 2,
+        528,
+        (4, 36),
+        (1, 9),
+    ),
+    "lfm2-1.2b": Figures(2 * 8 * 64 * 2, 2048 * 2 * 2, 16, (6, 10), (3, 5)),
+}
+
+
+def size(path: Path, **options: Any) -> dict[str, Any]:
+    return to_json(size_model(read_model(path), 80 * GIB, LIMITS, **options))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_an_example_comes_to_its_figures(name: str) -> None:
+    figures, path = FIGURES[name], CONFIGS / f"{name}.json"
+    assert (figures.block_size - 16) * figures.token_bytes < figures.state_bytes
+    assert figures.block_size * figures.token_bytes >= figures.state_bytes
+    specs = make_layer_specs(read_model(path)).values()
+    attention = [each for each in specs if isinstance(each, AttentionSpec)]
+    states = [each for each in specs if isinstance(each, StateSpec)]
+    assert {each.token_bytes for each in attention} == {figures.token_bytes}
+    assert {each.state_bytes for each in states} == {figures.state_bytes}
+    assert (len(attention), len(states)) == figures.layers
+    report = size(path)
+    assert {group["block_size"] for group in report["groups"]} == {figures.block_size}
+    counted = Counter(group["kind"] for group in report["groups"])
+    assert (counted["full_attention"], counted["state"]) == figures.groups
+    assert not any(group["num_empty_slots"] for group in report["groups"])
+    page = figures.block_size * figures.token_bytes
+    assert report["block_bytes"] == page * max(
+        len(group["layer_names"]) for group in report["groups"]
+    )
+    padding = {group["padding_bytes"] for group in report["groups"] if group["kind"] == "state"}
+    assert padding == {page - figures.state_bytes}
+    full = -(-32768 // figures.block_size) * figures.groups[0]
+    assert report["blocks_per_request"] == full + 2 * figures.groups[1]
+    assert report["token_bytes"] == figures.token_bytes * figures.layers[0]
+
+
+def test_a_recurrent_state_in_float32_needs_longer_blocks(tmp_path: Path) -> None:
+    base = json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text())
+    report = size(write(tmp_path, base, mamba_ssm_dtype="float32"))
+    assert {group["block_size"] for group in report["groups"]} == {1056}
+
+
+def test_states_are_kept_as_often_as_is_said() -> None:
+    report = size(CONFIGS / "jamba-v0.1.json", checkpoint_interval=4096)
+    sizes = {group["kind"]: group["block_size"] for group in report["groups"]}
+    assert sizes == {"full_attention": 80, "state": 4096}
+
+
+def test_the_text_says_what_states_take_and_lose() -> None:
+    text = to_text(size_model(read_model(CONFIGS / "jamba-v0.1.json"), 80 * GIB, LIMITS))
+    lost = 1 - 311_296 / 327_680
+    assert "jamba: 32 layers that keep something, cache in bfloat16" in text
+    assert f"state: 28 layers, 311,296 bytes per state, {lost:.1%} of its block lost" in text
+    assert "its states 14 of these blocks, 17.50 MiB" in text
+
+
+def test_devices_share_the_heads_of_a_state_and_copy_groups_that_do_not_split() -> None:
+    model = read_model(CONFIGS / "falcon-h1-7b.json")
+    specs = make_layer_specs(model, tensor_parallel=2).values()
+    sizes = {each.state_bytes for each in specs if isinstance(each, StateSpec)}
+    assert sizes == {(12 * 128 + 2 * 1 * 256) * 3 * 2 + 12 * 128 * 256 * 2}
+    with pytest.raises(HeadsDoNotSplit, match="5"):
+        make_layer_specs(model, tensor_parallel=5)
+
+
+def test_a_layer_may_keep_both() -> None:
+    model = read_model(CONFIGS / "falcon-h1-7b.json")
+    assert model.names[:3] == (
+        "layers.0.full_attention",
+        "layers.0.state",
+        "layers.1.full_attention",
+    )
+
+
+def test_a_manager_has_no_states_yet() -> None:
+    report = size_model(read_model(CONFIGS / "lfm2-1.2b.json"), GIB, LIMITS)
+    with pytest.raises(StatesNotManaged, match="5 of the groups"):
+        make_manager_config(report.config, LIMITS)
+
+
+def test_states_alone_need_an_interval(tmp_path: Path) -> None:
+    base = json.loads((CONFIGS / "lfm2-1.2b.json").read_text())
+    model = read_model(write(tmp_path, base, full_attn_idxs=[99]))
+    with pytest.raises(NoInterval, match="--checkpoint-interval"):
+        size_model(model, GIB, LIMITS)
+    report = to_json(size_model(model, GIB, LIMITS, checkpoint_interval=64))
+    assert {group["block_size"] for group in report["groups"]} == {64}
+
+
+def test_both_ways_of_writing_a_pattern_are_read(tmp_path: Path) -> None:
+    base = json.loads((CONFIGS / "nemotron-h-8b.json").read_text())
+    names = {"M": "mamba", "*": "attention", "-": "mlp"}
+    listed = [names[letter] for letter in base["hybrid_override_pattern"]]
+    other = write(
+        tmp_path,
+        base,
+        hybrid_override_pattern=...,
+        num_hidden_layers=...,
+        layers_block_type=listed,
+    )
+    model, same = read_model(other), read_model(CONFIGS / "nemotron-h-8b.json")
+    assert (model.names, model.layers) == (same.names, same.layers)
+    assert [isinstance(each, StateLayer) for each in same.layers].count(True) == 24
+
+
+def test_a_head_size_that_is_automatic_follows_from_the_inner_size(tmp_path: Path) -> None:
+    base = json.loads((CONFIGS / "granite-4.0-h-small.json").read_text())
+    found = read_model(write(tmp_path, base, mamba_d_head="auto"))
+    assert found.layers == read_model(CONFIGS / "granite-4.0-h-small.json").layers
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "reason"),
+    [
+        (
+            "granite-4.0-h-small",
+            {"layer_types": ["retnet"] * 40},
+            UnsupportedModel,
+            r'layer_types\[0\] is "retnet": known are full_attention',
+        ),
+        (
+            "nemotron-h-8b",
+            {"hybrid_override_pattern": "MX"},
+            UnsupportedModel,
+            r'hybrid_override_pattern\[1\] is "X": known are M, \*, -, E',
+        ),
+        (
+            "granite-4.0-h-small",
+            {"layer_types": ["mamba"] * 39},
+            ContradictoryFields,
+            "39 items for 40 layers",
+        ),
+        ("lfm2-1.2b", {"full_attn_idxs": ...}, MissingField, "layer_types"),
+        ("lfm2-1.2b", {"conv_L_cache": ...}, MissingField, "conv_L_cache"),
+        ("jamba-v0.1", {"attn_layer_period": ...}, MissingField, "attn_layer_period"),
+        ("jamba-v0.1", {"mamba_d_state": "many"}, InvalidField, "mamba_d_state"),
+        ("qwen3-next-80b-a3b", {"linear_key_head_dim": 0}, InvalidField, "linear_key_head_dim"),
+        ("falcon-h1-7b", {"mamba_d_ssm": 3000}, ContradictoryFields, "24 heads of 128 are 3072"),
+        ("nemotron-h-8b", {"mamba_ssm_cache_dtype": "int3"}, InvalidField, "float32"),
+    ],
+)
+def test_what_cannot_be_sized_is_named(
+    tmp_path: Path, name: str, changes: dict[str, Any], error: type[SizingError], reason: str
+) -> None:
+    base = json.loads((CONFIGS / f"{name}.json").read_text())
+    with pytest.raises(error, match=reason):
+        read_model(write(tmp_path, base, **changes))
