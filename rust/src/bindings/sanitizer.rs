@@ -48,8 +48,8 @@ impl Tokens for Growing {
 type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
-/// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.WrongAccess`, with held as digest,
-/// oldest_epoch and steps behind the event.
+/// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.WrongAccess`, with held as
+/// digest, oldest_epoch and steps behind the event.
 type WrongFields = (
     &'static str,
     u32,

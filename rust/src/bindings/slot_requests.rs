@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods `allocate_slots` and `can_allocate`, which take the same arguments, and `load`, whose
-//! arguments are read as theirs.
+//! The methods `allocate_slots` and `can_allocate`, which take the same arguments, and `load`, which
+//! takes some.
 
 use pyo3::prelude::*;
 
