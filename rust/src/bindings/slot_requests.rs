@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods `allocate_slots` and `can_allocate`, which take the same arguments, and `load`, which
-//! takes some.
+//! The methods `allocate_slots` and `can_allocate`, with the same arguments, and `load`.
 
 use pyo3::prelude::*;
 
