@@ -30,7 +30,7 @@ def check_sampled(tx: Transaction, request: RequestState) -> None:
 def check_output(tx: Transaction, request: RequestState, batch: int | None) -> None:
     """Raise unless this batch was taken, and its output is what the request waits for.
 
-    Which position a batch samples is known while it is in flight.
+    Which position of which requests a batch samples is known while it is in flight.
     """
     if batch is None:
         return
@@ -39,9 +39,11 @@ def check_output(tx: Transaction, request: RequestState, batch: int | None) -> N
     if batch < request.output_from:
         raise StaleOutput(request=request.request_id, batch=batch, output_from=request.output_from)
     num_tokens, to_come = len(request.tokens), request.num_output_placeholders
-    for each in tx.in_flight if to_come else ():
+    for each in tx.in_flight:
+        if each.number != batch:
+            continue
         entry = each.entries.get(request.request_id)
-        if each.number == batch and (entry is None or entry.before >= num_tokens):
+        if entry is None or (to_come and entry.before >= num_tokens):
             raise OutputOutOfOrder(request=request.request_id, batch=batch, num_tokens=num_tokens)
 
 

@@ -28,6 +28,12 @@ class InvalidSize(CacheError):
     message = "{name}={value} must be an integer of at least {least}"
 
 
+class NoMemory(CacheError):
+    """The system does not give the memory of a tier or of tables."""
+
+    message = "{num_bytes} bytes of memory cannot be had: {reason}"
+
+
 class GroupsDoNotHoldModel(CacheError):
     """The manager's groups do not hold the layers of the model."""
 

@@ -16,6 +16,8 @@ import mmap
 import torch
 from torch import Tensor
 
+from kvcore_runtime.cache.errors import NoMemory
+
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 # Smaller tiers gain nothing and would waste most of a page.
 HUGE_BYTES_MIN = 4 * HUGE_PAGE_BYTES
@@ -33,7 +35,7 @@ def allocate(
     """A contiguous tensor of one value.
 
     pin: in pinned host memory, which needs a GPU. shared: on a CPU with the processes that are
-    forked later; the system may give such memory no huge pages.
+    forked later; the system may give such memory no huge pages. Raises NoMemory.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     huge = num_bytes >= HUGE_BYTES_MIN and _has_huge_pages()
@@ -51,7 +53,10 @@ def _has_huge_pages() -> bool:
 def _huge(num_bytes: int, shared: bool) -> Tensor:
     """Untouched bytes that begin at a huge page; the tensor keeps the mapping alive."""
     whose = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
-    mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, whose | mmap.MAP_ANONYMOUS)
+    try:
+        mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, whose | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise NoMemory(num_bytes=num_bytes, reason=str(error)) from None
     with contextlib.suppress(OSError):  # A kernel without huge pages; ordinary ones do as well.
         mapping.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(mapping, dtype=torch.uint8)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import mmap
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -29,7 +28,7 @@ from kvcore.types.commands import Batch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.errors import ExecutorDied, NotExecuted
-from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply
+from kvcore_runtime.engine.forked_worker import ForkedWorker, Reply, shared_bytes
 from kvcore_runtime.engine.forward import Begun, Computed, Forward, StepInputs
 
 _NO_CHANGE = contextlib.nullcontext()
@@ -47,7 +46,9 @@ class Executed:
 
 
 class BatchExecutor:
-    """The batches on their way, oldest first. core: as of `ForkedWorker`, which raises for it."""
+    """The batches on their way, oldest first. core: as of `ForkedWorker`, which raises for it.
+    Raises ExecutorNotStarted.
+    """
 
     def __init__(self, runtime: Runtime, forward: Forward, core: int | None = None) -> None:
         self._side = _OtherSide(runtime, forward)
@@ -58,6 +59,11 @@ class BatchExecutor:
             else ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
         )
         self._submitted: collections.deque[Future[Any] | Reply] = collections.deque()
+
+    def begin(self) -> None:
+        """Start the process, if it is one and was not. Raises ExecutorNotStarted."""
+        if isinstance(self._worker, ForkedWorker):
+            self._worker.begin()
 
     def announce(self, inputs: StepInputs) -> None:
         """Say what the batch that is submitted next computes; without it, it computes nothing."""
@@ -120,7 +126,7 @@ class _OtherSide:
         self._runtime = runtime
         self._forward = forward
         self._begun: Begun | Exception | None = None
-        self._stopped = mmap.mmap(-1, 1)  # a byte that both sides see
+        self._stopped = shared_bytes(1)  # both sides see it
         self._stream: torch.cuda.Stream | None = None
         device = runtime.cache.device
         if device.type == "cuda":

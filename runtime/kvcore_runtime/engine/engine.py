@@ -97,7 +97,7 @@ class Engine:
     makes, for this engine, the exchange that it is to use. decode: ids to text, needed for stop
     strings only. observe: see `Observer`. open_number: of the batch that is taken next. finished:
     stores and loads that are over, for the exchange. Raises GroupsDoNotHoldModel, UnequalPages,
-    InvalidOption, NoSuchCore.
+    InvalidOption, NoMemory, NoSuchCore, ExecutorNotStarted.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class Engine:
     def step(self) -> list[Completion]:
         """Compute one step; returns what finished in it. With nothing on its way does nothing.
 
-        Raises EngineStuck, and what a batch or its forward pass raised; with batches in flight the
-        engine can then go on: the batch was cancelled.
+        Raises EngineStuck, ExecutorNotStarted, and what a batch or its forward pass raised; with
+        batches in flight the engine can then go on: the batch was cancelled.
         """
         if self.is_idle:
             return []
@@ -261,6 +261,7 @@ class Engine:
 
     def _step_ahead(self, executor: BatchExecutor) -> None:
         """Plan the next step while others are computed; read the oldest's tokens while it is."""
+        executor.begin()
         was_busy = self.exchange.is_busy
         chunks = self.scheduler.schedule(bool(self._flights))
         was_busy = was_busy or self.exchange.is_busy

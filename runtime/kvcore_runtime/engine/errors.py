@@ -43,6 +43,15 @@ class NotExecuted(KvcoreRuntimeError):
     message = "batch {number} was not run: one before it failed or was taken back"
 
 
+class ExecutorNotStarted(KvcoreRuntimeError):
+    """The system gives no process to compute steps: the engine can try again, or do without."""
+
+    message = (
+        "the process that computes steps cannot be started: {reason}; "
+        "max_in_flight=0 computes them in this one"
+    )
+
+
 class ExecutorDied(KvcoreRuntimeError):
     """The process that computes steps is gone: the engine cannot go on."""
 

@@ -30,7 +30,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCore
+from kvcore_runtime.engine.errors import (
+    ExecutorDied,
+    ExecutorFailed,
+    ExecutorNotStarted,
+    NoSuchCore,
+)
 
 SPIN_SECONDS = 200e-6
 """How long the process looks for a call before it sleeps: the next step comes sooner than that, and
@@ -69,7 +74,8 @@ class Reply:
 
 
 class ForkedWorker:
-    """Calls of one object's methods, in order, in a fork that is made at the first of them.
+    """Calls of one object's methods, in order, in a fork that is made at the first of them, or
+    by `begin`.
 
     The fork ends with this object, and with its process. Ctrl-C does not reach it. core: the only
     one that it runs on; None for those of its caller. Raises NoSuchCore.
@@ -91,7 +97,8 @@ class ForkedWorker:
         """Let the fork call a method of its copy of the object.
 
         arguments: as marshal takes them: numbers, strings, bytes, and lists, tuples, sets and dicts
-        of such. Raises ValueError for others. The reply tells if the fork is dead.
+        of such. Raises ValueError for others, ExecutorNotStarted. The reply tells if the fork is
+        dead.
         """
         reply = Reply(self)
         self._send(method, arguments, reply)
@@ -104,8 +111,7 @@ class ForkedWorker:
     def _send(
         self, method: Callable[..., Any], arguments: tuple[Any, ...], reply: Reply | None
     ) -> None:
-        if self._finalizer is None:
-            self._begin()
+        self.begin()
         # The process is this program, so it reads marshal's format, in a tenth of pickle's time.
         call = marshal.dumps((method.__name__, arguments, reply is not None))
         self._num_bytes_sent += len(call)
@@ -146,12 +152,24 @@ class ForkedWorker:
             found += more
         return found
 
-    def _begin(self) -> None:
-        calls, self._calls = _pipe()
-        self._replies, replies = _pipe()
+    def begin(self) -> None:
+        """Make the fork unless it was made. Raises ExecutorNotStarted; then nothing has changed."""
+        if self._finalizer is not None:
+            return
+        try:
+            with contextlib.ExitStack() as opened:
+                self._fork(opened)
+                opened.pop_all()
+        except OSError as error:
+            raise ExecutorNotStarted(reason=str(error)) from None
+
+    def _fork(self, opened: contextlib.ExitStack) -> None:
+        """Make the fork. opened: gets what is to be closed if that fails."""
+        calls, self._calls = _pipe(opened)
+        self._replies, replies = _pipe(opened)
         self._poll = select.poll()
         self._poll.register(self._replies, select.POLLIN)
-        self._bell = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._bell = memoryview(shared_bytes(8)).cast("Q")
         caller = os.getpid()
         with warnings.catch_warnings():
             # Python warns of the threads that a fork lacks: it waits for none of them.
@@ -179,9 +197,21 @@ class ForkedWorker:
         self._waiting.clear()
 
 
-def _pipe() -> tuple[io.BufferedReader, io.BufferedWriter]:
+def shared_bytes(num_bytes: int) -> mmap.mmap:
+    """Bytes that this process and its forks see. Raises ExecutorNotStarted."""
+    try:
+        return mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise ExecutorNotStarted(reason=str(error)) from None
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[io.BufferedReader, io.BufferedWriter]:
+    """A pipe's two ends. opened: gets both."""
     reading, writing = os.pipe()
-    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+    ends = os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+    for end in ends:
+        opened.enter_context(end)
+    return ends
 
 
 def _stay_on(core: int) -> None:

@@ -54,7 +54,7 @@ def make_runtime(
     """Cache and tables for a model, of the sizes that requests of a configuration can reach.
 
     max_rows: requests at a time. max_tokens: positions that a step computes at most. shared: on
-    a CPU with processes that are forked later. Raises GroupsDoNotHoldModel, UnequalPages.
+    a CPU with processes that are forked later. Raises GroupsDoNotHoldModel, UnequalPages, NoMemory.
     """
     shape = model.config
     groups = place_layers(shape.layer_visibilities, config.groups)

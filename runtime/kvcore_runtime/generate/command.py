@@ -25,6 +25,7 @@ from kvcore.cli.pipes import INTERRUPTED, ends_cleanly
 from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorNotStarted
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.generate.arguments import Arguments, read_arguments
@@ -65,7 +66,11 @@ def main(argv: list[str]) -> int:
     except (KvcoreError, KvcoreRuntimeError) as error:
         print(f"kvcore generate: {error}", file=sys.stderr)
         return 2
-    held = run(arguments, engine, tokenizer)
+    try:
+        held = run(arguments, engine, tokenizer)
+    except (ExecutorDied, ExecutorNotStarted) as error:
+        print(f"kvcore generate: {error}", file=sys.stderr)
+        return 2
     summary = summarise(engine, held)
     if not arguments.as_json:
         for refusal in held.refusals:

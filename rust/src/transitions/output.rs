@@ -32,16 +32,18 @@ pub(crate) fn find_batch(in_flight: &[Arc<BatchInFlight>], number: i64) -> Optio
     in_flight.iter().find(|batch| batch.number == number as u64).map(Arc::as_ref)
 }
 
-/// Whether a batch in flight samples the next position to come of a request, if it has one.
+/// Whether a batch in flight has a request, and samples its next position to come if it has one.
 #[inline]
 pub(crate) fn samples_next(batch: &BatchInFlight, request: &RequestState, row: Row) -> bool {
-    let is_next = |entry: &RequestEntry| entry.before < request.num_tokens();
-    request.num_output_placeholders() == 0 || batch.entries.get(row).is_some_and(is_next)
+    let is_next = |entry: &RequestEntry| {
+        request.num_output_placeholders() == 0 || entry.before < request.num_tokens()
+    };
+    batch.entries.get(row).is_some_and(is_next)
 }
 
 /// Fails unless this batch was taken, and its output is what the request waits for.
 ///
-/// Which position a batch samples is known while it is in flight.
+/// Which position of which requests a batch samples is known while it is in flight.
 pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Result<(), Error> {
     let Some(batch) = batch else { return Ok(()) };
     if batch as u64 >= state.batch.number {

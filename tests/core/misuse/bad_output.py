@@ -47,13 +47,17 @@ def ahead(backend: Backend) -> KVCacheManager:
 
 
 def flying(backend: Backend) -> KVCacheManager:
-    """Batch 0 samples the first token to come of "both", batch 1 its second; only "one" is in 2."""
+    """Batch 0 samples the first token to come of "both", batch 1 its second; only "one" is in 2.
+
+    Batch 1 samples the next token of "last", which has none to come.
+    """
     manager = make(backend, num_blocks=24, max_in_flight=3)
     for name in ("both", "one"):
         add(manager, name, [0, 1, 2])
         manager.allocate_slots(name, 3)
     manager.take_batch()
     manager.append(["both", "one"])
+    serve(manager, "last", [9])
     manager.take_batch()
     manager.append(["one"])
     manager.take_batch()
@@ -124,6 +128,15 @@ OUTPUT = [
             ("add_tokens", ("both", [1])),
         )
         for batch in (1, 2)
+    ),
+    *(
+        bad(
+            flying,
+            OutputOutOfOrder(request="last", batch=2, num_tokens=1),
+            *(call, *arguments),
+            batch=2,
+        )
+        for call, arguments in (("append", (["last"], [1])), ("add_tokens", ("last", [1])))
     ),
     bad(
         flying,

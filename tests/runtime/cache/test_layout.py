@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 from kvcore_runtime.cache.cache import Cache
-from kvcore_runtime.cache.errors import GroupOutOfRange, InvalidLayout, InvalidSize, LayerOutOfRange
+from kvcore_runtime.cache.errors import (
+    GroupOutOfRange,
+    InvalidLayout,
+    InvalidSize,
+    LayerOutOfRange,
+    NoMemory,
+)
 from kvcore_runtime.cache.host_memory import HUGE_BYTES_MIN, HUGE_PAGE_BYTES
 from kvcore_runtime.cache.layout import DTYPES, CacheLayout
 
@@ -138,3 +144,13 @@ def test_a_large_tier_begins_at_a_huge_page_and_outlives_its_cache(dtype: torch.
     assert data.isnan().all()
     if hasattr(mmap, "MADV_HUGEPAGE"):
         assert data.data_ptr() % HUGE_PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_tier_that_no_memory_holds_is_an_error_with_its_size(shared: bool) -> None:
+    layout = CacheLayout(**{**SIZES, "head_dim": 4096}, dtype=torch.float32)
+    num_blocks = 2**31 - 1  # 1.7e15 bytes: more than a process can address
+    num_bytes = num_blocks * layout.page_size_bytes
+    with pytest.raises(NoMemory, match=f"{num_bytes} bytes of memory cannot be had") as caught:
+        Cache(layout, num_blocks, shared=shared)
+    assert caught.value.fields["num_bytes"] == num_bytes

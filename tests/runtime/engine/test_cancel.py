@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -20,7 +21,7 @@ from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
-from kvcore_runtime.engine.errors import ExecutorDied
+from kvcore_runtime.engine.errors import ExecutorDied, ExecutorNotStarted
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forked_worker import ForkedWorker
 from kvcore_runtime.engine.forward import Begun, Computed
@@ -32,6 +33,7 @@ from tests.conftest import Backend, need_twin
 from tests.runtime.engine.flights import Flights
 from tests.runtime.model.questions import (
     MODELS,
+    answer,
     assert_drained,
     assert_same_answers,
     model_of,
@@ -228,6 +230,24 @@ def test_an_engine_whose_process_died_says_so_whenever_it_runs(backend: Backend)
             engine.run()
         engine.manager.check()
         assert engine.manager.in_flight == ()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="batches run in a process on Linux only")
+def test_an_engine_without_a_process_says_so_and_can_try_again(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    engine = make_engine(backend)
+    for request in requests():
+        engine.add_request(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", refuse)
+        for _ in range(2):
+            with pytest.raises(ExecutorNotStarted, match="temporarily unavailable"):
+                engine.step()
+    assert_same_answers(answer(engine, ()), references(model()))
 
 
 def keep_in(engine: Engine, *, path: Path) -> Exchange:

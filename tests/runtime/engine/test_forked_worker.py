@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forked worker: what goes in and comes back, errors, and the end of either process."""
 
+import errno
+import mmap
 import os
 import signal
 import subprocess
@@ -16,7 +18,12 @@ import torch
 from kvcore_runtime.cache.errors import TierFailed
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.engine import Engine, EngineOptions
-from kvcore_runtime.engine.errors import ExecutorDied, ExecutorFailed, NoSuchCore
+from kvcore_runtime.engine.errors import (
+    ExecutorDied,
+    ExecutorFailed,
+    ExecutorNotStarted,
+    NoSuchCore,
+)
 from kvcore_runtime.engine.forked_worker import ForkedWorker
 from kvcore_runtime.errors import ShapeMismatch
 
@@ -144,6 +151,30 @@ def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
     with pytest.raises(ExecutorFailed, match=r"raised ValueError.*lambda"):
         worker.submit(DESK.fail, "unsendable").result()
     assert worker.submit(DESK.tell, 1).result() == [1]
+
+
+def num_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+SYSTEM_CALLS = [(os, "pipe"), (os, "fork"), (mmap, "mmap")]
+
+
+@pytest.mark.parametrize(("module", "name"), SYSTEM_CALLS)
+def test_a_worker_that_the_system_refuses_can_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    worker, before = ForkedWorker(DESK), num_open()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, refuse)
+        with pytest.raises(ExecutorNotStarted, match=r"started: .*Cannot allocate memory"):
+            worker.submit(DESK.tell, 1)
+    assert num_open() == before
+    assert worker.submit(DESK.tell, 2).result() == [2]
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

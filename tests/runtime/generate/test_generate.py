@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kvcore generate`: what it prints, when it fails, and one sentence for each wrong call."""
 
+import errno
 import importlib.metadata
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +251,19 @@ def test_a_wrong_call_is_one_sentence_and_nothing_else(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"kvcore generate: {sentence}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="batches run in a process on Linux only")
+def test_a_process_that_the_system_refuses_is_one_sentence(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert command.main(call(prompts, "--max-in-flight", "1")) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("kvcore generate: the process that computes steps cannot be started")
 
 
 def test_a_broken_line_stops_the_call_before_anything_is_done(
