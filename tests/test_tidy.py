@@ -36,8 +36,8 @@ OTHER_STRUCTS = {
     },
 }
 """The structs outside those rooms: each allocation makes the first seven anew, and
-docs/decisions.md says what they cost as attrs classes; msgspec makes the others from JSON or
-msgpack.
+`python -m tools.structs` measures what they cost as attrs classes; msgspec makes the others from
+JSON or msgpack.
 """
 NO_ATTRS = {
     "kvcore/legacy/v1_0_8/block_hashes.py": "engines compare vLLM's record with plain tuples",
