@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-ranks demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-dynamo engines-sanitizer demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -145,7 +145,13 @@ engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines
 engines: engines-nano engines-transformers engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
 
 demo-ranks: setup ## SmolLM2 on two processes, answers beside those of one (two minutes)
-	$(BIN)/python -m kvcore_runtime.ranks.demo $(ARGS)
+	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)
+
+demo-cluster: setup ## two engines, Redis, an index and metrics on this machine; one prompt that moves
+	$(BIN)/python -m kvcore_runtime.demos.cluster $(ARGS)
+
+demo-apart: setup ## SmolLM2 in two processes: one computes prompts, the other one answers
+	$(BIN)/python -m kvcore_runtime.demos.apart $(ARGS)
 
 demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
 	$(BIN)/python -m tests.engines.transformers.environment demo
@@ -166,7 +172,7 @@ stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
 	echo kvcore > .venv/own-packages.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra prometheus \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra prometheus --extra redis \
 		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --all-extras \

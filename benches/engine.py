@@ -148,7 +148,7 @@ def _line(figure: Figure) -> str:
         f"wall {figure.wall_ratio:.2f}  cpu {figure.cpu_ratio:.2f}  goal {GOAL:.2f}  "
         f"({figure.engine_tokens_per_second:.1f} against "
         f"{figure.contiguous_tokens_per_second:.1f} tokens/s; manager "
-        f"{figure.manager_share:.2%}, {figure.manager_us_per_step:.0f} us a step)"
+        f"{figure.manager_share:.2%}, {figure.manager_us_per_step:.0f} us per step)"
     )
 
 

@@ -68,8 +68,8 @@ def main() -> None:
                 _, seconds, count = work(publisher)
                 publishes.append(seconds)
     manager, publish = min(managers), min(publishes)
-    print(f"manager      {1e6 * manager / STEPS:8.2f} us a step")
-    print(f"publish      {1e6 * publish / STEPS:8.2f} us a step, {count / STEPS:.1f} events")
+    print(f"manager      {1e6 * manager / STEPS:8.2f} us per step")
+    print(f"publish      {1e6 * publish / STEPS:8.2f} us per step, {count / STEPS:.1f} events")
     print(f"publish / manager   {publish / manager:.3f}")
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What planning a step while the one before is computed brings: tokens a second, with and without.
+"""The gain of planning a step while the previous one is computed: tokens per second, with and
+without.
 
 The same requests, the same model and pool; engines with no, one and two batches in flight take
 turns in one process, and the figure is the median over rounds of (time without / time with): above
@@ -180,7 +181,7 @@ def _line(
     return (
         f"{name}, {num_requests} requests, {number} in flight: "
         f"{num_requests * max_tokens / seconds:.0f} tokens/s, {ratio:.2f} of without "
-        f"({best:.2f} at best); {1e3 * seconds / side.num_steps:.2f} ms a step, "
+        f"({best:.2f} at best); {1e3 * seconds / side.num_steps:.2f} ms per step, "
         f"{side.num_overlapped} of {side.num_steps} overlapped, "
         f"{statistics.median(side.waited) / seconds:.0%} waiting"
     )

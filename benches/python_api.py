@@ -87,8 +87,8 @@ def measure_decode(manager: KVCacheManager, running: int, steps: int) -> dict[st
             manager.take_batch()
 
     result = {
-        "append, one call a step, a request": seconds(batched) / (steps * running),
-        "append, one call a request": seconds(one_by_one) / (steps * running),
+        "append, one call per step, a request": seconds(batched) / (steps * running),
+        "append, one call per request": seconds(one_by_one) / (steps * running),
     }
     for request_id in ids:
         manager.free(request_id)

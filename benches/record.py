@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--blocks", type=int, help="of the pool (16384; with --decode 64 a request)"
     )
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--budget", type=int, default=8192, help="tokens a step")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens per step")
     parser.add_argument("--max-running", type=int, help="256; with --decode N")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)

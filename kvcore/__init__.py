@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvcore: the KV-cache block manager for LLM inference engines, as a pure library.
 
-The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The
-pure functions behind it take a state and give a new one: `kvcore.transitions.allocate`,
-`kvcore.transitions.fork`, `kvcore.transitions.swap` and so on, and the pool layer in
-`kvcore.pool.transitions`. What misuse raises is in `kvcore.errors`.
+The manager decides and emits commands; it never touches a tensor (`kvcore_runtime` applies the
+commands). The pure functions under it take a state and return a new one:
+`kvcore.transitions.allocate`, `kvcore.transitions.fork`, `kvcore.transitions.swap` and so on, and
+the pool layer in `kvcore.pool.transitions`. The errors for misuse are in `kvcore.errors`.
 """
 
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import what few engines name when it is named."""
+        """Import names that few engines use on first access."""
         if name not in ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"):
             raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
         from kvcore.types import retention

@@ -30,7 +30,7 @@ class Manager:
         """
     def add_block_hashes(self, request_id: str, hashes: Iterable[bytes], /) -> None:
         """
-        Add the engine's hashes of the next full blocks of a request that brought its own.
+        Add the engine's hashes of the next full blocks of a request that has its own hashes.
         """
     def add_drafts(self, /, request_id: str, tokens: Any) -> None:
         """
@@ -99,7 +99,7 @@ class Manager:
         """
     def get_block_key(self, /, block: int) -> bytes | None:
         """
-        The key that a device block is found by, None if it has none. Changes nothing.
+        The key of a device block, None if it has none. Changes nothing.
         """
     def get_block_keys(self, /, request_id: str) -> tuple[tuple[bytes, ...], ...]:
         """
@@ -115,7 +115,7 @@ class Manager:
         """
     def get_computed_blocks(self, /, request_id: str) -> Hit:
         """
-        The longest cached prefix that leaves a token to compute. Changes nothing.
+        Return the longest cached prefix that leaves a token to compute. Changes nothing.
         """
     def get_num_common_prefix_blocks(self, /, request_id: str) -> list[int]:
         """
@@ -154,7 +154,7 @@ class Manager:
         """
     def num_draft_tokens(self, /, request_id: str) -> int:
         """
-        Draft tokens of a request. Changes nothing.
+        Number of draft tokens of a request. Changes nothing.
         """
     @property
     def num_due_blocks(self, /) -> int:
@@ -173,11 +173,11 @@ class Manager:
         """
     def num_output_placeholders(self, /, request_id: str) -> int:
         """
-        Scheduled positions of a request whose tokens are to come. Changes nothing.
+        Number of scheduled positions of a request without tokens yet. Changes nothing.
         """
     def num_owners(self, /, block: int) -> int:
         """
-        Tables, pins and operations that hold a device block. Changes nothing.
+        Number of tables, pins and operations that hold a device block. Changes nothing.
         """
     def num_tokens(self, /, request_id: str) -> int:
         """
@@ -224,7 +224,7 @@ class Manager:
         """
     def stale_requests(self, /) -> list[str]:
         """
-        The requests that count tokens of older epochs, in row order. Changes nothing.
+        Return the requests that count tokens of older epochs, in row order. Changes nothing.
         """
     def start_recording(self, files: Any, /) -> None:
         """
@@ -232,11 +232,11 @@ class Manager:
         """
     def status(self, /, request_id: str) -> Status:
         """
-        Where a request's blocks are. Changes nothing.
+        The tier of a request's blocks. Changes nothing.
         """
     def stop_recording(self, /) -> None:
         """
-        End the record, if there is one.
+        End the record, if any.
         """
     def store(self, block_ids: Iterable[int], /) -> tuple[int, ...]:
         """
@@ -264,7 +264,7 @@ class Manager:
         """
     def take_stats(self, /) -> PrefixCacheStats:
         """
-        Hand out the look-up statistics since the last call.
+        Return the look-up statistics since the last call.
         """
     def tick(self, /, now_ms: int) -> None:
         """
@@ -280,7 +280,7 @@ class Manager:
         """
     def unschedule(self, /, request_id: str, num_tokens: int) -> None:
         """
-        Let the open batch compute a request up to num_tokens only; its blocks stay.
+        Let the open batch compute a request only up to num_tokens; its blocks stay.
         """
 
 @final
@@ -298,7 +298,7 @@ class SlotChecker:
         """
     def begin(self, serial: SupportsIndex, tokens: Any, base: SupportsIndex, parent: SupportsIndex | None, checked: bool, /) -> None:
         """
-        Follow a request from here on; a fork reads what its parent may read.
+        Follow a request from now on; a fork may read what its parent may read.
         """
     def copy(self, source: tuple[SupportsIndex, SupportsIndex, SupportsIndex], target: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, moves: bool, /) -> None:
         """
@@ -314,19 +314,19 @@ class SlotChecker:
         """
     def end(self, serial: SupportsIndex, step: SupportsIndex, /) -> None:
         """
-        Give up all tables of a request, and follow it no more.
+        Give up all tables of a request, and stop following it.
         """
     def events(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], /) -> list[tuple[str, int, int | None, int]]:
         """
-        The last events of a block, the oldest first.
+        Return the last events of a block, the oldest first.
         """
     def extend(self, serial: SupportsIndex, group_id: SupportsIndex, position: SupportsIndex, blocks: Any, step: SupportsIndex, /) -> None:
         """
-        Put blocks into a table from a place on, for those that stand there.
+        Put blocks into a table from a place on, replacing those there.
         """
     def load(self, serial: SupportsIndex, group_id: SupportsIndex | None, start: SupportsIndex, count: SupportsIndex, step: SupportsIndex, /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
         """
-        Write what comes from elsewhere, as a step does that reads nothing.
+        Write loaded content, like a step that reads nothing.
         """
     def lose(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, /) -> None:
         """
@@ -334,7 +334,7 @@ class SlotChecker:
         """
     def num_bytes(self, /) -> int:
         """
-        The bytes of contents, events and claims of the device.
+        Return the bytes of contents, events and claims of the device.
         """
     def renew(self, serial: SupportsIndex, /) -> None:
         """
@@ -342,7 +342,7 @@ class SlotChecker:
         """
     def step(self, step: SupportsIndex, serials: Any, starts: Any, counts: Any, drafts: Any, slots: Any, tables: Any, /) -> list[tuple[str, int, int, int, int, int | None, int | None, tuple[int, int, int] | None, tuple[str, int, int | None, int] | None, int]]:
         """
-        Write and read as the chunks of a step do; what is wrong, at most once a chunk.
+        Write and read what the chunks of a step do; return the errors, at most one per chunk.
         """
     def zero(self, place: tuple[SupportsIndex, SupportsIndex, SupportsIndex], step: SupportsIndex, /) -> None:
         """
@@ -407,11 +407,12 @@ class Tiers:
         """
     def lookup(self, key: bytes, tier: str, /) -> int | None:
         """
-        The block that answers for a key. Raises InvalidKey.
+        Return the block that a look-up of a key finds. Raises InvalidKey.
         """
     def lookup_prefix(self, keys: Iterable[bytes], tier: str, /) -> tuple[int, ...]:
         """
-        The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
+        Return the blocks that hold the keys' contents, up to the first key without one. Raises
+        InvalidKey.
         """
     def move_in(self, host_blocks: Iterable[int], /) -> dict[int, int] | Refused:
         """
@@ -453,7 +454,7 @@ class Tiers:
         """
     def publish_all(self, blocks: Iterable[int], keys: Iterable[bytes], tier: str, /) -> None:
         """
-        Make blocks with owners findable, in order, by a key each; all of them or none.
+        Make blocks with owners findable, each by its key, in order; all of them or none.
 
         Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """

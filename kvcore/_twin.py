@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled twin: the one file that imports it.
+"""The compiled twin: the only module that imports it.
 
-Nothing is decided here. If the extension is missing, `BackendMissing` is raised when the backend is
-requested.
+If the extension is missing, requesting the backend raises `BackendMissing`.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ def available() -> bool:
 
 
 def make_backend(config: Config) -> Backend:
-    """A manager backend over the twin. Raises BackendMissing, PoolTooLarge."""
+    """Make a manager backend over the twin. Raises BackendMissing, PoolTooLarge."""
     _check_there()
     return _rust.Manager(config)
 
 
 def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
-    """The blocks of `kvcore/legacy/blocks/blocks.py` over the twin. Raises BackendMissing,
+    """Make the blocks of `kvcore/legacy/blocks/blocks.py` over the twin. Raises BackendMissing,
     InvalidConfig, PoolTooLarge.
     """
     _check_there()
@@ -50,13 +49,13 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
 def make_slot_checker(
     groups: Sequence[tuple[Any, ...]], num_blocks: int, full: bool
 ) -> SlotChecker:
-    """The twin of `kvcore/sanitizer/slot_checker.py`. Raises BackendMissing."""
+    """Make the twin of `kvcore/sanitizer/slot_checker.py`. Raises BackendMissing."""
     _check_there()
     return _rust.SlotChecker(groups, num_blocks, full)
 
 
 def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The hash of one full block, by the twin: `hash_block` of kvcore.hashing, with its defaults.
+    """Hash one full block in the twin, like `hash_block` of kvcore.hashing with its defaults.
 
     Raises BackendMissing, InvalidKey, InvalidToken.
     """
@@ -68,7 +67,7 @@ def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
 def hash_blocks(
     tokens: Sequence[int], parent: bytes, block_size: int, hashing: Hashing
 ) -> list[bytes]:
-    """The hashes of the full blocks of tokens behind a parent, by the twin. Raises BackendMissing,
+    """Hash the full blocks of tokens after a parent in the twin. Raises BackendMissing,
     InvalidToken.
     """
     _check_there()
@@ -78,13 +77,13 @@ def hash_blocks(
 
 
 def crc32c(data: bytes | bytearray) -> int:
-    """The checksum of records, by the twin. Raises BackendMissing."""
+    """Compute the checksum of records in the twin. Raises BackendMissing."""
     _check_there()
     return _rust.crc32c(data)
 
 
 def check_world(world: Any, **options: Any) -> dict[str, Any]:
-    """The compiled search of the checker: kvcore/check/search/twin_search.py.
+    """Run the compiled search of the checker: kvcore/check/search/twin_search.py.
 
     Raises BackendMissing.
     """
@@ -94,8 +93,8 @@ def check_world(world: Any, **options: Any) -> dict[str, Any]:
 
 
 def check_state(data: bytes) -> list[str]:
-    """The names of the properties that a state's bytes break, by the twin. Raises BackendMissing,
-    DamagedState.
+    """Return the names of the properties that a state's bytes break, checked in the twin. Raises
+    BackendMissing, DamagedState.
     """
     _check_there()
     return _rust.check_state(data)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend over the pure functions: one state, and the table of transitions as methods.
 
-It has the methods of the compiled twin, `kvcore._rust.Manager`, whose stub has their types. Here a
-manager also gets the backend that it names.
+It has the methods of the compiled twin, `kvcore._rust.Manager`, whose stub has their types. This
+module also makes the backend that a manager names.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key", "retention"}
-"""Arguments that a manager reads before either language sees them."""
+"""Arguments that a manager reads before it calls either backend."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
-"""Methods that are the twin's own, with the same arguments by the same names."""
+"""Methods taken directly from the twin, with the same arguments by the same names."""
 
 
 class PythonBackend:
-    """The newest state, and the pure functions on it, one at a time.
+    """Holds the newest state, and runs one pure function on it at a time.
 
-    An argument may ask the manager while it is read, on the thread that made the call.
+    Reading an argument may query the manager, on the thread that made the call.
     """
 
     def __init__(self, config: Config) -> None:
@@ -60,7 +60,7 @@ class PythonBackend:
         self._tape: Tape | None = None
 
     def state(self) -> State:
-        """The state as it is. Raises ConcurrentCall."""
+        """The current state. Raises ConcurrentCall."""
         if self._running.locked() and self._thread != get_ident():
             raise ConcurrentCall
         return self._state
@@ -156,17 +156,17 @@ class PythonBackend:
 
 
 class Timed:
-    """A manager that is told the time, and how long content stays cached, for "retention"."""
+    """The methods of a manager for the policy "retention": time, and wishes."""
 
     _core: _twin.Backend
 
     def tick(self, now_ms: int) -> None:
-        """Say the time in ms: levels whose duration is over end. Raises TimeWentBack."""
+        """Set the time in ms: levels end whose duration is over. Raises TimeWentBack."""
         self._core.tick(now_ms)
 
     def extend_retention(self, request_id: str, retention: KvCacheRetentionConfig) -> None:
-        """Join more wishes to those of a request, for the blocks that it releases from now on. A
-        range without an end ends with the tokens that it has.
+        """Join more wishes to those of a request, for blocks that it releases from now on. A range
+        without an end ends with the request's current tokens.
         """
         check_retention(retention)
         self._core.extend_retention(request_id, retention)
@@ -175,7 +175,7 @@ class Timed:
 class Recordable:
     """A manager with a state, whose calls can be recorded.
 
-    One that does not record has the methods it always had.
+    A manager that is not recorded keeps its plain methods.
     """
 
     config: Config
@@ -193,7 +193,7 @@ class Recordable:
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
-        """Take over canonical bytes, O(pool). Raises DamagedState, PoolTooLarge."""
+        """Replace the state by canonical bytes. O(pool). Raises DamagedState, PoolTooLarge."""
         check_kind("data", data, bytes)
         config = decode_valid(data).config
         self._core.restore(data)
@@ -204,12 +204,14 @@ class Recordable:
     def check(self) -> None:
         """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""
         if self.backend == "python" or _twin.check_state(self._core.encode()):
-            pool_and_state.check(self.state())  # the twin names what is broken, not the numbers
+            pool_and_state.check(
+                self.state()
+            )  # the twin names the broken properties, without numbers
 
     def start_recording(self, recorder: Recorder) -> None:
         """Record the state, and every call from now on: docs/recorder.md. Raises AlreadyRecording.
 
-        What goes wrong with the files later ends the record, with a warning: `recorder.error`.
+        A later failure of the files ends the record with a warning: `recorder.error`.
         """
         from kvcore.record.errors import AlreadyRecording
         from kvcore.record.recorder import Recorder  # few managers are recorded
@@ -228,12 +230,12 @@ class Recordable:
         self._core.start_recording(recorder)
 
     def stop_recording(self) -> None:
-        """End the record, if there is one."""
+        """End the record, if any."""
         self._core.stop_recording()
 
 
 def default_backend() -> Literal["rust", "python"]:
-    """The twin if it is compiled, otherwise Python with a warning."""
+    """Return the twin if it is compiled, otherwise Python with a warning."""
     if _twin.available():
         return "rust"
     warnings.warn(
@@ -245,7 +247,7 @@ def default_backend() -> Literal["rust", "python"]:
 
 
 def decode_valid(data: bytes) -> State:
-    """The state of canonical bytes. Raises DamagedState, also if an invariant does not hold."""
+    """Decode a state. Raises DamagedState, also if an invariant does not hold."""
     state = decoding.decode(data)
     try:
         pool_and_state.check(state)
@@ -255,11 +257,11 @@ def decode_valid(data: bytes) -> State:
 
 
 def make_backend(config: Config, name: str) -> _twin.Backend:
-    """The backend of this name. Raises BackendMissing, InvalidConfig, PoolTooLarge."""
+    """Make the backend of this name. Raises BackendMissing, InvalidConfig, PoolTooLarge."""
     if name == "python":
         return cast("_twin.Backend", PythonBackend(config))
     if name == "rust" and isinstance(config.eviction, EvictionPolicy):
-        reason = "a policy of your own runs on the backend 'python' alone"
+        reason = "a policy of your own runs only on the backend 'python'"
         raise InvalidConfig(field="eviction", value=config.eviction, reason=reason)
     if name == "rust":
         return _twin.make_backend(config)

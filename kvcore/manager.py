@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KVCacheManager: the transitions as methods of one object, over either backend.
 
-It holds the newest state; the pure functions do the work, in Python or alike in the compiled twin.
+It holds the newest state; the pure functions do the work, in Python or in the compiled twin.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from kvcore.types.values import (
     Verdict,
 )
 
-OWN = {"config", "backend", "_core", "_live", *HANDED_ON, *TRANSITIONS}  # others: a subclass's
+OWN = {"config", "backend", "_core", "_live", *HANDED_ON, *TRANSITIONS}  # others: of a subclass
 
 
 class KVCacheManager(Recordable, Questions, Timed):
-    """Decides which block holds which tokens; touches no tensor.
+    """Decides which block holds which tokens; never touches a tensor.
 
     backend: "rust", "python", or None: the twin, else Python with a warning. explain_entries:
-    removed keys that are remembered for `explain_miss`. Raises BackendMissing, InvalidConfig,
+    number of removed keys to remember for `explain_miss`. Raises BackendMissing, InvalidConfig,
     PoolTooLarge, InvalidCount.
 
     A method changes the state unless its description ends with "Changes nothing."; one that raises
     has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
     raise EmptyTokens, InvalidToken, UnsupportedBuffer. Any argument may raise WrongArgument, a
     request id UnknownRequest, a block id UnknownBlock, a count InvalidCount; a request whose blocks
-    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Others stand at the method.
+    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Methods name other errors.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         self.config = config
         self.backend = backend or default_backend()
         self._core = make_backend(config, self.backend)
-        # Spares calls a Python frame, a third of each; what a subclass overrides stays its own.
+        # Saves a Python frame, a third of each call; overrides of a subclass are kept.
         for name in HANDED_ON if self.backend == "rust" else ():
             if getattr(type(self), name) is getattr(KVCacheManager, name):
                 self.__dict__[name] = getattr(self._core, name)
@@ -65,7 +65,7 @@ class KVCacheManager(Recordable, Questions, Timed):
             self._remember(explain_entries)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of every kind have a state of their own, from its canonical bytes."""
+        """Copy by canonical bytes, so that every copy has its own state."""
         others = {name: value for name, value in self.__dict__.items() if name not in OWN}
         entries = 0 if self._live is None else self._live.num_entries
         return _rebuild, (type(self), self.backend, self.encode(), entries), others or None
@@ -75,9 +75,9 @@ class KVCacheManager(Recordable, Questions, Timed):
         return f"<KVCacheManager {self.backend}: {of_all} blocks free>"
 
     def add_request(self, request: Request) -> int:
-        """Make a request known; returns its row, an int that it keeps until `remove_request`.
+        """Add a request; return its row, an int that it keeps until `remove_request`.
 
-        Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and own hashes.
+        Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and supplied hashes.
         """
         check_request(request)
         return self._core.add_request(request)
@@ -85,15 +85,15 @@ class KVCacheManager(Recordable, Questions, Timed):
     def add_tokens(
         self, request_id: str, tokens: Any, *, num_rejected: int = 0, batch: int | None = None
     ) -> None:
-        """Add tokens after those that a request has, filling its positions to come first.
+        """Append tokens to a request; they fill its positions to come first.
 
-        num_rejected: the last positions to come that are dropped before. batch: which one sampled
-        them. Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder.
+        num_rejected: the last positions to come, dropped first. batch: the one that sampled them.
+        Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder.
         """
         self._core.add_tokens(request_id, tokens, num_rejected=num_rejected, batch=batch)
 
     def add_block_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Add own hashes, of 32 bytes, of the next full blocks. Raises WrongBlockHashes."""
+        """Add the engine's 32-byte hashes of the next full blocks. Raises WrongBlockHashes."""
         self._core.add_block_hashes(request_id, read_list("hashes", hashes, "a list of hashes"))
 
     def add_drafts(self, request_id: str, tokens: Any) -> None:
@@ -109,7 +109,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         self._core.remove_request(request_id)
 
     def get_computed_blocks(self, request_id: str) -> Hit:
-        """The longest cached prefix that leaves a token to compute. Changes nothing."""
+        """Return the longest cached prefix that leaves a token to compute. Changes nothing."""
         return self._core.get_computed_blocks(request_id)
 
     def allocate_slots(
@@ -128,9 +128,9 @@ class KVCacheManager(Recordable, Questions, Timed):
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
-        hit: from `get_computed_blocks`, for a request that holds nothing; 0 tokens take it alone.
-        num_lookahead_tokens: slots after the new tokens. num_external_computed_tokens: of a
-        connector, whose blocks are not returned. num_output_placeholders: positions whose tokens
+        hit: from `get_computed_blocks`, for a request without blocks; 0 tokens take only the hit.
+        num_lookahead_tokens: slots after the new tokens. num_external_computed_tokens: from a
+        connector; their blocks are not returned. num_output_placeholders: positions whose tokens
         come later, by `add_tokens`. delay_cache_blocks: publish later, by `cache_blocks`.
         num_encoder_tokens: for cross-attention groups. full_sequence_must_fit: refuse unless the
         whole request fits. reserved_blocks: device blocks to leave free. A refusal keeps the trim
@@ -158,7 +158,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         hit: Hit | None = None,
         **options: Unpack[SlotOptions],
     ) -> Verdict:
-        """Whether `allocate_slots` would do the same; raises the same. Changes nothing."""
+        """Return how `allocate_slots` would answer; raises what it raises. Changes nothing."""
         check_hit_kind(hit)
         given: Any = DEFAULTS | options
         return self._core.can_allocate(request_id, num_new_tokens, hit, **given)
@@ -168,8 +168,8 @@ class KVCacheManager(Recordable, Questions, Timed):
     ) -> Appended:
         """Add one token and one slot to each request, in order, up to the first refused one.
 
-        requests: any iterable of ids, or a buffer of rows. tokens: one each; None: those to come.
-        batch: which one sampled them. Raises, before anything is done, LengthMismatch,
+        requests: any iterable of ids, or a buffer of rows. tokens: one each; None: tokens to come.
+        batch: the one that sampled them. Raises, before any change, LengthMismatch,
         RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
         StaleOutput, OutputOutOfOrder, BeyondModelLength.
         """
@@ -190,7 +190,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.fork(parent_id, child_id)
 
     def unschedule(self, request_id: str, num_tokens: int) -> None:
-        """Let the open batch compute a request up to num_tokens only; its blocks stay.
+        """Let the open batch compute a request only up to num_tokens; its blocks stay.
 
         Raises DraftsPending, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
         """
@@ -224,19 +224,19 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.swap_in(read_list("request_ids", request_ids))
 
     def pin(self, block_ids: Iterable[int]) -> None:
-        """Hold device blocks, once per naming, so that their content stays. Raises UnusedBlock."""
+        """Hold device blocks, once per occurrence, to keep their content. Raises UnusedBlock."""
         self._core.pin(read_list("block_ids", block_ids))
 
     def unpin(self, block_ids: Iterable[int]) -> None:
-        """Undo `pin`, once per naming. Raises NotPinned."""
+        """Undo `pin`, once per occurrence. Raises NotPinned."""
         self._core.unpin(read_list("block_ids", block_ids))
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Withdraw the keys of device blocks; their owners keep them."""
+        """Withdraw the keys of device blocks, which keep their owners."""
         self._core.evict_blocks(read_list("block_ids", block_ids))
 
     def reset_prefix_cache(self) -> bool:
-        """Withdraw every key; False, and nothing changes, while any block of any tier is used."""
+        """Withdraw every key; False, without any change, while a block of any tier has an owner."""
         return self._core.reset_prefix_cache()
 
     def advance_epoch(self, epoch: int | None = None) -> int:
@@ -244,11 +244,11 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.advance_epoch(epoch)
 
     def stale_requests(self) -> list[str]:
-        """The requests that count tokens of older epochs, in row order. Changes nothing."""
+        """Return the requests that count tokens of older epochs, in row order. Changes nothing."""
         return self._core.stale_requests()
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Copy device blocks to the external store by their keys; returns an operation each.
+        """Copy device blocks to the external store by key; return one operation per block.
 
         Raises UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
         """
@@ -263,8 +263,8 @@ class KVCacheManager(Recordable, Questions, Timed):
         reserved_blocks: int = 0,
         full_sequence_must_fit: bool = False,
     ) -> tuple[int, ...] | Refused:
-        """Load the next num_tokens of a request, whole blocks of every group, all tokens but one at
-        most. Returns operations by block. As `allocate_slots`, and raises StaleRequest, WrongLoad.
+        """Load the next num_tokens of a request: whole blocks, at most all tokens but one. Returns
+        one operation per block. Raises as `allocate_slots`, StaleRequest, WrongLoad.
         """
         check_hit_kind(hit)
         return self._core.load(
@@ -288,11 +288,11 @@ class KVCacheManager(Recordable, Questions, Timed):
         self._core.complete(batch)
 
     def cancel(self, batch: int) -> None:
-        """Take back a batch in flight, all later ones and the open one. Raises NotInFlight."""
+        """Undo a batch in flight, all later ones and the open one. Raises NotInFlight."""
         self._core.cancel(batch)
 
     def take_events(self) -> Events:
-        """Return and drop the events so far, in order; their objects are made when read."""
+        """Return and drop the events so far, in order; their objects are made on access."""
         return self._core.take_events()
 
     def take_stats(self) -> PrefixCacheStats:
@@ -316,40 +316,40 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.get_block_keys(request_id)
 
     def has_key(self, block: int) -> bool:
-        """Whether a device block can be found; the null block counts as found. Changes nothing."""
+        """Whether a device block is findable, as the null block always is. Changes nothing."""
         return self._core.has_key(block)
 
     def get_block_key(self, block: int) -> bytes | None:
-        """The key that a device block is found by, None if it has none. Changes nothing."""
+        """The key of a device block, None if it has none. Changes nothing."""
         return self._core.get_block_key(block)
 
     def get_cached_block(self, key: bytes) -> int | None:
-        """The device block that a key finds, or None. Raises InvalidKey. Changes nothing."""
+        """The device block of a key, or None. Raises InvalidKey. Changes nothing."""
         check_kind("key", key, bytes)
         return self._core.get_cached_block(key)
 
     def num_owners(self, block: int) -> int:
-        """Tables, pins and operations that hold a device block. Changes nothing."""
+        """Number of tables, pins and operations that hold a device block. Changes nothing."""
         return self._core.num_owners(block)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
-        """Leading blocks that all running requests share, a count per group. Changes nothing."""
+        """Number of leading blocks that all running requests share, per group. Changes nothing."""
         return self._core.get_num_common_prefix_blocks(request_id)
 
     def num_tokens(self, request_id: str) -> int:
-        """Tokens of a request, without drafts. Changes nothing."""
+        """Number of tokens of a request, without drafts. Changes nothing."""
         return self._core.num_tokens(request_id)
 
     def num_output_placeholders(self, request_id: str) -> int:
-        """Scheduled positions of a request whose tokens are to come. Changes nothing."""
+        """Number of scheduled positions of a request without tokens yet. Changes nothing."""
         return self._core.num_output_placeholders(request_id)
 
     def num_draft_tokens(self, request_id: str) -> int:
-        """Draft tokens of a request. Changes nothing."""
+        """Number of draft tokens of a request. Changes nothing."""
         return self._core.num_draft_tokens(request_id)
 
     def num_computed_tokens(self, request_id: str) -> int:
-        """Tokens and drafts of a request that are computed or scheduled. Changes nothing."""
+        """Number of computed or scheduled tokens and drafts of a request. Changes nothing."""
         return self._core.num_computed_tokens(request_id)
 
     def get_row(self, request_id: str) -> int:
@@ -357,7 +357,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.get_row(request_id)
 
     def status(self, request_id: str) -> Status:
-        """Where a request's blocks are. Changes nothing."""
+        """The tier of a request's blocks. Changes nothing."""
         return self._core.status(request_id)
 
     @property
@@ -367,7 +367,7 @@ class KVCacheManager(Recordable, Questions, Timed):
 
     @property
     def num_free_blocks(self) -> int:
-        """Device blocks in the free queue. Changes nothing."""
+        """Number of device blocks in the free queue. Changes nothing."""
         return self._core.num_free_blocks
 
     @property
@@ -379,12 +379,12 @@ class KVCacheManager(Recordable, Questions, Timed):
 
     @property
     def num_free_host_blocks(self) -> int:
-        """Host blocks without owner; 0 without a host tier. Changes nothing."""
+        """Number of host blocks without owner; 0 without a host tier. Changes nothing."""
         return self._core.num_free_host_blocks
 
     @property
     def usage(self) -> float:
-        """Share of the usable device blocks that have an owner, 0.0 to 1.0. Changes nothing."""
+        """Share of the usable device blocks with an owner, 0.0 to 1.0. Changes nothing."""
         return 1.0 - self.num_free_blocks / self.config.num_usable_blocks
 
 

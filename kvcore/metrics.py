@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a manager's caching over time: recent hit rate, and how long blocks live.
+"""Metrics of a manager's caching over time: recent hit rate, and the lifetime of blocks.
 
-No transition reads anything here; both classes read what a manager hands out anyway,
-`take_stats` and the commands of each batch, so they decide nothing. Clocks are handed in. Source:
+No transition reads anything here. Both classes only read what a manager returns anyway:
+`take_stats`, and the commands of each batch. Clocks are passed in. Source:
 S001-21 to S001-26 with X-09, S000-61.
 """
 
@@ -25,19 +25,19 @@ MAX_REUSE_GAPS = 4
 
 
 class StatsLike(Protocol):
-    """Counts since the last update, as `PrefixCacheStats` of this package and of vLLM have them."""
+    """Counts since the last update, like `PrefixCacheStats` of this package and of vLLM."""
 
     @property
     def requests(self) -> int:
-        """Requests that were looked up."""
+        """Number of requests that were looked up."""
 
     @property
     def queries(self) -> int:
-        """Tokens that were looked up."""
+        """Number of tokens that were looked up."""
 
     @property
     def hits(self) -> int:
-        """Tokens that were found."""
+        """Number of tokens that were found."""
 
     @property
     def reset(self) -> bool:
@@ -45,11 +45,11 @@ class StatsLike(Protocol):
 
 
 class PrefixCachingMetrics:
-    """Hit rate over the most recent requests, from what `take_stats` gives.
+    """The hit rate over the most recent requests, from the values of `take_stats`.
 
-    max_recent_requests: an update leaves when the requests of those behind it reach this number;
-    the newest stays however large it is. Preempted requests do not count: that they find their own
-    blocks again says nothing about sharing. Raises InvalidCount.
+    max_recent_requests: an update is dropped when the newer ones have this many requests; the
+    newest always stays. Preempted requests do not count: finding their own blocks again is not
+    sharing. Raises InvalidCount.
     """
 
     def __init__(self, max_recent_requests: int = MAX_RECENT_REQUESTS) -> None:
@@ -68,9 +68,10 @@ class PrefixCachingMetrics:
         self.aggregated_query_hit = 0
 
     def observe(self, stats: StatsLike) -> None:
-        """Add an update: requests, queried tokens, hit tokens. An engine's own class will do.
+        """Add an update: requests, queried tokens, hit tokens, in a `PrefixCacheStats` or a similar
+        class.
 
-        An update with `reset` forgets the others first; one without requests adds nothing. Raises
+        An update with `reset` drops the others first; one without requests adds nothing. Raises
         WrongArgument, InvalidCount.
         """
         names = ("requests", "queries", "hits")
@@ -105,8 +106,8 @@ class PrefixCachingMetrics:
 class BlockLife:
     """One content of one block, from the block's allocation to the content's eviction.
 
-    seconds: of that whole time. idle_seconds: from the last owner's leaving to the eviction.
-    reuse_gaps: seconds from use to use, the newest MAX_REUSE_GAPS.
+    seconds: the whole time. idle_seconds: from the release by the last owner to the eviction.
+    reuse_gaps: seconds between uses, the newest MAX_REUSE_GAPS.
     """
 
     block: int
@@ -124,13 +125,13 @@ class _Watched:
 
 
 class BlockObserver:
-    """Lives of device blocks, sampled, from the commands of a manager's batches.
+    """Samples the lives of device blocks, from the commands of a manager's batches.
 
-    A life begins with `Allocate`. It is used again when the block leaves the free queue or is put
-    into a table, once for each time of the clock. It ends with the eviction of a block without
-    owner, and is handed out then; contents that are forgotten otherwise (a reset, a block in use, a
-    block freed without content) end unseen. sample_rate: share of lives that are followed, above
-    0.0 to 1.0; seed: of the choice. Raises WrongArgument.
+    A life begins with `Allocate`. The block is reused when it leaves the free queue or is put into
+    a table, at most once per time of the clock. A life ends, and is returned, with the eviction of
+    a block without owner; contents that are forgotten otherwise (a reset, a block in use, a block
+    freed without content) are not returned. sample_rate: share of lives to follow, above 0.0, at
+    most 1.0. seed: of the sample. Raises WrongArgument.
     """
 
     def __init__(self, sample_rate: float = 0.01, seed: int = 0) -> None:
@@ -151,7 +152,7 @@ class BlockObserver:
         return f"<BlockObserver: {len(self._watched)} blocks, {len(self._ended)} lives to take>"
 
     def observe(self, commands: Iterable[Command], now: float) -> None:
-        """Follow the commands of a batch.
+        """Process the commands of a batch.
 
         now: seconds of a clock that does not go back. Raises WrongArgument.
         """
@@ -174,7 +175,7 @@ class BlockObserver:
                     self._idle.clear()
 
     def take_lives(self) -> list[BlockLife]:
-        """Hand out the lives that ended since the last call, in order of their end."""
+        """Return the lives that ended since the last call, in order of their end."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -212,9 +213,9 @@ class BlockObserver:
 def measured(
     manager: KVCacheManager, call: Callable[..., Any], names: Container[str] | None = None
 ) -> KVCacheManager:
-    """The same manager, with its methods called as `call(method, *args, **options)`.
+    """Return the same manager, with its methods called as `call(method, *args, **options)`.
 
-    names: of the methods, all of them if None.
+    names: of the methods; None: all.
     """
     return cast(KVCacheManager, _Measured(manager, call, names))
 

@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching over a manager: what the next step computes, and which sequences give way.
+"""Continuous batching over a manager: decides what the next step computes, and which sequences are
+preempted.
 
-A step first brings swapped sequences back, then gives every decoding sequence one slot (one
-`append` for all), then continues prompts that are computed in chunks, then admits waiting sequences
-whose whole prompt fits, first come first served. All of it happens in the manager's open batch.
-With batches in flight swapped sequences come back behind those that run.
+A step first swaps sequences in, then gives every decoding sequence one slot (one `append` for all),
+then continues prompts that are computed in chunks, then admits waiting sequences whose whole prompt
+fits, first come first served. All of this happens in the manager's open batch. With batches in
+flight, running sequences are served before others are swapped in.
 
 A sequence that is refused a block takes it from the youngest running sequence. So the oldest one
-always gets on, and nothing waits forever:
-  * a victim is younger than the one that takes, and not yet scheduled in this step (others of
-    the step may have hit blocks that only its forward pass will write);
+always progresses, and none waits forever:
+  * a victim is younger than the sequence that takes its blocks, and not yet scheduled in this step
+  (others of the step may have hit blocks that only its forward pass will write);
   * without a victim a sequence skips the step and keeps its blocks;
   * no sequence is admitted while a sequence is swapped out, or in a step that preempted one.
 
 With batches in flight (`Config.max_in_flight`) a step is planned while others are computed. A
 sequence whose next token is sampled there runs ahead: it gets the position of that token now and
-the token later, so each step holds all that decode. What a batch in flight uses is not free before
-it is completed, so:
-  * a sequence that is refused while blocks are pending waits for that batch, and preempts none;
-  * in a plan that refused a running sequence none comes back and none is admitted: it would take
-    the blocks that are pending for the refused one;
-  * a preempted sequence keeps the output that is on its way if all its tokens stay computed, and
-    otherwise drops it and samples it again.
+the token later, so each step holds all decoding sequences. Blocks in use by a batch in flight are
+not free until it is completed, so:
+  * a sequence that is refused while blocks are pending waits for that batch, and preempts no other;
+  * if a plan refused a running sequence, none is swapped in or admitted, since it would take the
+  blocks that are pending for the refused one;
+  * a preempted sequence keeps its pending output if all its tokens stay computed; otherwise it
+  drops the output and samples it again.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from kvcore.types.values import Hit, Refused, Status
 class Scheduled(Protocol):
     """A sequence of tokens that is computed in steps.
 
-    row: at the manager. has_new_token: the newest token was sampled, and the manager does not have
-    it yet. sampled_by: the batch that sampled the new token, None if the manager need not check
-    it. num_to_come: tokens that batches sample that were planned and whose output was not read yet.
+    row: in the manager. has_new_token: the newest token was sampled, but the manager does not have
+    it yet. sampled_by: the batch that sampled the new token, None if the manager need not check it.
+    num_to_come: tokens sampled by planned batches whose output was not read yet.
     """
 
     has_new_token: bool
@@ -51,28 +52,28 @@ class Scheduled(Protocol):
 
     @property
     def sequence_id(self) -> str:
-        """The manager's name for it."""
+        """Its request id in the manager."""
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens, the new one too."""
+        """Number of prompt and generated tokens, including the new one."""
 
     @property
     def newest(self) -> int:
-        """The token that was sampled last."""
+        """The token sampled last."""
 
     @property
     def can_decode(self) -> bool:
-        """With batches in flight: whether its new token, or one to come, can get its position."""
+        """With batches in flight: whether its new token, or one to come, can get a position."""
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
-        """Token ids at positions [start, end)."""
+        """Return the token ids at positions [start, end)."""
 
     def give(self) -> None:
-        """Note that the manager knows the new token now."""
+        """Note that the manager has the new token now."""
 
     def drop_output(self) -> None:
-        """Note that no token is to come any more: what batches sampled is sampled again."""
+        """Drop the tokens to come, which are sampled again."""
 
 
 S = TypeVar("S", bound=Scheduled)
@@ -82,8 +83,8 @@ S = TypeVar("S", bound=Scheduled)
 class ScheduledChunk(Generic[S]):
     """Positions [start, end) of a sequence, computed in one step.
 
-    drafts: guesses at the last of these positions. is_ahead: its one position has a token that is
-    still to come. num_wanted: last positions of the chunk whose logits are sampled from.
+    drafts: drafts at the last of these positions. is_ahead: the token of its one position is still
+    to come. num_wanted: number of last positions whose logits are sampled from.
     """
 
     sequence: S
@@ -99,7 +100,9 @@ class ScheduledChunk(Generic[S]):
         object.__setattr__(self, "num_wanted", 1 + len(self.drafts) if beyond >= 0 else 0)
 
     def tokens(self) -> list[int]:
-        """Token ids at the chunk's positions, drafts too; 0 for one that is to come."""
+        """Return the token ids at the chunk's positions, including drafts; 0 for one that is to
+        come.
+        """
         if self.is_ahead:
             return [0]
         known = self.sequence.tokens(self.start, self.end - len(self.drafts))
@@ -108,27 +111,26 @@ class ScheduledChunk(Generic[S]):
 
 @attrs.define
 class Preemptions:
-    """How often a sequence gave way, and by which way."""
+    """How often a sequence was preempted, by kind."""
 
     by_swap: int = 0
     by_recompute: int = 0
 
     @property
     def total(self) -> int:
-        """Preemptions by either way."""
+        """Preemptions of both kinds."""
         return self.by_swap + self.by_recompute
 
 
 class Scheduler(Generic[S]):
-    """Queues of sequences: the oldest running one first, and of the others the next to come back.
+    """Queues of sequences: running ones, oldest first, and the others, next to resume first.
 
-    A subclass defines where sequences come from, and what happens beside them.
+    A subclass defines where sequences come from, and what else happens with them.
 
-    token_budget: positions that a step computes at most. swaps: whether a sequence gives way to the
-    host tier, if that has room; else its blocks are given back and computed again. num_waits: plans
-    in which a sequence waited for the blocks of a batch in flight. has_moved: whether the last plan
-    swapped, preempted or began to load, so that its batch is to be taken even if it computes
-    nothing.
+    token_budget: most positions that a step computes. swaps: whether preemption swaps to the host
+    tier, if that has space; else blocks are freed and computed again. num_waits: plans in which a
+    sequence waited for the blocks of a batch in flight. has_moved: whether the last plan swapped,
+    preempted or began to load, so that its batch must be taken even if it computes nothing.
     """
 
     def __init__(self, manager: KVCacheManager, *, token_budget: int, swaps: bool) -> None:
@@ -151,9 +153,9 @@ class Scheduler(Generic[S]):
         self._budget = 0
 
     def schedule(self, in_flight: bool = False) -> list[ScheduledChunk[S]]:
-        """Fill the open batch with the next step; returns what its forward pass computes.
+        """Fill the open batch with the next step; return what its forward pass computes.
 
-        in_flight: whether there are batches that are not completed.
+        in_flight: whether batches are in flight.
         """
         preempted_before = self.preemptions.total
         self._chunks, self._scheduled = [], set()
@@ -175,22 +177,22 @@ class Scheduler(Generic[S]):
         return self._chunks
 
     def give_new_token(self, sequence: S) -> None:
-        """Give the manager the newest token of a sequence, which is not to get a position now."""
+        """Give the manager the newest token of a sequence, without a position for it now."""
         tokens = array("I", [sequence.newest])
         self._manager.add_tokens(sequence.sequence_id, tokens, batch=sequence.sampled_by)
         sequence.give()
 
     def _place(self, queue: list[S], sequence: S) -> None:
-        """Put a sequence into a queue: to run behind all others, to come back before them."""
+        """Put a sequence into a queue: at the back to run, at the front to resume."""
         queue.insert(len(queue) if queue is self.running else 0, sequence)
 
     def _num_copied(self, sequence: S) -> int:
-        """The blocks that a swapped sequence needs to come back."""
+        """Return how many blocks a swapped sequence needs to be swapped in."""
         cached = self._manager.get_computed_blocks(sequence.sequence_id).num_tokens
         return self._manager.config.blocks_for(sequence.num_tokens - cached)
 
     def _swap_in(self) -> None:
-        """Bring back swapped sequences, oldest first, while each that runs can grow by a block."""
+        """Swap sequences in, oldest first, while each running one can grow by a block."""
         manager = self._manager
         while self.swapped:
             oldest = self.swapped[0]
@@ -207,13 +209,13 @@ class Scheduler(Generic[S]):
         """Note that a swapped sequence runs again."""
 
     def _ready(self) -> list[S]:
-        """The requests that decode in this step, oldest first."""
+        """Return the sequences that decode in this step, oldest first."""
         if self._runs_ahead:
             return [each for each in self.running if each.can_decode]
         return [each for each in self.running if each.has_new_token]
 
     def _decode(self) -> None:
-        """One position for every sequence that decodes, oldest first."""
+        """Schedule one position for every decoding sequence, oldest first."""
         for sequence in self.running if self._runs_ahead else ():
             if sequence.has_new_token and not sequence.can_decode:
                 self.give_new_token(sequence)
@@ -225,8 +227,8 @@ class Scheduler(Generic[S]):
             ready = [each for each in ready if each in self.running]
 
     def _append(self, ready: list[S]) -> Refused | None:
-        """One position for those at the front whose tokens the same batch sampled, or that all are
-        to come; takes those that got it out of the list.
+        """Schedule one position for the sequences at the front whose tokens the same batch sampled,
+        or are all to come; remove the scheduled ones from the list.
         """
         new, batch = ready[0].has_new_token, ready[0].sampled_by
         others = (
@@ -251,7 +253,7 @@ class Scheduler(Generic[S]):
             self._computes(sequence, end - 1, end)
 
     def _continue_prompts(self) -> None:
-        """The next chunk of every prompt that is not wholly computed yet, oldest first."""
+        """Schedule the next chunk of every prompt that is not fully computed, oldest first."""
         for sequence in list(self.running):
             if sequence in self._scheduled or sequence not in self.running:
                 continue
@@ -263,7 +265,7 @@ class Scheduler(Generic[S]):
                 self._allocate(sequence, start, start + length)
 
     def _allocate(self, sequence: S, start: int, end: int) -> None:
-        """Schedule positions of a running sequence, at the cost of younger ones if need be."""
+        """Schedule positions of a running sequence; preempt younger ones if necessary."""
         while True:
             got = self._manager.allocate_slots(sequence.sequence_id, end - start)
             if not isinstance(got, Refused):
@@ -277,11 +279,15 @@ class Scheduler(Generic[S]):
         return True
 
     def _next_waiting(self) -> S | None:
-        """The sequence that is admitted next; it stands first among those that wait."""
+        """Move the sequence to be admitted next to the front of the waiting queue, and
+        return it.
+        """
         return self.waiting[0] if self.waiting else None
 
     def _admit(self) -> None:
-        """The first chunk of waiting sequences behind what is cached, while whole sequences fit."""
+        """Admit waiting sequences, with their first chunk after the hit, while whole
+        sequences fit.
+        """
         while self._may_admit() and (sequence := self._next_waiting()) is not None:
             name = sequence.sequence_id
             hit = self._manager.get_computed_blocks(name)
@@ -307,12 +313,12 @@ class Scheduler(Generic[S]):
             self._computes(sequence, start, start + length)
 
     def _num_reserved(self, hit: Hit) -> int:
-        """Blocks that the admission of a sequence leaves free."""
+        """Return how many blocks the admission of a sequence must leave free."""
         del hit
         return 0
 
     def _begin_load(self, sequence: S, hit: Hit) -> int | Refused:
-        """Begin to load tokens of a waiting sequence behind its hit; how many come."""
+        """Begin to load tokens of a waiting sequence after its hit; return their number."""
         del sequence, hit
         return 0
 
@@ -326,9 +332,9 @@ class Scheduler(Generic[S]):
         self._budget -= end - start
 
     def _make_room(self, taker: S, refused: Refused) -> bool:
-        """Take the blocks of the youngest running sequence that may be preempted for this one.
+        """Preempt the youngest running sequence that may be preempted for this one.
 
-        If waiting brings back blocks, or only waiting does, no sequence is preempted.
+        No sequence is preempted if waiting brings back enough blocks, or if only waiting does.
         """
         self._refused = True
         in_flight = self._in_flight or (self._runs_ahead and self.has_moved)
@@ -348,7 +354,7 @@ class Scheduler(Generic[S]):
         return victim not in self._scheduled
 
     def _preempt(self, victim: S) -> None:
-        """Take a running sequence's blocks, to the host tier if that has room."""
+        """Take a running sequence's blocks; move them to the host tier if that has space."""
         self.running.remove(victim)
         self.has_moved = True
         name = victim.sequence_id

@@ -99,7 +99,7 @@ def main() -> int:
     """Measure the cases that are asked for."""
     options = read_options()
     heads = "".join(f"  {'1 in ' + str(every) if every > 1 else 'all':34}" for every in EVERY)
-    print(f"{'vLLM 0.33.0':28}{'us a step':>10}{heads}")
+    print(f"{'vLLM 0.33.0':28}{'us per step':>12}{heads}")
     for case, model in each_case(options):
         show(case, measure(case, options, model), options)
     return 0

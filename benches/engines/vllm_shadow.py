@@ -79,7 +79,7 @@ def main() -> int:
     """Measure the cases that are asked for."""
     options = read_options()
     print("vLLM 0.33.0 with kvcore in its shadow; shares of vLLM's own step, in CPU time")
-    print(f"{'':28}{'us a step':>10}{'manager':>10}{'besides':>10}")
+    print(f"{'':28}{'us per step':>12}{'manager':>10}{'besides':>10}")
     for case, model in each_case(options):
         measured = measure(case, options, model)
         print(

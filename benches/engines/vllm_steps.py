@@ -2,10 +2,10 @@
 """CPU time of vLLM 0.33.0's steps, over its own manager and over kvcore's, side by side.
 
 Runs in vLLM's environment: `python -m benches.engines` calls this. No model runs; a step is
-schedule() and update_from_output(). In `decode` each request gets a token a step. In `mix` requests
-end after 32 to 95 tokens and others come for them, each with a prefix of 1,024 tokens that is found
-and 64 to 127 tokens of its own. First whole steps are measured, both sides in turn; then the calls
-of the manager, of the same steps on both sides.
+schedule() and update_from_output(). In `decode` each request gets one token per step. In `mix`
+requests end after 32 to 95 tokens and others come for them, each with a prefix of 1,024 tokens that
+is found and 64 to 127 tokens of its own. First whole steps are measured, both sides in turn; then
+the calls of the manager, of the same steps on both sides.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def main() -> int:
     """Measure the cases that are asked for."""
     options = read_options()
     print("vLLM 0.33.0, kvcore over its own manager; us are vLLM's own, of CPU a step")
-    print("load    mode   running     us a step   step      rounds    manager us  manager")
+    print("load    mode   running     us/step     step      rounds    manager us  manager")
     for case, model in each_case(options):
         show(case, measure(case, options, model), options)
     return 0

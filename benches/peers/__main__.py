@@ -116,7 +116,7 @@ def print_case(
     )
     is_decode = CASES[name].decode > 0
     against = PEERS[base].title.partition(",")[0].removesuffix(".0")
-    heads = ["", "ms", against, "over rounds", "ns a block", "us a decode step",
+    heads = ["", "ms", against, "over rounds", "ns per block", "us per decode step",
              "p99.9 ms", "hit tokens", "MB made, end"]  # fmt: skip
     if markdown:
         print()

@@ -50,7 +50,7 @@ PEERS = {
     "kvcore-rust-lru": _rust("the same, evicting as 0.8.5"),
     "kvcore-rust-sha": _rust("kvcore twin from Rust, sha256"),
     "kvcore-rust-xxh3": _rust("kvcore twin from Rust, xxh3"),
-    "kvcore-calls": _python("kvcore from Python, a call a request, lists", "kvcore"),
+    "kvcore-calls": _python("kvcore from Python, one call per request, lists", "kvcore"),
     "kvcore-calls-lru": _python("the same, evicting as 0.8.5", "kvcore"),
     "kvcore-batched": _python("kvcore from Python, batched, buffers", "kvcore"),
     "kvcore-batched-xxh3": _python("the same, xxh3", "kvcore"),

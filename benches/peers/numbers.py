@@ -75,7 +75,7 @@ NUMBERS = (
     ),
     Number("the same with xxh3 keys", "75x", "117x", ratio("16k", "vllm033", "kvcore-rust-xxh3")),
     Number(
-        "Python API, one call a request, plain lists, over vLLM 0.33",
+        "Python API, one call per request, plain lists, over vLLM 0.33",
         "14x",
         "28x",
         ratio("16k", "vllm033", "kvcore-calls"),
@@ -99,7 +99,7 @@ NUMBERS = (
         ratio("16k", "kvbm", "kvcore-rust-sha"),
     ),
     Number(
-        "Python API, one call a request, over SGLang's Rust tree",
+        "Python API, one call per request, over SGLang's Rust tree",
         "3x",
         "6x",
         ratio("16k", "sglang", "kvcore-calls"),

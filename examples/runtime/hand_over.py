@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine computes a prompt, others answer it: handed over in a process, and kept in files.
 
-A `Sender` puts a prompt's blocks into a channel, a `Receiver` loads them. A `DirectoryExchange` is
-for whoever comes later: the model is in keys and files, so another one (stranger) finds nothing.
+A `Sender` puts a prompt's blocks into a channel, a `Receiver` loads them. A `FarExchange` is for
+whoever comes later: the model is in the names of pages, so another one (stranger) finds nothing.
 
     $ python examples/runtime/hand_over.py
     alone    computes 67 tokens
@@ -14,21 +14,22 @@ for whoever comes later: the model is in keys and files, so another one (strange
 """
 
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.engine.connector import Channel, Receiver, Sender
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.far.directory import DirectoryStore
+from kvcore_runtime.far.exchange import FarExchange
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.model.identity import identify
 from kvcore_runtime.model.model import tiny_model
 from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config, Group
 
-GROUPS = (Group(block_size=16),)
+GROUPS, FAR = (Group(block_size=16),), FarOptions(min_fetch_tokens=16, fetch_timeout_s=10)
 PROMPT = tuple(b"Sixty bytes are a prompt of sixty tokens: 3 blocks and a bit")
 model, stranger = tiny_model(seed=0, invariant=True), tiny_model(seed=1, invariant=True)
 
@@ -37,24 +38,23 @@ def answer(name, exchange=None, model=model, max_tokens=8):
     """The tokens of an answer, from an engine of its own."""
     config = Config(20, groups=GROUPS, hash_seed=identify(model, GROUPS).encode())
     engine = Engine(model, config, exchange=exchange)
-    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-    engine.add_request(GenerationRequest(request_id="r", prompt=PROMPT, sampling=sampling))
+    how = Sampling(temperature=0.0, max_tokens=max_tokens)
+    engine.add_request(GenerationRequest(request_id="r", prompt=PROMPT, sampling=how))
     (done,) = engine.run()
+    engine.exchange.flush(timeout_s=10)  # files are written beside the engine
     print(f"{name:8} computes {engine.metrics.num_computed_tokens:2} tokens")
     return done.tokens
 
 
 def kept(engine, path):
-    """The exchange of an engine whose blocks are kept in files."""
-    tier = DirectoryTier(path, describe(engine.runtime.cache, identify(engine.model, GROUPS)))
-    return DirectoryExchange(engine, tier)
+    return FarExchange(engine, ThreadedTier(DirectoryStore(path)), FAR)
 
 
 expected, channel = answer("alone"), Channel()
 answer("prefill", partial(Sender, channel=channel), max_tokens=1)
 assert answer("decode", partial(Receiver, channel=channel)) == expected
 with TemporaryDirectory() as path:
-    keep = partial(kept, path=Path(path))
+    keep = partial(kept, path=path)
     assert answer("keeper", keep) == expected
     assert answer("later", keep) == expected
     assert answer("stranger", keep, stranger) != expected

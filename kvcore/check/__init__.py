@@ -8,7 +8,7 @@
     report = check(World(config=config, num_requests=2, num_tokens=4, num_prompt=4))
     assert report.verdict == "complete"
 
-What is proved, and what is not, is in docs/checking.md; `kvcore check` is the same as a command.
+docs/checking.md says what this proves and what not; `kvcore check` is the command.
 """
 
 from kvcore.check.extend.as_pytest import pytest_text, trace_text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delta debugging: less of a failing run, as long as it fails.
+"""Delta debugging: removes parts of a failing run as long as it still fails.
 
-The items are moves or calls; any part of them is a run. `fails` says whether one still fails.
+The items are moves or calls; any subset of them is a run. `fails` tells whether a run still fails.
 Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002).
 """
 
@@ -25,9 +25,9 @@ def without_requests(
     named: Callable[[T], set[str]],
     fails: Callable[[Items[T]], bool],
 ) -> Items[T]:
-    """Leave out all that is done to a request, a half of the requests at a time, then fewer.
+    """Leave out all items of some requests: half of the requests at a time, then fewer.
 
-    named: the requests that an item names; it goes once all of them are left out.
+    named: the requests that an item names; an item is removed once all of them are left out.
     """
     size = max(1, len(names) // 2)
     while names:
@@ -46,7 +46,7 @@ def without_requests(
 
 
 def without_stretches(items: Items[T], fails: Callable[[Items[T]], bool]) -> Items[T]:
-    """Leave out stretches, the last first, each half as long as the ones before."""
+    """Leave out stretches of items, the last first, in rounds of half the length."""
     size = max(1, len(items) // 2)
     while True:
         first = max(0, len(items) - size)
@@ -63,9 +63,9 @@ def without_stretches(items: Items[T], fails: Callable[[Items[T]], bool]) -> Ite
 def with_simpler_items(
     items: Items[T], forms: Callable[[T], Iterable[T]], fails: Callable[[Items[T]], bool]
 ) -> Items[T]:
-    """Put the first of the simpler forms of each item in its place, until none fails.
+    """Replace each item by its first simpler form that fails, until there is none.
 
-    forms: the same item with less in it, those with least first.
+    forms: simpler forms of an item, the simplest first.
     """
     for at in range(len(items)):
         going = True
@@ -80,14 +80,14 @@ def with_simpler_items(
 
 
 def shorter(tokens: Sequence[int]) -> Iterator[list[int]]:
-    """The tokens cut to one, to half, and by one."""
+    """Yield the tokens cut to one, to half, and by one."""
     for length in dict.fromkeys((1, len(tokens) // 2, len(tokens) - 1)):
         if 0 < length < len(tokens):
             yield list(tokens[:length])
 
 
 def simpler_config(config: Config, fails: Callable[[Config], bool]) -> Config:
-    """The configuration with defaults wherever they fail too, and with fewer blocks."""
+    """Simplify a configuration: use defaults wherever the run still fails, and fewer blocks."""
     for field in attrs.fields(Config):
         if not field.init or field.name in ("num_blocks", "block_size", "groups", "hash_seed"):
             continue

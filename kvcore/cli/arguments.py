@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands read their command lines: numbers, and what a shell completes.
+"""Reads the command lines of the commands: numbers, and shell completion.
 
-A shell that asks for completions sets _ARGCOMPLETE and runs the command; `parse` then prints them
-and ends the process (https://kislyuk.github.io/argcomplete).
+For completions, a shell sets _ARGCOMPLETE and runs the command; `parse` then prints them and ends
+the process (https://kislyuk.github.io/argcomplete).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 MOST = 2**31 - 1
 COMPLETING = "_ARGCOMPLETE"
-"""Set by the shell: how many words stand before the arguments."""
+"""Set by the shell: the number of words before the arguments."""
 
 
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """The parsed arguments, those of the process by default; completes them for a shell."""
+    """Parse the arguments, by default those of the process; complete them for a shell."""
     if COMPLETING in os.environ:
         import argcomplete
 
@@ -28,17 +28,17 @@ def parse(
 
 
 def natural(text: str) -> int:
-    """An integer from 0, for argparse."""
+    """Read an integer of at least 0, for argparse."""
     return _integer(text, 0)
 
 
 def count(text: str) -> int:
-    """An integer from 1, for argparse."""
+    """Read an integer of at least 1, for argparse."""
     return _integer(text, 1)
 
 
 def positive(text: str) -> float:
-    """A number above 0, for argparse."""
+    """Read a number above 0, for argparse."""
     try:
         value = float(text)
     except ValueError:

@@ -2,8 +2,8 @@
 """The command `kvcore`: finds its subcommands among the installed distributions.
 
 A subcommand is an entry point of the group `kvcore.commands`: a function that takes the arguments
-after its name and returns an exit code. This file only knows which distribution brings which
-subcommand, so that one sentence names a missing one.
+after its name and returns an exit code. This file only knows which distribution provides which
+subcommand, for the message about a missing one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kvcore.cli.pipes import ends_cleanly, holding_interrupts
 
 GROUP = "kvcore.commands"
 ELSEWHERE = {"generate": "kvcore-runtime"}
-"""Subcommand to the distribution that brings it."""
+"""Subcommand -> the distribution that provides it."""
 DOES = {
     "check": "explore every state of a small world, or of a manager of your own",
-    "explain": "say why tokens of a workload were computed again",
+    "explain": "explain why tokens of a workload were computed again",
     "generate": "answer prompts with a small model over kvcore, and check each answer",
     "replay": "replay a recorded workload in virtual time",
     "route": "replay a workload on replicas behind a router",
     "sanitize": "hunt for wrong reads in an engine's scheduler",
-    "shrink": "make a failing record small",
+    "shrink": "reduce a failing record to a small one",
     "simulate": "run random engines at real sizes from a seed",
-    "size": "say how many requests of what length fit into a memory",
+    "size": "compute how many requests of which length fit into memory",
     "trace": "generate and show workloads",
     "view": "write a page that shows the pool at any step of a record",
 }
-"""What a subcommand does, for the help text, which loads none of them."""
+"""What each subcommand does, for the help text, which does not load them."""
 HINTS = """`kvcore COMMAND --help` describes a command. To complete commands and options in a shell:
 pip install "kvcore[completion]", then eval "$(register-python-argcomplete kvcore)"."""
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _completed_command(names: list[str]) -> str | None:
-    """The subcommand whose arguments a shell completes; they are then counted from it."""
+    """Return the subcommand whose arguments a shell completes, and count words from there."""
     if COMPLETING not in os.environ:
         return None
     num_before = int(os.environ[COMPLETING])
@@ -95,7 +95,7 @@ def _make_parser(names: list[str]) -> argparse.ArgumentParser:
     rest: Any = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments"
     )
-    rest.completer = lambda **_: []  # no file stands in place of a command
+    rest.completer = lambda **_: []  # a command is never a file
     return parser
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The colours and the style that all pages share, on a light and on a dark screen."""
+"""The colours and the style of all pages, for light and dark screens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {
     "page": ("#ffffff", "#0f1317"),
     "card": ("#f6f7f9", "#191f26"),
 }
-"""Each colour on a light and on a dark page."""
+"""Each colour on a light and a dark page."""
 LIGHT, DARK = ({name: pair[page] for name, pair in COLOURS.items()} for page in (0, 1))
 CSS = """
 :root { color-scheme: light dark; LIGHT }
@@ -37,7 +37,7 @@ dd { margin: 0; font-size: 1.35rem; font-variant-numeric: tabular-nums; white-sp
 
 
 def css() -> str:
-    """The style that all pages begin with."""
+    """Return the common style of all pages."""
     light, dark = (
         " ".join(f"--c-{name}: {colour};" for name, colour in colours.items())
         for colours in (LIGHT, DARK)

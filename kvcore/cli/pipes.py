@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command ends if its reader has gone (`| head`), its output is full, or it is interrupted.
+"""Ends a command cleanly if its reader has gone (`| head`), its output is full, or it is
+interrupted.
 
-It ends without a traceback: without a word, with the code of a process that the pipe ended; with
-one sentence if something cannot be written; with one word at an interrupt that the command itself
-does not report. What it was to write to files is written before.
+It ends without a traceback. If the reader has gone, it prints nothing and exits like a process that
+the pipe ended; if output cannot be written, it prints one sentence; at an interrupt that the
+command does not report, one word. Files are written before.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from functools import wraps
 from typing import ParamSpec, TextIO
 
 READER_GONE = 141
-"""128 and the number of SIGPIPE."""
+"""128 plus the number of SIGPIPE."""
 INTERRUPTED = 130
-"""128 and the number of SIGINT."""
+"""128 plus the number of SIGINT."""
 CANNOT_WRITE = 2
 
 P = ParamSpec("P")
@@ -54,9 +55,9 @@ def ends_cleanly(command: Callable[P, int]) -> Callable[P, int]:
 
 @contextmanager
 def holding_interrupts() -> Iterator[None]:
-    """Delay an interrupt to the end of the block: torch aborts if one comes during its import."""
+    """Delay an interrupt to the end of the block: torch aborts if one arrives during its import."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # no other thread gets interrupts, or may change who does
+        yield  # only the main thread gets interrupts, or may change their handler
         return
     held: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
@@ -74,7 +75,7 @@ def _say(sentence: str) -> None:
 
 
 def _let_go(stream: TextIO) -> None:
-    """Drop what a stream cannot flush: the interpreter would try again when it exits."""
+    """Drop what a stream cannot flush, since the interpreter would try again at exit."""
     try:
         stream.flush()
     except OSError:

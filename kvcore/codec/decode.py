@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state from its canonical bytes; the inverse of `encode.py`.
+"""Decodes a state from its canonical bytes; the inverse of `encode.py`.
 
-Invariants: bytes that encode no state raise DamagedState with the offset, also if what they do not
-encode is a configuration. Only the structure is checked here; `invariants.check` checks the
-content.
+Invariants: bytes that do not encode a state raise DamagedState with the offset, even if only the
+configuration is wrong. Only the structure is checked here; `invariants.check` checks the content.
 Twin: rust/src/codec/decode.rs.
 """
 
@@ -44,7 +43,7 @@ COUNTS = (
 
 
 def decode(data: bytes) -> State:
-    """The state of canonical bytes. Raises DamagedState, PoolTooLarge."""
+    """Decode a state. Raises DamagedState, PoolTooLarge."""
     source = Reader(data)
     if source.take(len(MAGIC)) != MAGIC:
         raise DamagedState(reason="the first bytes are not those of a state", offset=0)
@@ -61,7 +60,7 @@ def decode(data: bytes) -> State:
         request = _read_request(source, config, row) if source.flag() else None
         rows.append(None if request is None else request.request_id)
         if request is not None and request.request_id in requests:
-            raise source.damaged("a request is twice there")
+            raise source.damaged("a request occurs twice")
         if request is not None:
             requests[request.request_id] = request
     free_rows = source.ids(len(rows))
@@ -147,7 +146,7 @@ def _read_pool(
             ranked.setdefault(key, []).append((source.u32(), block))
     order = source.ids(num_blocks)
     if len(set(order)) != len(order):
-        raise source.damaged("a block is twice in the free queue")
+        raise source.damaged("a block is in the free queue twice")
     index = HashIndexTransaction(HashIndex())
     for key, entries in ranked.items():
         entries.sort()
@@ -159,7 +158,7 @@ def _read_pool(
     if len(pinned) != len(counts):
         raise source.damaged("pins without counts")
     if pinned != sorted(set(pinned)):
-        raise source.damaged("the pinned blocks do not rise")
+        raise source.damaged("the pinned blocks are not in ascending order")
     policy = policy_of(eviction)
     return BlockPool(
         first_block=first_block,
@@ -183,13 +182,13 @@ def _read_quarantine(
         block = source.u32()
         numbers = [source.u64() for _ in range(source.u32())]
         if not last < block < num_blocks or not numbers or numbers != sorted(set(numbers)):
-            raise source.damaged("what batches use is not in its canonical form")
+            raise source.damaged("the blocks in use by batches are not in canonical form")
         busy[block] = frozenset(numbers)
         last = block
     if len({*order, *free}) != len(order) + len(free):
-        raise source.damaged("a block is twice free or quarantined")
+        raise source.damaged("a block is free or quarantined twice")
     if (order or busy) and not config.max_in_flight:
-        raise source.damaged("no batch is ever unfinished, and blocks wait for one")
+        raise source.damaged("blocks wait for a batch, but batches are never in flight")
     if not config.max_in_flight:
         return None
     return Quarantine(make_free_queue(num_blocks, order), Map(busy))
@@ -210,7 +209,7 @@ def _read_request(source: Reader, config: Config, row: int) -> RequestState:
     host_tables: list[PVector[int]] = []
     if source.flag():
         if not config.num_host_blocks:
-            raise source.damaged("a request is in a host tier that is not there")
+            raise source.damaged("a request is in a host tier that does not exist")
         host_tables = [_read_host_table(source, config) for _ in config.groups]
     return RequestState(
         request_id=request_id,
@@ -243,7 +242,7 @@ def _read_extra_keys(source: Reader) -> ExtraKeys:
         lora = LoRA(source.name(), source.name()) if source.flag() else None
         media = [MediaItem(source.name(), source.u32(), source.u32()) for _ in range(source.u32())]
     except InvalidExtraKey:
-        raise source.damaged("an extra key that no request has") from None
+        raise source.damaged("an extra key of the wrong form") from None
     return ExtraKeys(lora, tuple(media), source.text(), tuple(source.hashes()))
 
 
@@ -257,7 +256,7 @@ def _read_operations(
         batch, request_id, first = source.u64(), source.text(), source.u32()
         known = block < config.num_blocks and (request_id is None or request_id in requests)
         if not known or not last < number <= MAX_OPERATION:
-            raise source.damaged("an operation that no run gives")
+            raise source.damaged("an operation that cannot occur")
         operations[number] = Operation(block, key, batch, request_id, first)
         last = number
     return operations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches from their canonical bytes: the open one, and those in flight.
+"""Decodes batches from their canonical bytes: the open one, and those in flight.
 
 Twin: rust/src/codec/decode_batch.rs.
 """
@@ -19,17 +19,17 @@ from kvcore.types.wire import Reader
 
 
 def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBatch:
-    """The open batch of the next bytes. Raises DamagedState."""
+    """Read the open batch. Raises DamagedState."""
     number = source.u64()
     if number >= BATCHES_END:
-        raise source.damaged(f"{number} is the number of no batch")
+        raise source.damaged(f"{number} is not the number of a batch")
     commands = _read_commands(source, number)
     if not all(0 <= row < len(rows) for row in named_rows(commands)):
-        raise source.damaged("a command names a row that is not there")
+        raise source.damaged("a command names a row that does not exist")
     scheduled: dict[str, ScheduledRequest] = {}
     scheduled_rows = source.ids(len(rows))
     if scheduled_rows != sorted(set(scheduled_rows)):
-        raise source.damaged("the rows of the open batch do not rise")
+        raise source.damaged("the rows of the open batch are not in ascending order")
     for row in scheduled_rows:
         request_id = rows[row]
         if request_id is None:
@@ -59,14 +59,14 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
 def read_batches_in_flight(
     source: Reader, config: Config, rows: list[str | None]
 ) -> tuple[BatchInFlight, ...]:
-    """The batches in flight of the next bytes. Raises DamagedState."""
+    """Read the batches in flight. Raises DamagedState."""
     batches: list[BatchInFlight] = []
     for _ in range(source.u32()):
         number = source.u64()
         entries = _read_entries(source, config, rows, taken=True)
         published_keys, named = _read_published_keys(source, config), source.ids(len(rows))
         if named != sorted(set(named)) or (batches and number <= batches[-1].number):
-            raise source.damaged("the batches in flight do not rise")
+            raise source.damaged("the batches in flight are not in ascending order")
         batches.append(BatchInFlight(number, Map(entries), pvector(published_keys), tuple(named)))
     if len(batches) > config.max_in_flight:
         raise source.damaged(f"{len(batches)} batches are in flight")
@@ -84,11 +84,11 @@ def _read_entries(
         places = [(source.u32(), source.u32()) for _ in range(source.u32() if taken else 0)]
         request_id = rows[row] if row < len(rows) else None
         if request_id is None or request_id in entries or not config.tracks_batches:
-            raise source.damaged("an entry is of no request")
+            raise source.damaged("an entry does not belong to a request")
         if len(held) != (len(config.groups) if taken else 0) or places != sorted(set(places)):
-            raise source.damaged("what a batch uses is not in its canonical form")
+            raise source.damaged("the blocks in use by a batch are not in canonical form")
         if any(group_id >= len(held) or at >= held[group_id] for group_id, at in places):
-            raise source.damaged("a batch does not use the places that it lost")
+            raise source.damaged("a batch lost places that it does not use")
         entries[request_id] = RequestEntry(
             order, before, restore, publishes, tuple(held), frozenset(places)
         )
@@ -109,5 +109,5 @@ def _read_commands(source: Reader, number: int) -> list[Command]:
     except DamagedBatch as error:
         raise source.damaged(str(error)) from None
     if close(number, commands) != batch:
-        raise source.damaged("commands are not in their canonical form")
+        raise source.damaged("commands are not in canonical form")
     return commands

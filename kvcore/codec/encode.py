@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
+"""Encodes a state as canonical bytes: equal states, and only those, have equal bytes.
 
-The format is little-endian. A count stands before the items that it counts. Requests stand in row
-order, everything else in the order of the state. The index is written as each block's key and the
-block's position among the blocks of that key. Newer fields follow in sections (`sections.py`).
+The bytes are the same in both languages. The format is little-endian. A count precedes the items
+that it counts. Requests are in row order, everything else in the order of the state. The index is
+written as each block's key and the block's position among the blocks of that key. Newer fields
+follow in sections (`sections.py`).
 `decode.py` is the inverse.
 Twin: rust/src/codec/encode.rs.
 """
@@ -28,14 +29,14 @@ from kvcore.types.wire import Writer
 
 MAGIC = b"kvcore state 4\n"
 OWN_POLICY = 255
-"""Stands for an eviction policy of one's own, which no bytes hold."""
+"""Stands for a user-defined eviction policy, which cannot be encoded."""
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 """Stands for the null block in host tables."""
 OWNERS_END = 2**31
-"""What the count of a block's owners is below."""
+"""Exclusive bound of a block's number of owners."""
 BATCHES_END = 2**63
-"""What the number of the open batch is below."""
+"""Exclusive bound of the open batch's number."""
 
 
 Write = Callable[["Writer", Any], None]
@@ -43,9 +44,9 @@ Part = Callable[[Write, Any], bytes]
 
 
 def encode(state: State, part: Part | None = None) -> bytes:
-    """The canonical bytes of a state.
+    """Return the canonical bytes of a state.
 
-    part: gives the bytes of a config, pool or request, for callers that remember them.
+    part: returns the bytes of a config, pool or request, for callers that cache them.
     """
     part, out = part or _part_bytes, Writer(MAGIC)
     out.data += part(_write_config, state.config)
@@ -79,7 +80,7 @@ def encode(state: State, part: Part | None = None) -> bytes:
 
 
 def _part_bytes(write: Write, value: Any) -> bytes:
-    """The bytes of one part of a state."""
+    """Return the bytes of one part of a state."""
     out = Writer()
     write(out, value)
     return bytes(out.data)

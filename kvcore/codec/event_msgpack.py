@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events as bytes: the msgpack form in which vLLM publishes its own, for routers that read those.
+"""Encodes events in vLLM's msgpack form, for routers that read it.
 
-Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`), but for the salt
-below. A batch is an array of timestamp, events and data-parallel rank, which Dynamo demands; None
-leaves it out. An event is a map of its fields with the class's name under "type"; before vLLM's
-change 42892 it was an array, the name first, which "array" gives. A field at its default is left
-out, in an array only behind the last that is not. Extra keys go without their tags: an adapter's
-name, (identifier, offset) of a media item, a salt, a digest; for a cut item (identifier, offset,
-end), for cut embeddings (digest, rows left). None stands for a block without any. The salt of an
-event's first block also is a field `cache_salt` of its map, where Dynamo looks for it, and an epoch
-above 0 is its field `epoch`. vLLM's own
-`lora_id`, which it calls deprecated, is always None.
+Fields and their order are those of vLLM 0.33 (`vllm/distributed/kv_events.py`), except for the salt
+below. A batch is an array of timestamp, events and data-parallel rank, which Dynamo requires; None
+omits it. An event is a map of its fields with the class's name under "type"; before vLLM's change
+42892 it was an array that began with the name; the form "array" writes that. A field at its default
+is omitted, in an array only after the last field that differs. Extra keys have no tags: an
+adapter's name, (identifier, offset) of a media item, a salt, a digest; for a cut item (identifier,
+offset, end), for cut embeddings (digest, rows left). None stands for a block without extra keys.
+The salt of an event's first block is also the field `cache_salt` of its map, where Dynamo expects
+it, and an epoch above 0 is the field `epoch`. vLLM's deprecated `lora_id` is always None.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from kvcore.types.keys import external_hash
 
 Form = Literal["map", "array"]
 EventMap = dict[str, Any]
-"""An event by its fields as they go on the wire, the class's name under "type"."""
+"""An event as a map of its fields on the wire, with the class's name under "type"."""
 
 OPTIONAL = ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
 ARRAY_FIELDS = {
@@ -41,7 +40,7 @@ ARRAY_FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-"""The places of the fields in the array form. Those in `OPTIONAL` are left out at the end."""
+"""The order of the fields in the array form. Those in `OPTIONAL` are omitted at the end."""
 
 _SPEC_KINDS: dict[Kind, str] = {
     "full_attention": "full_attention",
@@ -62,12 +61,12 @@ def encode_events(
     form: Form = "map",
     whole_hashes: bool = False,
 ) -> bytes:
-    """The bytes of one batch of events.
+    """Encode one batch of events.
 
-    timestamp: seconds since the epoch. groups: those of the configuration, if stored events are
-    to name a group's kind and sliding window. whole_hashes: hashes as their 32 bytes, not as the
-    low 64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for arguments of
-    another kind, an unknown form, and an event of a group that `groups` lacks.
+    timestamp: seconds since the epoch. groups: those of the configuration; with them, stored events
+    name a group's kind and sliding window. whole_hashes: write all 32 bytes of a hash, not the low
+    64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for arguments of the
+    wrong type, an unknown form, and an event of a group that `groups` lacks.
     """
     _check("timestamp", timestamp, isinstance(timestamp, float | int), "a number of seconds")
     rank = read_int(data_parallel_rank)
@@ -81,7 +80,7 @@ def encode_events(
 def encode_maps(
     maps: Iterable[EventMap], timestamp: float, data_parallel_rank: int | None, form: Form
 ) -> bytes:
-    """The bytes of one batch of events that `event_maps` or a decoder gave, unchecked."""
+    """Encode one batch of events that `event_maps` or a decoder returned, without checks."""
     laid_out = list(maps) if form == "map" else [_as_array(each) for each in maps]
     batch = [float(timestamp), laid_out]
     rank = data_parallel_rank
@@ -91,7 +90,7 @@ def encode_maps(
 def event_maps(
     events: Iterable[Event], *, groups: Sequence[Group] = (), whole_hashes: bool = False
 ) -> list[EventMap]:
-    """The events as maps of the fields that go on the wire; see `encode_events`."""
+    """Return the events as maps of their fields on the wire; see `encode_events`."""
     events = read_list("events", events, "a list of events")
     groups = read_list("groups", groups, "a list of Group")
     _check("events", events, all(isinstance(each, Event) for each in events), "a list of events")
@@ -138,7 +137,7 @@ def _check(name: str, value: object, fits: bool, expected: str) -> None:
 
 
 def _salt(keys: Sequence[Sequence[ExtraKey]]) -> str | None:
-    """The salt among the extra keys of the first block."""
+    """Return the salt among the extra keys of the first block."""
     salts = (value.decode() for tag, value in (*keys, ())[0] if tag == CACHE_SALT)
     return next(salts, None)
 
@@ -156,7 +155,7 @@ def _spec(groups: Sequence[Group], number: int) -> dict[str, Any]:
 
 
 def _as_array(event: EventMap) -> list[Any]:
-    """An event in the form of vLLM's older releases: its name, then its fields by their places."""
+    """Return an event in the form of vLLM's older releases: its name, then its fields in order."""
     kind = event["type"]
     values = [kind, *map(event.get, ARRAY_FIELDS[kind])]
     while (
@@ -167,7 +166,7 @@ def _as_array(event: EventMap) -> list[Any]:
 
 
 def _untagged(extra_keys: Sequence[ExtraKey]) -> list[Any] | None:
-    """A block's extra keys as vLLM publishes them."""
+    """Return a block's extra keys as vLLM publishes them."""
     keys = [vllm_key(tag, value) for tag, value in extra_keys]
     whole = ("mm", "mm cut", "prompt_embeds cut")
     return [key[1:] if key[0] in whole else key[1] for key in keys] or None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of canonical bytes that eviction policies need: arrivals, and what they remember.
+"""The sections of canonical bytes for eviction policies: arrivals, and what the policies remember.
 
-The order of arrival tells what is due, so what waiting requests will look up is not written; nor
-are places that follow from it.
+The order of arrival determines what is due, so the keys that waiting requests will look up are not
+written, nor are places that follow from them.
 Twin: rust/src/codec/policy_sections.rs.
 """
 
@@ -33,7 +33,7 @@ def write_waiting(out: Writer, state: State) -> None:
 
 
 def write_uses(out: Writer, state: State) -> None:
-    """Write a policy's memory, the uses of each block with a key, and those of what left."""
+    """Write a policy's memory, the uses of each block with a key, and those of evicted contents."""
     policy = state.device.policy
     assert policy is not None
     out.u32(len(policy.memory))
@@ -60,21 +60,21 @@ def _write_use(out: Writer, known: Uses) -> None:
 
 
 def read_waiting(source: Reader, state: State) -> State:
-    """The state with the arrivals of the next bytes. Raises DamagedState."""
+    """Read arrivals; return the state with them. Raises DamagedState."""
     dues = {name: source.u64() for name in state.rows if name is not None}
     next_due = source.u64()
     sees = state.device.policy is not None and BUILT_IN[str(state.config.eviction)].sees_waiting
     rises = len(set(dues.values())) == len(dues) and all(due < next_due for due in dues.values())
     if not sees or not 0 < next_due < ORDERS_END or not rises:
-        raise source.damaged("requests that arrived in no such order")
+        raise source.damaged("the order of arrival of the requests is impossible")
     return with_waiting(state, dues, next_due)
 
 
 def read_uses(source: Reader, state: State) -> State:
-    """The state with what its policy remembers, of the next bytes. Raises DamagedState."""
+    """Read what the policy remembers; return the state with it. Raises DamagedState."""
     device = state.device
     if device.policy is None:
-        raise source.damaged("no policy remembers uses")
+        raise source.damaged("the policy does not remember uses")
     memory = tuple(source.u64() for _ in range(source.u32()))
     keyed = [block for block, key in enumerate(device.keys) if key is not None]
     uses = {block: _read_use(source) for block in keyed}
@@ -83,12 +83,12 @@ def read_uses(source: Reader, state: State) -> State:
         key, number = source.key(), source.u64()
         known = replace(_read_use(source), number=number)
         if number <= last or key in ghosts or known.place is not None:
-            raise source.damaged("contents that left in no such order")
+            raise source.damaged("the order of evictions is impossible")
         ghosts[key], left[number], last = known, key, number
     next_number = source.u64()
     fits = len(memory) == len(device.policy.memory) and last < next_number
     if not fits or len(ghosts) > len(device.keys):
-        raise source.damaged("a policy remembers no such uses")
+        raise source.damaged("the uses that the policy remembers are impossible")
     policy = replace(
         device.policy,
         memory=memory,
@@ -105,18 +105,20 @@ def _read_use(source: Reader) -> Uses:
     place = (source.u8(), source.u64())
     is_place = KEYLESS[0] < place[0] <= MAIN and place[1] < ORDERS_END
     if not uses or not before <= last or not (is_place or place == KEYLESS):
-        raise source.damaged("a content was not used so")
+        raise source.damaged("the use of a content is impossible")
     return Uses(uses, last, before, depth, place if place[0] else None)
 
 
 def place_blocks(source: Reader, state: State) -> State:
-    """The state whose free blocks have their places by its policy. Raises DamagedState."""
+    """Return the state with the places that its policy gives to free blocks. Raises
+    DamagedState.
+    """
     device = state.device
     if device.policy is None:
         return state
     sees_waiting = BUILT_IN[str(state.config.eviction)].sees_waiting
     if sees_waiting and len(state.waiting) < len(state.requests):
-        raise source.damaged("requests that did not arrive")
+        raise source.damaged("requests without an arrival")
     tx = PolicyTransaction(device, Effects(), state.batch.number)
     places = {}
     for block in islice(device.queue, num_older(device.queue), None):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of canonical bytes for levels: the time, what was wished for blocks, and the wishes
-of requests. The place of a free block follows from them.
+"""The section of canonical bytes for levels: the time, and the wishes of blocks and requests.
+
+The place of a free block follows from them.
 
 Twin: rust/src/codec/retention_section.rs.
 """
@@ -23,14 +24,14 @@ from kvcore.types.wire import Reader, Writer
 
 
 def has_retention(state: State) -> bool:
-    """Whether there is more than defaults."""
+    """Whether any value differs from its default."""
     known = state.device.retention
     return known is not None and bool(known.now or len(known.kept) or any(_with_wishes(state)))
 
 
 def write_retention(out: Writer, state: State) -> None:
-    """Write the time, the blocks for which something was wished, rising, and the steps of requests
-    that are not the defaults, in row order.
+    """Write the time, the blocks with a wish in ascending order, and the steps of requests that
+    differ from the defaults, in row order.
     """
     known, requests = state.device.retention, list(_with_wishes(state))
     assert known is not None
@@ -49,13 +50,13 @@ def write_retention(out: Writer, state: State) -> None:
 
 
 def read_retention(source: Reader, state: State) -> State:
-    """The state with the levels of the next bytes. Raises DamagedState."""
+    """Read levels; return the state with them. Raises DamagedState."""
     pool, now, kept, requests, last = state.device, source.u64(), {}, state.requests, -1
     for _ in range(source.u32()):
         block, each = source.u32(), _read_wish(source, TIME_MAX + DURATION_MAX)
         is_known = pool.first_block <= block < pool.num_blocks and last < block
         if not is_known or each == NOTHING or (pool.keys[block] is None and block in pool.queue):
-            raise source.damaged(f"nothing was wished for block {block}")
+            raise source.damaged(f"block {block} has an empty wish")
         last, kept[block] = block, each
     last = -1
     for _ in range(source.u32()):
@@ -67,18 +68,18 @@ def read_retention(source: Reader, state: State) -> State:
             for one, two in pairwise(steps)
         )
         if name is None or not steps or steps[0][0] or not falls or steps == DEFAULT_STEPS:
-            raise source.damaged("no request has such wishes")
+            raise source.damaged("the wishes of a request are impossible")
         last, requests = row, requests.set(name, replace(requests[name], wishes=steps))
     if now > TIME_MAX or state.config.eviction != "retention":
-        raise source.damaged("no levels are written so")
+        raise source.damaged("levels are not in canonical form")
     if not (now or kept or last >= 0):
-        raise source.damaged("a section holds nothing")
+        raise source.damaged("a section is empty")
     device = replace(pool, retention=RetentionState(now, Map(kept)))
     return replace(state, device=device, requests=requests)
 
 
 def place_levels(source: Reader, state: State) -> State:
-    """The state with its free blocks in the rings of their levels. Raises DamagedState."""
+    """Return the state with its free blocks in the rings of their levels. Raises DamagedState."""
     old = state.device
     new = with_levels(old)
     first = num_older(old.queue) if state.epoch else num_older(new.queue)
@@ -96,11 +97,11 @@ def _write_wish(out: Writer, wish: Wish) -> None:
 def _read_wish(source: Reader, most: int) -> Wish:
     wish = source.u8(), source.u8(), source.u64()
     if max(wish[:2]) > LEVEL_MAX or wish[2] > most:
-        raise source.damaged(f"nobody wishes {wish}")
+        raise source.damaged(f"{wish} is not a possible wish")
     return wish
 
 
 def _with_wishes(state: State) -> Iterator[RequestState]:
-    """The requests whose wishes are not the defaults, in row order."""
+    """Return the requests whose wishes differ from the defaults, in row order."""
     known = (state.requests[name] for name in state.rows if name is not None)
     return (request for request in known if request.wishes != DEFAULT_STEPS)

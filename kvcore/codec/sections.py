@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections at the end of canonical bytes: fields that most states do not use.
 
-A section is a tag, a size, and that number of bytes; the tags rise. A section that would hold only
-defaults is absent, so a feature that is off adds no byte.
+A section is a tag, a size, and that number of bytes; tags ascend. A section with only defaults is
+omitted, so a feature that is off adds no bytes.
 Twin: rust/src/codec/sections.rs.
 """
 
@@ -28,15 +28,16 @@ from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
 LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES, RETENTION = range(1, 10)
-"""The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config, of
-the first batches whose output belongs to requests, of the rows that are held back, of epochs, of
-the order in which requests arrived, of what an eviction policy remembers, of levels."""
+"""The tags, in order: unconfirmed loads, cut extra keys, options of the config, first batches whose
+output belongs to requests, held rows, epochs, order of arrival of requests, memory of an eviction
+policy, levels.
+"""
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
 
 
 def write_sections(out: Writer, state: State) -> None:
-    """Write the sections that hold more than defaults."""
+    """Write the sections that differ from the defaults."""
     policy = state.device.policy
     sections = (
         (LOADS, state.loads, write_loads),
@@ -86,7 +87,7 @@ def write_ends(out: Writer, state: State) -> None:
 
 
 def write_options(out: Writer, _: State) -> None:
-    """Write the options of the config that are set."""
+    """Write which options of the config are set."""
     out.u8(HIDE_SALTS)
 
 
@@ -100,7 +101,7 @@ def write_output(out: Writer, state: State) -> None:
 
 
 def write_held_rows(out: Writer, state: State) -> None:
-    """Write the rows that are held back, each with its batch, in their order."""
+    """Write the held rows, each with its batch, in order."""
     out.u32(len(state.held_rows))
     for row, batch in state.held_rows:
         out.u32(row)
@@ -108,7 +109,7 @@ def write_held_rows(out: Writer, state: State) -> None:
 
 
 def write_epochs(out: Writer, state: State) -> None:
-    """Write the epochs at the start and now, what is older in the pool, the unfinished batches in
+    """Write the first and the current epoch, the blocks of older ones, the unfinished batches in
     which one began, and the epoch of each request that counts tokens, in row order.
     """
     out.u32(state.config.epoch)
@@ -122,7 +123,7 @@ def write_epochs(out: Writer, state: State) -> None:
 
 
 def read_sections(source: Reader, state: State) -> State:
-    """The state with the contents of the sections up to the end. Raises DamagedState."""
+    """Read the sections up to the end; return the state with them. Raises DamagedState."""
     readers = {
         LOADS: read_loads,
         EXTRA_KEYS: read_ends,
@@ -138,11 +139,11 @@ def read_sections(source: Reader, state: State) -> State:
     while source.offset < len(source.data):
         tag, size = source.u8(), source.u32()
         if tag not in readers or tag <= last:
-            raise source.damaged(f"section {tag} is not known, or not in its place")
+            raise source.damaged(f"section {tag} is unknown, or out of order")
         end, last = source.offset + size, tag
         state = readers[tag](source, state)
         if source.offset != end:
-            raise source.damaged(f"section {tag} has another size")
+            raise source.damaged(f"section {tag} has the wrong size")
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
@@ -154,7 +155,7 @@ def read_sections(source: Reader, state: State) -> State:
 
 
 def read_loads(source: Reader, state: State) -> State:
-    """The state with the unconfirmed loads of the next bytes, one at least. Raises DamagedState."""
+    """Read unconfirmed loads, at least one; return the state with them. Raises DamagedState."""
     loads, device, rows = [], state.device, state.rows
     for _ in range(source.u32()):
         batch, first, end = source.u64(), source.u32(), source.u32()
@@ -162,7 +163,7 @@ def read_loads(source: Reader, state: State) -> State:
         blocks = [(source.u32(), source.u32()) for _ in range(source.u32())]
         names = [rows[row] if row < len(rows) else None for row, _, _ in ends]
         if not names or None in names or len(set(names)) < len(names):
-            raise source.damaged("a load is not of requests")
+            raise source.damaged("a load does not belong to requests")
         held = {block for block, _ in blocks}
         if not all(block < len(device.keys) and device.keys[block] for block in held):
             raise source.damaged("a block without a key rests on a load")
@@ -171,25 +172,25 @@ def read_loads(source: Reader, state: State) -> State:
             for _, counted, most in ends
         )
         if len(held) < len(blocks) or not inside:
-            raise source.damaged("a load is not in its canonical form")
+            raise source.damaged("a load is not in canonical form")
         reporters = [
             Reporter(str(name), counted, most)
             for name, (_, counted, most) in zip(names, ends, strict=True)
         ]
         loads.append(UnconfirmedLoad(batch, first, end, tuple(reporters), tuple(blocks)))
     if not loads:
-        raise source.damaged("a section holds nothing")
+        raise source.damaged("a section is empty")
     return replace(state, loads=tuple(loads))
 
 
 def read_ends(source: Reader, state: State) -> State:
-    """The state with the ends of extra keys of the next bytes. Raises DamagedState."""
+    """Read the ends of extra keys; return the state with them. Raises DamagedState."""
     size, requests, last = state.config.hash_block_size, state.requests, -1
     for _ in range(source.u32()):
         row, num_rows, flags = source.u32(), source.u32(), source.u8()
         name = state.rows[row] if last < row < len(state.rows) else None
         if name is None or not (num_rows or flags):
-            raise source.damaged("no request has extra keys that end so")
+            raise source.damaged("the end of a request's extra keys is impossible")
         last, request = row, requests[name]
         media_cut, rows_cut = bool(flags & MEDIA_CUT), bool(flags & ROWS_CUT)
         keys = replace(
@@ -198,49 +199,49 @@ def read_ends(source: Reader, state: State) -> State:
         fits = len(keys.embeds) == -(-num_rows // size) and flags <= MEDIA_CUT | ROWS_CUT
         fits = fits and not (rows_cut and num_rows % size == 0)
         if not fits or (media_cut and (keys.media_cut_at or 0) % size == 0):
-            raise source.damaged("extra keys end elsewhere")
+            raise source.damaged("the end of a request's extra keys is wrong")
         requests = requests.set(name, replace(request, extra_keys=keys))
     if last < 0:
-        raise source.damaged("a section holds nothing")
+        raise source.damaged("a section is empty")
     return replace(state, requests=requests)
 
 
 def read_options(source: Reader, state: State) -> State:
-    """The state with the options of the config of the next bytes. Raises DamagedState."""
+    """Read options of the config; return the state with them. Raises DamagedState."""
     if source.u8() != HIDE_SALTS:
-        raise source.damaged("no options are written so")
+        raise source.damaged("options are not in canonical form")
     return replace(state, config=attrs.evolve(state.config, hide_salts=True))
 
 
 def read_output(source: Reader, state: State) -> State:
-    """The state with the batches of output of the next bytes. Raises DamagedState."""
+    """Read the batches of output; return the state with them. Raises DamagedState."""
     requests, last = state.requests, -1
     for _ in range(source.u32()):
         row, batch = source.u32(), source.u64()
         name = state.rows[row] if last < row < len(state.rows) else None
         if name is None or not 0 < batch <= state.batch.number:
-            raise source.damaged("no request gets output of such a batch")
+            raise source.damaged("the batch of a request's output is impossible")
         last = row
         requests = requests.set(name, replace(requests[name], output_from=batch))
     if last < 0:
-        raise source.damaged("a section holds nothing")
+        raise source.damaged("a section is empty")
     return replace(state, requests=requests)
 
 
 def read_held_rows(source: Reader, state: State) -> State:
-    """The state with the rows held back of the next bytes, one at least. Raises DamagedState."""
+    """Read held rows, at least one; return the state with them. Raises DamagedState."""
     held = tuple((source.u32(), source.u64()) for _ in range(source.u32()))
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     for row, batch in held:
         if row >= len(state.rows) or batch not in numbers:
-            raise source.damaged("a row is held back for no unfinished batch")
+            raise source.damaged("a row is held for a batch that is not unfinished")
     if not held:
-        raise source.damaged("a section holds nothing")
+        raise source.damaged("a section is empty")
     return replace(state, held_rows=held)
 
 
 def read_epochs(source: Reader, state: State) -> State:
-    """The state with the epochs of the next bytes. Raises DamagedState."""
+    """Read epochs; return the state with them. Raises DamagedState."""
     start, epoch = source.u32(), source.u32()
     if not start <= epoch <= MAX_EPOCH or not epoch:
         raise source.damaged(f"epoch {epoch} does not follow {start}")
@@ -248,7 +249,7 @@ def read_epochs(source: Reader, state: State) -> State:
     order, older = list(pool.queue), source.ids(pool.num_blocks)
     held = not any(pool.keys[block] or block in order for block in older)
     if not held or older != sorted(set(older)) or num_first > len(order):
-        raise source.damaged("what is of older epochs is not in its canonical form")
+        raise source.damaged("the blocks of older epochs are not in canonical form")
     if any(pool.keys[block] for block in order[:num_first]):
         raise source.damaged("a block with a key is of an older epoch")
     queue = make_free_queue(pool.num_blocks, order, num_first)
@@ -275,20 +276,20 @@ def read_epochs(source: Reader, state: State) -> State:
 
 
 def _counting(state: State) -> Iterator[RequestState]:
-    """The requests that count tokens, in row order."""
+    """Return the requests that count tokens, in row order."""
     known = (state.requests[name] for name in state.rows if name is not None)
     return (request for request in known if request.num_computed)
 
 
 def _with_output(state: State) -> Iterator[RequestState]:
-    """The requests that do not take output of every batch, in row order."""
+    """Return the requests that do not take output of every batch, in row order."""
     for name in state.rows:
         if name is not None and state.requests[name].output_from:
             yield state.requests[name]
 
 
 def _with_ends(state: State) -> Iterator[RequestState]:
-    """The requests whose extra keys have an end to write, in row order."""
+    """Return the requests whose extra keys have an end to write, in row order."""
     for name in state.rows:
         keys = None if name is None else state.requests[name].extra_keys
         if name is not None and keys is not None and (keys.num_rows or keys.media_cut):
@@ -296,7 +297,7 @@ def _with_ends(state: State) -> Iterator[RequestState]:
 
 
 def _has_levels(state: State) -> bool:
-    """Whether levels hold more than defaults; their file is imported where there are any."""
+    """Whether levels differ from their defaults. Their module is imported only if there are any."""
     if state.device.retention is None:
         return False
     from kvcore.codec.retention_section import has_retention

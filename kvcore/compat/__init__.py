@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A manager with the calls of vLLM's V1 `KVCacheManager`, for engines written for that.
 
-Every call takes the engine's own request object (`EngineRequest`), what does not fit is None, and
-batches close by themselves. `docs/from_vllm.md` goes through it name by name.
+Every call takes the engine's own request object (`EngineRequest`), returns None if a request does
+not fit, and batches close automatically. `docs/from_vllm.md` goes through it name by name.
 """
 
 from kvcore.compat.blocks import KVCacheBlocks

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where along a request an allocation begins and ends, when engine and core count differently.
+"""Finds where an allocation begins and ends if engine and core count differently.
 
 The engine's count decides what is computed, the core's what has slots. The engine counts more if it
-goes on from drafts before it knows whether they were accepted: those get slots anew. It counts less
-if a load failed: it computes those tokens again in the blocks that the request holds, since an
-engine's own table only grows. The keys of such blocks are no longer findable; blocks that are
-complete again are published when the step is over. A request that holds nothing and comes with a
-count was computed elsewhere: those tokens are external. If external tokens fill a request, its last
-token is computed here (X-06), though its slot is there for the load.
+continues from drafts before it knows whether they were accepted: those get new slots. It counts
+less if a load failed: it computes those tokens again in the blocks that the request holds, since an
+engine's own table only grows. The keys of such blocks are no longer findable; complete blocks are
+published again when the step is over. If a request holds nothing but has a count, its tokens were
+computed by another process: they are external. If external tokens fill a request, its last token is
+computed here (X-06), although its slot exists for the load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
 class TokenCounts(Struct, frozen=True, gc=False):
-    """The tokens of a call: new, hit, external and looked ahead."""
+    """The tokens of a call: new, hit, external and lookahead."""
 
     num_new: int
     num_hit: int
@@ -34,10 +34,10 @@ class TokenCounts(Struct, frozen=True, gc=False):
 
 
 class AllocationSpan(Struct, frozen=True, gc=False):
-    """The tokens that are requested of the core.
+    """The tokens requested from the core.
 
-    start: first position that the engine computes. end: behind the last. again: it has slots
-    already and is computed again. whole: external tokens fill the request.
+    start: first position that the engine computes. end: exclusive. again: the tokens have slots
+    already and are computed again. whole: external tokens fill the request.
     """
 
     num_new: int
@@ -52,10 +52,10 @@ class AllocationSpan(Struct, frozen=True, gc=False):
 def find_span(
     core: Core, steps: Steps, known: RegisteredRequest, seen: RequestCounts, counts: TokenCounts
 ) -> AllocationSpan:
-    """The span of an allocation; withdraws the keys of what is computed again.
+    """Return the span of an allocation; withdraw the keys of blocks that are computed again.
 
-    Raises InvalidCount if nothing is requested, BeyondComputed if the engine counts what was
-    never scheduled of a request that holds blocks, BehindWindow.
+    Raises InvalidCount if nothing is requested, BeyondComputed if the engine counts tokens that
+    were never scheduled of a request that holds blocks, BehindWindow.
     """
     if counts.num_new == 0 and counts.num_external == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
@@ -89,7 +89,9 @@ def find_span(
 
 
 def check_windows(core: Core, seen: RequestCounts, counted: int) -> None:
-    """Raise BehindWindow where computing from the engine's count on reads what was given back."""
+    """Raise BehindWindow if computing from the engine's count on would read blocks that were given
+    back.
+    """
     for index, group in enumerate(core.config.groups):
         kept_from = skipped_blocks(group, counted)
         if skipped_blocks(group, seen.num_computed) < kept_from:
@@ -102,7 +104,7 @@ def check_windows(core: Core, seen: RequestCounts, counted: int) -> None:
 
 
 def withdraw(core: Core, steps: Steps, seen: RequestCounts) -> None:
-    """Make the blocks that hold a token from the engine's count on unfindable."""
+    """Withdraw the keys of the blocks that hold a token from the engine's count on."""
     tables = core.get_block_ids(seen.name)
     blocks = [
         block
@@ -115,7 +117,9 @@ def withdraw(core: Core, steps: Steps, seen: RequestCounts) -> None:
 
 
 def new_blocks(core: Core, span: AllocationSpan, grown: CoreBlocks) -> tuple[tuple[int, ...], ...]:
-    """The blocks that an allocation gave, without the block of a last token that is external."""
+    """Return the new blocks of an allocation, without the block of a last token that is
+    external.
+    """
     if not span.whole:
         return grown.blocks
     return tuple(

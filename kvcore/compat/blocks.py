@@ -22,15 +22,14 @@ from kvcore.types.values import KVCacheBlocks as CoreBlocks
 class KVCacheBlocks:
     """Block ids, one tuple per group, in table order.
 
-    has_key: of the manager that made them, no part of the comparison; whether a block is findable
-    at the time of the question.
+    has_key: the manager's query whether a block is findable now; ignored in comparisons.
     """
 
     blocks: tuple[tuple[int, ...], ...]
     has_key: Callable[[int], bool] = attrs.field(eq=False, repr=False)
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        """The blocks of both, group by group."""
+        """Concatenate the blocks of both, group by group."""
         pairs = zip(self.blocks, other.blocks, strict=True)
         return KVCacheBlocks(tuple(mine + theirs for mine, theirs in pairs), self.has_key)
 
@@ -39,30 +38,31 @@ class KVCacheBlocks:
     @overload
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
-        """The ids as one list per group; None if that is allowed and no group has any."""
+        """Return one list of ids per group; None if `allow_none` is set and no group has blocks."""
         if allow_none and not any(self.blocks):
             return None
         return tuple(list(ids) for ids in self.blocks)
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """The blocks without a hash, of a manager with one group. Raises NotOneGroup."""
+        """Return the blocks without a hash, for a manager with one group. Raises NotOneGroup."""
         if len(self.blocks) != 1:
             raise NotOneGroup(num_groups=len(self.blocks))
         return self.get_unhashed_block_ids_all_groups()[0]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """The blocks without a hash, one list per group; the null block is none of them."""
+        """Return the blocks without a hash, one list per group; the null block is never
+        included.
+        """
         return [[block for block in ids if not self.has_key(block)] for ids in self.blocks]
 
     def new_empty(self) -> KVCacheBlocks:
-        """No blocks, in as many groups."""
+        """Return an instance without blocks, with the same number of groups."""
         return KVCacheBlocks(((),) * len(self.blocks), self.has_key)
 
 
 def read_hit(blocks: KVCacheBlocks | None, num_tokens: int, *, looked_up: bool) -> Hit | None:
-    """The hit that an engine hands in; an empty one says no more than that it looked.
-
-    looked_up: whether a look-up could have found anything. Raises WrongArgument.
+    """Read the hit that an engine passes; an empty one only means that it looked. looked_up:
+    whether a look-up could have found anything. Raises WrongArgument.
     """
     if blocks is not None:
         check_kind("new_computed_blocks", blocks, KVCacheBlocks)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next token of a request that decodes, without a look at anything but that token.
+"""The fast path for the next token of a decoding request, which reads only that token.
 
-Invariants: a token that gets a slot in a block that its request has takes no block, and at most
-makes that one findable. So it waits until the step is over or the core is asked, and all of a step
-reach the core in one call. A token that begins a block is handed over at once. Windows give blocks
-back inside a block, so with them no token waits. Everything else is for `allocate_slots`.
+Invariants: a token whose slot is in a block that the request already has takes no block, and at
+most makes that block findable. So it waits until the step is over or the core is queried, and all
+such tokens of a step reach the core in one call. A token that begins a block is passed on at once.
+Windows can give blocks back at any token, so with them no token waits. Everything else goes through
+`allocate_slots`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ read_block = Struct("12xi").unpack
 
 
 class DecodedTokens:
-    """The part of a manager that decodes; `known`: the registry's requests, by id."""
+    """The decoding part of a manager. known: the registry's requests, by id."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class DecodedTokens:
         self._fills_later = keeps_same and not config.enable_events  # those have an order
 
     def append(self, request: Any) -> KVCacheBlocks | None:
-        """Schedule a decoding request's next token; None, and it is not, if there is more to do."""
+        """Schedule a decoding request's next token; None, without it, if there is more to do."""
         try:
             known, num_tokens = self._known[request.request_id], request.num_tokens
             start, place = known.num_computed, known.num_computed - known.num_ahead
@@ -113,13 +114,15 @@ class DecodedTokens:
         return blocks
 
     def _read_hash(self, known: RegisteredRequest, num_full: int) -> bytes:
-        """The request's own hash of its next full block; empty if there is more to look at."""
+        """Return the request's own hash of its next full block; empty if the fast path does not
+        apply.
+        """
         new = list((read_hashes(known.request) or ())[known.num_hashes : num_full])
         is_one = len(new) == 1 and type(new[0]) is bytes and len(new[0]) == HASH_SIZE
         return new[0] if is_one and self._publishes else b""
 
     def _is_in_block(self, request: Any, count: Any) -> bool:
-        """Whether a request that decodes has no full block up to count that the core lacks."""
+        """Whether the core has all full blocks of a decoding request up to `count`."""
         try:
             known = self._known[request.request_id]
         except (AttributeError, KeyError, TypeError):
@@ -131,7 +134,9 @@ class DecodedTokens:
         return 0 <= count <= scheduled and count < num_known - num_known % size + size
 
     def _read_grown(self, done: Appended) -> KVCacheBlocks:
-        """The block that an append of one request began in each group; none where it had it."""
+        """Return the block that an append of one request began in each group; none if it already
+        had it.
+        """
         if self._num_groups == 1:
             return KVCacheBlocks((read_block(done.columns),), self._has_key)
         _, groups, _, blocks = done.grown

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of an engine's own request object.
+"""Reads an engine's own request object.
 
-Any object with the attributes of vLLM's `Request` is one; nothing is written to it. Three
-attributes and the tokens are needed. The rest is read if it is there: block_hashes, spec_token_ids,
+Any object with the attributes of vLLM's `Request` will do; nothing is written to it. Three
+attributes and the tokens are required. The rest is optional: block_hashes, spec_token_ids,
 skip_reading_prefix_cache, lora_request, mm_features, cache_salt, prompt_embeds, and `is_finished()`
 or status.
 """
@@ -25,8 +25,8 @@ from kvcore.types.values import Request
 class EngineRequest(Protocol):
     """A request object of an engine.
 
-    num_tokens: prompt and accepted tokens. num_computed_tokens: kept by the engine, which raises it
-    when the schedule of a step is made, and lowers it for rejected drafts and failed loads. The
+    num_tokens: prompt and accepted tokens. num_computed_tokens: maintained by the engine, which
+    raises it when a step is scheduled, and lowers it for rejected drafts and failed loads. The
     tokens themselves are `all_token_ids`, or `prompt_token_ids` and `output_token_ids`.
     """
 
@@ -47,13 +47,13 @@ class RequestCounts(Struct, frozen=True, gc=False):
 
 
 def see(request: EngineRequest) -> RequestCounts:
-    """Read id and counts. Raises WrongArgument for what is no request, InvalidCount."""
+    """Read id and counts. Raises WrongArgument if it is not a request, InvalidCount."""
     try:
         name, tokens, computed = request.request_id, request.num_tokens, request.num_computed_tokens
     except AttributeError:
         expected = "an object with request_id, num_tokens and num_computed_tokens"
         raise WrongArgument(name="request", expected=expected, value=request) from None
-    if type(tokens) is type(computed) is int and tokens >= 0 <= computed:  # what it is most often
+    if type(tokens) is type(computed) is int and tokens >= 0 <= computed:  # the usual case
         return RequestCounts(name, tokens, computed)
     return RequestCounts(
         name, read_count("num_tokens", tokens), read_count("num_computed_tokens", computed)
@@ -61,7 +61,7 @@ def see(request: EngineRequest) -> RequestCounts:
 
 
 def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
-    """The tokens at positions [first, end), as the engine's own kind of sequence.
+    """Return the tokens at positions [first, end), as the engine's own type of sequence.
 
     Raises WrongArgument if the object has none, CountMismatch if it has fewer.
     """
@@ -89,14 +89,14 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
 
 
 def read_drafts(request: EngineRequest, count: int) -> list[int]:
-    """The draft tokens; none unless the engine knows the ids of this many."""
+    """Return the draft tokens; none unless the engine knows `count` ids."""
     given = [read_int(token) for token in (getattr(request, "spec_token_ids", None) or ())[:count]]
     known = len(given) == count and all(0 <= token <= MAX_TOKEN for token in given)
     return given if known else []
 
 
 def read_hashes(request: EngineRequest) -> Sequence[bytes] | None:
-    """The engine's own hashes of full blocks; None if it leaves hashing to kvcore."""
+    """Return the engine's own hashes of full blocks; None if it leaves hashing to kvcore."""
     hashes: Sequence[bytes] | None = getattr(request, "block_hashes", None)
     return hashes
 
@@ -107,8 +107,8 @@ def skips_reading(request: EngineRequest) -> bool:
 
 
 def is_finished(request: EngineRequest) -> bool:
-    """Whether the engine says that the request is over: by `is_finished()`, or by a status that is
-    called FINISHED_something.
+    """Whether the request has finished, by `is_finished()` or by a status named
+    FINISHED_something.
     """
     asked = getattr(request, "is_finished", None)
     if callable(asked):
@@ -121,7 +121,7 @@ def is_finished(request: EngineRequest) -> bool:
 def uncached_request(
     request: EngineRequest, seen: RequestCounts, *, own_hashes: bool, keep_tokens: bool
 ) -> tuple[Request, int]:
-    """The request as kvcore takes it if nothing is cached, and its tokens in it."""
+    """Return the request for kvcore if nothing is cached, and its tokens."""
     brings = own_hashes and read_hashes(request) is not None
     reads = keep_tokens or not brings
     tokens = read_tokens(request, 0, seen.num_tokens) if reads else bytes(seen.num_tokens)
@@ -137,9 +137,11 @@ def cached_request(
     keep_tokens: bool,
     has_events: bool,
 ) -> tuple[Request, int]:
-    """The request with what its keys are made of, and its tokens in it: of a prompt that is given
-    as embeddings no more than that prompt. Own hashes are the keys, and events name the rest.
-    keep_tokens: whether tokens that nobody asks for are more than a number.
+    """Return the request for kvcore with the parts of its keys, and its tokens; of a prompt given
+    as embeddings, only the prompt.
+
+    Own hashes replace the keys; then the other parts are only for events. keep_tokens: False passes
+    only the number of tokens that are not needed.
     """
     hashes = read_hashes(request) if own_hashes else None
     if hashes is not None and not has_events:
@@ -180,12 +182,12 @@ def _read_media(item: Any) -> MediaItem:
 
 
 def _read_embeds(embeds: Any) -> PromptEmbeds | None:
-    """Embeddings of shape [prompt tokens, hidden size], as a tensor, an array or a buffer."""
+    """Read embeddings of shape [prompt tokens, hidden size] from a tensor, an array or a buffer."""
     if embeds is None or isinstance(embeds, PromptEmbeds):
         return embeds
     try:
         if hasattr(embeds, "numpy"):
-            # A tensor's own module is loaded; bfloat16 has no form in numpy, its bytes have.
+            # A tensor's module is already loaded; numpy has no bfloat16, but can hold its bytes.
             torch = sys.modules[type(embeds).__module__.partition(".")[0]]
             rows = memoryview(embeds.detach().contiguous().view(torch.uint8).numpy())
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse that only an engine's own request objects and self-closing batches make possible.
+"""Misuse that is possible only with an engine's own request objects and automatic batches.
 
 All other misuse raises the types of `kvcore.types.errors`.
 """
@@ -10,13 +10,13 @@ from kvcore.types.errors import KvcoreError
 
 
 class NotOneGroup(KvcoreError):
-    """A call for managers of one group was made on blocks of several."""
+    """A call for a single group was made on blocks of several groups."""
 
     message = "these are blocks of {num_groups} groups: ask for those of all groups"
 
 
 class TokensChanged(KvcoreError):
-    """Tokens of a request that holds blocks were taken back or replaced."""
+    """Tokens of a request that holds blocks were removed or replaced."""
 
     message = (
         "request {request!r} holds blocks for {num_known} tokens that are not its first "
@@ -25,7 +25,7 @@ class TokensChanged(KvcoreError):
 
 
 class BehindWindow(KvcoreError):
-    """Computing again would read what a window gave back."""
+    """Computing again would read blocks that a window gave back."""
 
     message = (
         "request {request!r} would compute from token {requested} again, and group {group_id} "
@@ -40,13 +40,13 @@ class CommandsNotKept(KvcoreError):
 
 
 class UnreadCommands(KvcoreError):
-    """Batches wait for `take_commands`, and no more of them are kept."""
+    """Too many batches wait for `take_commands`."""
 
     message = "{num_batches} batches wait to be read: call take_commands in every step"
 
 
 class NoSlotLeft(KvcoreError):
-    """A slot in a request's last block was promised, and the block was pinned or forked since."""
+    """A slot in a request's last block was promised, but the block was pinned or forked since."""
 
     message = (
         "request {request!r} was told of a slot in its last block, which was pinned or forked "

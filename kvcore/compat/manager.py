@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's KVCacheManager by name, order of parameters and meaning, over the core's.
 
-If a request does not fit, the call returns None; misuse is a `KvcoreError`. First each call brings
-the core in step with the request object (`request_registry.py`) and closes a batch that is over
-(`steps.py`); a call that raises or refuses has done no more than that. If nothing is held, found or
-new, the result is one and the same empty object. Source: S000-01 to S000-61; X-06,
-X-14.
+If a request does not fit, the call returns None; misuse is a `KvcoreError`. Each call first
+synchronises the core with the request object (`request_registry.py`) and closes a finished batch
+(`steps.py`); a call that raises or refuses does only that. Empty results are always the same empty
+object. Source: S000-01 to S000-61; X-06, X-14.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from kvcore.types.events import Event
 from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
-ZERO: int = 0  # asked for by identity, since each token of a step is: another 0 goes the long way
+ZERO: int = 0  # compared by identity, for speed: another 0 takes the long path
 
 
 class KVCacheManager(DecodedTokens):
-    """Decides which block holds which tokens of an engine's requests; touches no tensor.
+    """Decides which block holds which tokens of an engine's requests; never touches a tensor.
 
-    log_stats: whether look-ups are counted. own_hashes: whether a request's block_hashes are used
-    if it has them; they are 32 bytes, one for each `hash_block_size` tokens of the config.
-    keep_tokens: without it the core has zeros for the tokens of a request that comes with hashes,
-    unless there are events: nothing is decided by them, and a long prompt need not be read.
-    keep_commands: whether `take_commands` hands out the batches. last_refusal: why the last
-    `allocate_slots` gave None. Raises InvalidConfig if duplicates are merged without keep_commands:
+    log_stats: whether look-ups are counted. own_hashes: whether to use a request's block_hashes if
+    it has them; 32 bytes each, one per `hash_block_size` tokens of the config. keep_tokens: if
+    False, the core has zeros for the tokens of a request with hashes, unless there are events: no
+    decision depends on them, and a long prompt need not be read. keep_commands: whether
+    `take_commands` returns the batches. last_refusal: why the last `allocate_slots` returned None.
+    Raises InvalidConfig if duplicates are merged without keep_commands:
     only commands report the replaced blocks.
     """
 
@@ -80,7 +79,7 @@ class KVCacheManager(DecodedTokens):
 
     @property
     def core(self) -> Core:
-        """The manager underneath, with all calls so far in it: get it anew after others."""
+        """The underlying manager, after all calls so far; get it again after further calls."""
         self._steps.settle()
         return self._core
 
@@ -90,14 +89,14 @@ class KVCacheManager(DecodedTokens):
         return self._core.usage
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """The look-up statistics since the last call; None if they are not logged."""
+        """Return the look-up statistics since the last call; None if they are not logged."""
         return self._core.take_stats() if self.log_stats else None
 
     def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
-        """The longest cached prefix that leaves a token to compute, and its tokens.
+        """Return the longest cached prefix that leaves a token to compute, and its tokens.
 
-        Nothing if caching is off, the request declines, or it has no tokens. Nobody owns the blocks
-        yet.
+        Empty if caching is off, the request declines hits, or it has no tokens. The blocks do not
+        get an owner yet.
         """
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
@@ -123,11 +122,11 @@ class KVCacheManager(DecodedTokens):
         *,
         reserved_blocks: int = 0,
     ) -> KVCacheBlocks | None:
-        """Schedule the next tokens of a request; the blocks that its tables grew by, or None.
+        """Schedule the next tokens of a request; return the new blocks of its tables, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, as
-        in `kvcore.transitions.allocate.allocate_slots`; BehindWindow and TokensChanged besides.
+        num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, are
+        those of the core, plus BehindWindow and TokensChanged.
         """
         if (
             num_new_tokens == 1
@@ -171,11 +170,11 @@ class KVCacheManager(DecodedTokens):
         return self.create_kv_cache_blocks(new_blocks(self._core, span, got))
 
     def free(self, request: EngineRequest) -> None:
-        """Give back a request's blocks, tail first; one that holds nothing is left as it is.
+        """Give back a request's blocks, tail first; a request that holds nothing is unchanged.
 
-        A finished one is forgotten. One that is freed in the step that scheduled it is not computed
-        in it. Nothing past a lowered num_computed_tokens stays findable, so that is reset after
-        this call. Raises HitInOpenBatch.
+        A finished request is forgotten. If it is freed in the step that scheduled it, that step
+        does not compute it. Nothing past a lowered num_computed_tokens stays findable, so reset
+        that after this call. Raises HitInOpenBatch.
         """
         steps, known = self._steps, self._known.get(getattr(request, "request_id", ""))
         if known is None or steps.first is not None or known.request is not request:
@@ -193,7 +192,7 @@ class KVCacheManager(DecodedTokens):
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at num_computed_tokens or later sees.
 
-        A count above what was scheduled is read as that.
+        A count above the scheduled tokens is limited to them.
         """
         count = read_count("total_computed_tokens", total_computed_tokens)
         if request_id not in self._registry:
@@ -205,40 +204,40 @@ class KVCacheManager(DecodedTokens):
         self._steps.change()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Forget the keys of blocks; their owners keep them, and the null block has none."""
+        """Forget the keys of blocks, which keep their owners; the null block has no key."""
         blocks = read_ints(read_list("block_ids", block_ids))
         self.core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
         self._steps.change()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every key; False, and nothing happens, while any block is used."""
+        """Forget every key; False, without any change, while a block has an owner."""
         self._steps.change()
         return self.core.reset_prefix_cache()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Leading blocks per group that all requests with blocks hold."""
+        """Count, per group, the leading blocks that all requests with blocks hold."""
         if running_request_id not in self._registry:
             return [0] * len(self.config.groups)
         return self._core.get_num_common_prefix_blocks(running_request_id)
 
     def take_events(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         return list(self.core.take_events())
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """The blocks of a request; none of one that holds none or is not known."""
+        """Return the blocks of a request; empty if it holds none or is unknown."""
         if request_id not in self._known:
             return self.empty_kv_cache_blocks
         return self.create_kv_cache_blocks(self._core.get_blocks(request_id).blocks)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The same as one list per group."""
+        """Return the same as one list per group."""
         if request_id not in self._known:
             return self.empty_kv_cache_blocks.get_block_ids()
         return self._core.get_block_ids(request_id)
 
     def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None:
-        """Publish a request's full blocks up to a token count, whose caching was delayed.
+        """Publish a request's full blocks up to a token count, after delayed caching.
 
         Its tokens are read up to there.
         """
@@ -255,30 +254,32 @@ class KVCacheManager(DecodedTokens):
             self._registry.note_counts(known, seen.name)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
-        """Blocks as a result; the one empty object where no group has any."""
+        """Return blocks as a result; the shared empty object if no group has any."""
         groups = tuple(map(tuple, blocks))
         return KVCacheBlocks(groups, self._has_key) if any(groups) else self.empty_kv_cache_blocks
 
     def take_new_block_ids(self) -> list[int]:
-        """The blocks that full-attention groups got since the last call, for zeroing.
+        """Return the blocks that full-attention groups got since the last call, for zeroing.
 
         Recorded with `Config.record_new_blocks`.
         """
         return self._core.take_new_block_ids()
 
     def new_step_starts(self) -> None:
-        """Say that a step begins: what was scheduled before is computed. Raises UnreadCommands."""
+        """Report that a step begins, so that everything scheduled before is computed. Raises
+        UnreadCommands.
+        """
         self._steps.close()
 
     def step_ends(self) -> None:
-        """Say that the schedule of a step is made: a request that is freed now is computed in it.
+        """Report that a step is scheduled, so that a request freed from now on is computed in it.
 
-        For engines that know it before their counts show it. Raises UnreadCommands.
+        For engines that know this before their counts show it. Raises UnreadCommands.
         """
         self._steps.close()
 
     def take_commands(self) -> list[Batch]:
-        """Close the open batch and hand out, in order, all that were not handed out.
+        """Close the open batch and return, in order, all batches not returned yet.
 
         For a runtime that applies them; rows are those of `core.get_row`. Raises CommandsNotKept.
         """
@@ -292,9 +293,10 @@ class KVCacheManager(DecodedTokens):
         hit: Hit | None,
         **options: Any,
     ) -> CoreBlocks | Refused:
-        """Ask the core, with drafts for what lies past the tokens; without success they go.
+        """Allocate in the core, with drafts for positions past the tokens; on failure the drafts
+        are dropped.
 
-        reserved_blocks bind this call's blocks only, as in vLLM, not the gate of the full sequence.
+        reserved_blocks apply only to this call's blocks, as in vLLM, not to the full-sequence gate.
         """
         if not (span.num_new or span.num_external):
             return self._grant(seen, full_sequence_must_fit=options["full_sequence_must_fit"])
@@ -317,7 +319,9 @@ class KVCacheManager(DecodedTokens):
         return got
 
     def _grant(self, seen: RequestCounts, *, full_sequence_must_fit: bool) -> CoreBlocks | Refused:
-        """No blocks for tokens that have slots, unless the gate refuses those of the rest."""
+        """Return no blocks for tokens that have slots, unless the gate refuses the
+        remaining ones.
+        """
         end = min(seen.num_tokens, self.config.length_limit)
         num_rest = end - self._core.num_computed_tokens(seen.name)
         if full_sequence_must_fit and num_rest > 0:

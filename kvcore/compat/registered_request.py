@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter's record of a request that the core knows, beside the core's own state."""
+"""The adapter's record of a request, in addition to the core's own state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvcore.compat.engine_request import EngineRequest, read_hashes
 class RegisteredRequest:
     """A request as the core knows it.
 
-    row: of the core. last_token: the last of its tokens. num_hashes: of its own, None if the core
-    hashes. last_hash: the last of those, empty if there is none. drafts: behind its tokens.
-    counted: the engine's count when it was scheduled last, at least. end: the most tokens that it
-    was scheduled to since it holds blocks. num_computed: the core's count if it can go on by
-    `append`, else 0; num_ahead of those are to come. decodes: it went on so since counted and end
-    were noted. batch: the mark of the last batch that it went on in.
+    row: in the core. last_token: the last of its tokens. num_hashes: number of its own hashes, None
+    if the core hashes. last_hash: the last of those, empty if there is none. drafts: after its
+    tokens. counted: lower bound of the engine's count when it was last scheduled. end: the most
+    tokens that were scheduled since it holds blocks. num_computed: the core's count if it can
+    continue by `append`, else 0; num_ahead of those are to come. decodes: whether it continued so
+    since counted and end were noted. batch: mark of the last batch in which it continued.
     """
 
     request: EngineRequest

@@ -47,16 +47,16 @@ class RequestRegistry:
         self._resting: dict[str, None] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Whether the core knows a request of this id."""
+        """Whether the core knows a request with this id."""
         return name in self.known
 
     def bring(
         self, request: EngineRequest, seen: RequestCounts, end: int | None = None
     ) -> RegisteredRequest:
-        """The request in step with its object: tokens, hashes, and drafts of a batch that is over.
+        """Synchronise a request with its object: tokens, hashes, and drafts of a finished batch.
 
-        end: tokens of a known request are read up to here, since the engine may replace those past
-        what it computed. Raises what `add_request`, `add_tokens` and `add_block_hashes` raise, and
+        end: tokens of a known request are read up to here, since the engine may replace uncomputed
+        ones. Raises what `add_request`, `add_tokens` and `add_block_hashes` raise, and
         TokensChanged.
         """
         name = seen.name
@@ -76,7 +76,7 @@ class RequestRegistry:
         return self._extend(known, seen, end)
 
     def decoding(self, request: EngineRequest) -> RegisteredRequest | None:
-        """The request if it is known by this object, holds blocks and has no drafts."""
+        """Return the request if it is known by this object, holds blocks and has no drafts."""
         known = self.known.get(getattr(request, "request_id", ""))
         return known if known and known.request is request and known.num_computed else None
 
@@ -86,7 +86,7 @@ class RequestRegistry:
         known.counted, known.end = counted, max(known.end, end)
 
     def note_counts(self, known: RegisteredRequest, name: str) -> None:
-        """Note what the core counts of a request that holds blocks, if it can go on by `append`."""
+        """Note the core's count of a request that holds blocks, if it can continue by `append`."""
         if known.drafts or name in self._resting:
             return
         tokens, size = self._core.num_tokens(name), self._core.config.hash_block_size
@@ -95,10 +95,10 @@ class RequestRegistry:
             known.num_ahead = known.num_computed - tokens
 
     def put_drafts(self, known: RegisteredRequest, seen: RequestCounts, count: int) -> int:
-        """Set a request's drafts to this many; returns how many tokens are to come instead.
+        """Set a request's drafts to this many; return how many tokens are to come instead.
 
-        Drafts are what the engine knows the ids of, if no other token is to come. The number goes
-        up to one more than the pool has slots.
+        Drafts are tokens whose ids the engine knows, if no other token is to come. The number is at
+        most one more than the pool has slots.
         """
         count = max(0, min(count, self._num_slots + 1))
         if not count and not known.drafts:
@@ -111,7 +111,7 @@ class RequestRegistry:
         return count - len(drafts)
 
     def leave(self, known: RegisteredRequest, request: EngineRequest, name: str) -> None:
-        """Let a request that gave back its blocks rest, or forget it if it is finished."""
+        """Keep a request that gave back its blocks, or forget it if it is finished."""
         if is_finished(request):
             self._forget(name)
             return
@@ -137,7 +137,7 @@ class RequestRegistry:
             made, num_tokens = uncached_request(
                 request, seen, own_hashes=self._own_hashes, keep_tokens=self._keep_tokens
             )
-        if num_tokens < seen.num_tokens:  # the prompt that is given as embeddings
+        if num_tokens < seen.num_tokens:  # the prompt given as embeddings
             last_token = read_tokens(request, max(0, num_tokens - 1), num_tokens)
         row = self._core.add_request(made)
         own = made.block_hashes if config.enable_caching else None
@@ -151,10 +151,9 @@ class RequestRegistry:
         return known
 
     def _extend(self, known: RegisteredRequest, seen: RequestCounts, end: int) -> RegisteredRequest:
-        """Add the tokens up to end that are new since the request was seen last.
+        """Add the tokens up to `end` that are new since the request was last seen.
 
-        Settles drafts that were scheduled. Of the positions to come, those drop out that the engine
-        does not count any more.
+        Settles scheduled drafts, and drops positions to come that the engine no longer counts.
         """
         core, name = self._core, seen.name
         num_known = core.num_tokens(name)
@@ -181,7 +180,7 @@ class RequestRegistry:
     def _replace(
         self, known: RegisteredRequest, seen: RequestCounts, num_known: int
     ) -> RegisteredRequest:
-        """Add a request anew whose tokens changed. Raises TokensChanged while it holds blocks."""
+        """Add a request again whose tokens changed. Raises TokensChanged while it holds blocks."""
         if seen.name not in self._resting:
             raise TokensChanged(request=seen.name, num_known=num_known)
         self._forget(seen.name)
@@ -190,7 +189,7 @@ class RequestRegistry:
     def _settle(
         self, known: RegisteredRequest, seen: RequestCounts, new: list[int], num_known: int
     ) -> int:
-        """Accept the scheduled drafts that the new tokens repeat; returns how many."""
+        """Accept the scheduled drafts that the new tokens repeat; return their number."""
         most = min(len(new), len(known.drafts), max(0, seen.num_computed - num_known))
         accepted = 0
         while accepted < most and int(new[accepted]) == known.drafts[accepted]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps the shadows of engines' managers compare and time."""
+"""Decides which steps the shadows of engines' managers compare and time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ EVERY = "KVCORE_SHADOW_EVERY"
 
 
 def stopped() -> int:
-    """The clock of steps that are not timed."""
+    """Stands for the clock in steps that are not timed."""
     return 0
 
 
 def read_every(not_served: type[Exception]) -> int:
-    """How many steps there are for each that is compared; raises the adapter's error."""
+    """Read how many steps there are per compared step; raises the adapter's error."""
     value = os.environ.get(EVERY, "1")
     if not value.isdecimal() or int(value) < 1:
         raise not_served(f"{EVERY}={value!r} is not a number of steps, 1 or more")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's steps: when the open batch of the core is over, and what becomes of its commands.
+"""The engine's steps: decides when the open batch of the core is over, and keeps its commands.
 
 A batch ends when the engine starts a step, when a runtime takes the commands, or when a request of
-the batch shows that its schedule is made: its computed count went past the start of the batch for
-it, or it has more tokens. A request that is freed before that leaves the batch, so that nothing it
+the batch shows that the step was scheduled: its computed count has passed its start in the batch,
+or it has more tokens. A request that is freed before that leaves the batch, so that nothing it
 published stays findable. Each call looks at one such request besides its own, so the cost of a call
 does not grow with the batch.
 """
@@ -31,10 +31,10 @@ class Steps:
     """Closes the core's batches.
 
     keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. first:
-    the request that the open batch scheduled first, if it has any. mark: stands for the open batch.
-    waiting: requests of it that get a slot in a block of theirs each, which the core is still to be
-    told, and with the tokens that they have more, each or none. hashes: the own ones of the
-    blocks that those fill. told: requests of it whose token the core has, to be noted like them.
+    the request that the open batch scheduled first, if any. mark: stands for the open batch.
+    waiting: requests of the batch that each get a slot in a block of their own, not yet passed to
+    the core, with their new tokens (all or none). hashes: own hashes of the blocks that these fill.
+    told: requests of the batch whose token the core already has, to be noted in the same way.
     """
 
     def __init__(self, core: Core, *, keep_commands: bool) -> None:
@@ -60,7 +60,7 @@ class Steps:
         self._changed = True
 
     def schedule(self, name: str, scheduled: Scheduled) -> None:
-        """Note that the open batch computes this request's tokens from start on."""
+        """Note that the open batch computes this request's tokens from its start on."""
         self._changed = True
         if name not in self._scheduled:
             self._scheduled[name] = scheduled
@@ -68,16 +68,16 @@ class Steps:
                 self.first = scheduled
 
     def begin(self, scheduled: Scheduled) -> None:
-        """Note what the open batch schedules first, which waits or was told."""
+        """Note the request that the open batch schedules first, waiting or passed on."""
         self.first, self._changed = scheduled, True
 
     def has_key(self, block_id: int) -> bool:
-        """Whether a block is findable, with all calls so far in it."""
+        """Whether a block is findable, after all calls so far."""
         self.settle()
         return self._core.has_key(block_id)
 
     def settle(self) -> None:
-        """Tell the core of the requests that wait, which have been told of their slots."""
+        """Pass the waiting requests, whose slots were promised, to the core."""
         told, self.told = self.told, []
         self._note(told)
         self._note(self._hand_over())
@@ -109,14 +109,16 @@ class Steps:
         return waiting
 
     def publish(self, known: RegisteredRequest, block_hash: bytes) -> None:
-        """Tell the core a request's own hash of its next full block, which becomes findable."""
+        """Pass a request's own hash of its next full block to the core; the block becomes
+        findable.
+        """
         name, num_hashes = known.request.request_id, (known.num_hashes or 0) + 1
         self._core.add_block_hashes(name, [block_hash])
         self._core.cache_blocks(name, num_hashes * self._core.config.hash_block_size)
         known.num_hashes, known.last_hash = num_hashes, block_hash
 
     def count_before(self, name: str) -> int:
-        """The engine's count of a request of the open batch when it was scheduled first."""
+        """Return the engine's count of a request of the open batch when it was first scheduled."""
         return self._scheduled[name][2]
 
     def publish_later(self, name: str, num_tokens: int) -> None:
@@ -124,7 +126,7 @@ class Steps:
         self._late[name] = num_tokens
 
     def leave(self, name: str) -> None:
-        """Forget what was noted of a request, which gave back its blocks."""
+        """Forget the notes about a request that gave back its blocks."""
         self._changed = True
         if self._scheduled.pop(name, None) is not None:
             self.first = next(iter(self._scheduled.values()), None)
@@ -150,14 +152,14 @@ class Steps:
         return own is not None and not over
 
     def notice_known(self, name: str) -> None:
-        """The same for a request that is given by its id."""
+        """Do the same for a request given by its id."""
         self.settle()
         own = self._scheduled.get(name)
         if own is not None:
             self.notice(see(own[0]))
 
     def close(self) -> None:
-        """Close the open batch if anything is in it. Raises UnreadCommands."""
+        """Close the open batch if it is not empty. Raises UnreadCommands."""
         if not self._changed:
             return
         if self._keeps and len(self._unread) >= MAX_UNREAD_BATCHES:
@@ -176,7 +178,7 @@ class Steps:
             self._core.cache_blocks(name, num_tokens)
 
     def take(self) -> list[Batch]:
-        """Close the open batch and hand out all that were not yet. Raises CommandsNotKept."""
+        """Close the open batch and return all batches not returned yet. Raises CommandsNotKept."""
         if not self._keeps:
             raise CommandsNotKept
         read, self._unread = self._unread, []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events between processes: numbered batches of an engine, and the index of who has cached what."""
+"""Cache events between processes: the numbered batches of an engine, and an index of what each has
+cached.
+"""
 
 from kvcore.event_index.errors import DamagedEvents
 from kvcore.event_index.event_log import EventLog, Message

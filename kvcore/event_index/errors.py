@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a message of events."""
+"""Errors of a message of cache events."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from kvcore.types.errors import KvcoreError
 
 
 class DamagedEvents(KvcoreError):
-    """Bytes that are no batch of events, or a field that cannot be used."""
+    """The bytes are not a batch of events, or a field of an event has a bad value."""
 
     message = "not a batch of events: {reason}"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batches that a publisher sends: numbered, the last of them kept for those who missed them.
+"""Numbered batches of events for a publisher, which keeps the newest for consumers that missed
+them.
 
-Invariants: numbers rise by one and are never used for two batches of different content. Whoever
-applies the batches from a clearing on in order has the index of the manager that the events came
-from. Why numbers do not begin at 0: a consumer takes those of a restarted publisher for old ones
-and keeps the blocks of the dead engine.
+Invariants: numbers rise by one, and no number is used for two batches of different content. A
+consumer that applies all batches from a clearing on, in order, has the index of the publishing
+manager. Why numbers do not begin at 0: a consumer would take those of a restarted publisher for old
+ones, and would keep the blocks of the dead engine.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ CLEARED: EventMap = {"type": "AllBlocksCleared"}
 
 @attrs.frozen
 class Message:
-    """A batch on its way. payload: as `encode_events` writes it."""
+    """A batch to be sent. payload: the bytes of `encode_events`."""
 
     number: int
     payload: bytes
 
 
 class EventLog:
-    """Numbers batches, keeps the last `kept_max`, and can say the whole index again.
+    """Numbers batches, keeps the last `kept_max`, and can repeat the whole index.
 
-    first_number: above all numbers that an earlier publisher of this engine used, for example a
-    clock's. rank: the data-parallel rank that every batch names. form: of events on the wire.
+    first_number: must be above all numbers that an earlier publisher of this engine used; a clock's
+    reading will do. rank: the data-parallel rank that every batch names. form: the form of events
+    on the wire.
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class EventLog:
         return self._next
 
     def begin(self, timestamp: float) -> Message:
-        """The first batch: whatever a consumer knew of an earlier engine is gone."""
+        """Return the first batch, which clears what a consumer knew of an earlier engine."""
         return self._number([CLEARED], timestamp)
 
     def append(self, events: Iterable[EventMap], timestamp: float) -> list[Message]:
-        """Number a batch of events. Behind skipped ones these are batches of the whole index."""
+        """Number a batch of events. After a skipped number, return batches of the whole index."""
         events = list(events)
         self._mirror_all(events)
         if not self._skipped:
@@ -78,22 +80,24 @@ class EventLog:
         return [self._number(each, timestamp) for each in batches]
 
     def skip(self, events: Iterable[EventMap]) -> None:
-        """Use a number for events that are not sent; the next batch says the whole index."""
+        """Use up a number for events that are not sent; the next batch then holds the whole
+        index.
+        """
         self._mirror_all(events)
         self._next += 1
         self._skipped = True
 
     def lose(self) -> None:
-        """Use a number for events that nobody has any more. The index begins anew, empty."""
+        """Use up a number for events that are lost. The index starts empty again."""
         self._mirror = WorkerIndex(with_contents=True)
         self._next += 1
         self._skipped = True
 
     def replay(self, start: int, timestamp: float) -> list[Message]:
-        """The batches from `start` on, as they were sent.
+        """Return the batches from `start` on, as they were sent.
 
-        A start below the first number means the first. If batches from there on are no longer kept,
-        one batch with the last number used says the whole index. Changes nothing.
+        A start below the first number means the first. If some of these batches are no longer kept,
+        return one batch of the whole index, with the last number used. Changes nothing.
         """
         start = max(start, self._first)
         if start >= self._next:

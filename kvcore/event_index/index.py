@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What many workers have cached, by their events, for a router that asks who has a prefix.
+"""An index of what many workers have cached, built from their events, for a router.
 
-Batches carry numbers. One that is missing is asked for again, and until it comes nothing changes;
-so the blocks of a worker are those that its manager had when it sent the batch applied last. A
-batch that begins with `AllBlocksCleared` needs nothing before it.
+Batches are numbered. If one is missing, the index changes nothing until it has arrived, so the
+blocks of a worker are those that its manager had when it sent the batch applied last. A batch that
+begins with `AllBlocksCleared` does not need the batches before it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ HELD_MAX = 10_000
 
 @attrs.frozen
 class Applied:
-    """The batch was applied, and those held back that follow it. last: number of the last one."""
+    """The batch was applied, and so were the held ones that follow it. last: number of the last
+    one.
+    """
 
     last: int
 
 
 @attrs.frozen
 class Gap:
-    """Batches from `start` on are missing; this one is held back. Ask for a replay from there."""
+    """Batches from `start` on are missing, and this one is held. Request a replay from `start`."""
 
     start: int
 
@@ -45,7 +47,7 @@ class Stale:
 
 
 class _Feed:
-    """One worker: the number that comes next, its blocks, and batches that came too early."""
+    """One worker: the next number, its blocks, and the batches that arrived too early."""
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
@@ -55,10 +57,10 @@ class _Feed:
 
 
 class EventIndex:
-    """Who has which blocks. Not for several threads at a time.
+    """Which worker has which blocks. Not thread-safe.
 
-    held_max: batches per worker that are kept while earlier ones are missing. Those beyond are
-    dropped, since a replay brings them again.
+    held_max: batches kept per worker while earlier ones are missing. Further ones are dropped,
+    since a replay brings them again.
     """
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
@@ -69,12 +71,12 @@ class EventIndex:
         self._all = 0
         self._windowed = 0  # the bits of workers with a sliding window, or with several groups
         self.unknown_events = 0
-        """Events of types that nobody here knows; they were ignored."""
+        """Number of ignored events, those of unknown types."""
 
     def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Applied | Gap | Stale:
-        """Follow one batch of a worker.
+        """Apply one batch of a worker.
 
-        number: the batch's. Raises DamagedEvents, and then changes nothing.
+        number: of the batch. Raises DamagedEvents, and changes nothing then.
         """
         events = decode_events(payload).events
         feed = self._feed((worker, rank))
@@ -93,12 +95,12 @@ class EventIndex:
         return Gap(feed.expected) if feed.held else Applied(feed.expected - 1)
 
     def find(self, hashes: Sequence[Name]) -> dict[Worker, int]:
-        """How many leading blocks each worker can hit; workers without any are left out.
+        """Return how many leading blocks each worker can hit, without workers that have none.
 
-        hashes: of a prompt's full blocks, in order, whole or as 64 bits. A worker with several
-        groups has as many as all of them allow: full attention needs every block, a window those
-        at the end of the hit. Groups whose blocks are not as large as the first group's are left
-        out of this. Does not change the index.
+        hashes: of a prompt's full blocks, in order, whole or as 64 bits. If a worker has several
+        groups, all of them must allow the hit: full attention needs every block, a window only
+        those at the end of the hit. Groups whose block size differs from the first group's are
+        ignored. Does not change the index.
         """
         names = [_short(each) for each in hashes]
         found = {}
@@ -112,22 +114,22 @@ class EventIndex:
         return found
 
     def is_partial(self, worker: str, rank: int) -> bool:
-        """Whether batches of this worker are missing. True for a worker that nobody knows."""
+        """Whether batches of this worker are missing. True for an unknown worker."""
         feed = self._feeds.get((worker, rank))
         return feed is None or bool(feed.held) or feed.expected == 0
 
     def expected(self, worker: str, rank: int) -> int:
-        """The number of the batch that comes next; 0 for a worker that nobody knows."""
+        """The number of the next batch; 0 for an unknown worker."""
         feed = self._feeds.get((worker, rank))
         return feed.expected if feed else 0
 
     def keys(self, worker: str, rank: int) -> set[tuple[int, Name]]:
-        """Group and hash of each block of a worker."""
+        """Return group and hash of each block of a worker."""
         feed = self._feeds.get((worker, rank))
         return feed.index.keys() if feed else set()
 
     def drop(self, worker: str) -> None:
-        """Forget an engine with all its ranks. One that sends again begins anew."""
+        """Forget an engine with all its ranks. If it sends again, it starts from nothing."""
         for each in [each for each in self._feeds if each[0] == worker]:
             feed = self._feeds.pop(each)
             self._change(feed, [], list(feed.index.keys()))
@@ -163,9 +165,9 @@ class EventIndex:
                 del owners[_short(name)]
 
     def _leading(self, names: Sequence[int]) -> dict[int, int]:
-        """By a worker's bit, how many leading blocks of the first group it has.
+        """Return how many leading blocks of the first group each worker has, by the worker's bit.
 
-        Of those that have none, only workers with windows are there.
+        A worker that has none is included only if it has windows.
         """
         if not names:
             return {}
@@ -182,8 +184,8 @@ class EventIndex:
         return depths | dict.fromkeys(_bits(alive), len(names))
 
     def _with_windows(self, names: Sequence[int], bit: int, windows: dict[int, int | None]) -> int:
-        """The longest beginning that all groups of a worker allow."""
-        runs = {}  # per group, how many blocks in a row end with each block
+        """Return the longest prefix, in blocks, that all groups of a worker allow."""
+        runs = {}  # per group, the length of the run of blocks that ends at each block
         for group in windows:
             owners = self._owners.get(group, {})
             run, lengths = 0, []

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events from the wire: the msgpack of vLLM's publishers and of `encode_events`, read and checked.
+"""Reads and checks the msgpack of events, from vLLM's publishers and from `encode_events`.
 
-Both forms of an event are read: a map of fields, and the array of older releases. Fields that
-nobody here knows are kept in a map, and ignored in an array. An event of an unknown type is left
-to the reader, who counts it. Bytes are never unpickled, and nothing is reserved by a number that
-they hold.
+Both forms of an event are read: a map of fields, and the array of older releases. Unknown fields
+are kept in a map, and ignored in an array. An event of an unknown type is returned, and the caller
+counts it. Bytes are never unpickled, and no memory is reserved by a number that they contain.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _decoder = msgspec.msgpack.Decoder()
 
 @attrs.frozen
 class EventBatch:
-    """One message. timestamp: seconds since the epoch. events: maps, in order. rank: or None."""
+    """One message. timestamp: seconds since the epoch. events: maps, in order."""
 
     timestamp: float
     events: tuple[EventMap, ...]
@@ -38,8 +37,8 @@ def decode_events(payload: bytes) -> EventBatch:
     """Read one message.
 
     The maps have "type", and for stored and removed blocks "block_hashes", "medium" and
-    "group_idx", which are filled in where the message leaves them out: "GPU", and group 0. Raises
-    DamagedEvents for bytes that are no batch, and for a field of those types that cannot be used.
+    "group_idx"; if the message leaves these out, they are "GPU" and 0. Raises DamagedEvents if the
+    bytes are not a batch, or if a field of these types has a bad value.
     """
     try:
         batch = _decoder.decode(payload)
@@ -49,16 +48,16 @@ def decode_events(payload: bytes) -> EventBatch:
         raise DamagedEvents(reason="a batch is an array of timestamp, events and perhaps a rank")
     timestamp, events, rank = [*batch, None][:3]
     if isinstance(timestamp, bool) or not isinstance(timestamp, int | float):
-        raise DamagedEvents(reason="the timestamp is no number")
+        raise DamagedEvents(reason="the timestamp is not a number")
     if not isinstance(events, list):
-        raise DamagedEvents(reason="the events are no array")
+        raise DamagedEvents(reason="the events are not an array")
     if rank is not None and not _is_count(rank):
-        raise DamagedEvents(reason="the rank is no number from 0 on")
+        raise DamagedEvents(reason="the rank is not an integer of at least 0")
     return EventBatch(float(timestamp), tuple(map(_read, events)), rank)
 
 
 def is_cleared(event: EventMap) -> bool:
-    """Whether the event says that nothing is findable any more."""
+    """Whether the event clears the whole index."""
     return bool(event["type"] == "AllBlocksCleared")
 
 
@@ -85,24 +84,24 @@ def _check(event: EventMap) -> None:
     names = event.get("block_hashes")
     kind = event["type"]
     if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise DamagedEvents(reason=f"the block_hashes of a {kind} are no array of hashes")
+        raise DamagedEvents(reason=f"the block_hashes of a {kind} are not an array of hashes")
     if not isinstance(event["medium"], str):
         raise DamagedEvents(reason=f"the medium of a {kind} is not a text")
     if not _is_count(event["group_idx"]):
-        raise DamagedEvents(reason=f"the group_idx of a {kind} is no number from 0 on")
+        raise DamagedEvents(reason=f"the group_idx of a {kind} is not an integer of at least 0")
 
 
 def _check_stored(event: EventMap) -> None:
     parent, size, tokens = map(event.get, ("parent_block_hash", "block_size", "token_ids"))
     window = event.get("kv_cache_spec_sliding_window")
     if not (parent is None or _is_name(parent)):
-        raise DamagedEvents(reason="the parent_block_hash of a BlockStored is no hash")
+        raise DamagedEvents(reason="the parent_block_hash of a BlockStored is not a hash")
     if not _is_count(size) or size == 0:
-        raise DamagedEvents(reason="the block_size of a BlockStored is no number from 1 on")
+        raise DamagedEvents(reason="the block_size of a BlockStored is not a positive integer")
     if not isinstance(tokens, list):
-        raise DamagedEvents(reason="the token_ids of a BlockStored are no array")
+        raise DamagedEvents(reason="the token_ids of a BlockStored are not an array")
     if not (window is None or (_is_count(window) and window > 0)):
-        raise DamagedEvents(reason="the window of a BlockStored is no number from 1 on")
+        raise DamagedEvents(reason="the window of a BlockStored is not a positive integer")
 
 
 def _is_name(name: Any) -> bool:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks that one worker's events announced, and the events that announce them again.
+"""The blocks that one worker's events announced, and new events that announce them again.
 
-A block is known by its own hash, its group and its medium; whether its parent is known makes no
-difference. An announcement of a block that is known changes nothing, and so does the removal of one
-that is not.
+A block is known by its hash, its group and its medium; it does not matter whether its parent is
+known. Announcing a known block changes nothing, and neither does removing an unknown one.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ PER_BLOCK = frozenset(
 """The fields of a stored event that its blocks do not share."""
 
 Changed = list[tuple[int, Name]]
-"""Groups and hashes that became findable, or no longer are, in any medium."""
+"""Groups and hashes that became findable, or stopped being so, in any medium."""
 
 
 @attrs.frozen(eq=False)
 class Content:
-    """What a stored event says of one block. shared: the fields that are equal for all of its."""
+    """What a stored event says of one block. shared: the fields that all blocks of the
+    event share.
+    """
 
     parent: Name | None
     tokens: tuple[int, ...]
@@ -43,18 +44,19 @@ class WorkerIndex:
         self._with_contents = with_contents
         self._places: dict[tuple[str, int], dict[Name, Content | None]] = {}
         self.windows: dict[int, int | None] = {}
-        """Of each group seen, how many blocks a hit needs at its end; None: all of them."""
+        """For each group seen, the number of blocks that a hit needs at its end; None: all blocks.
+        """
         self._block_sizes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._places.values()))
 
     def keys(self) -> set[tuple[int, Name]]:
-        """Group and hash of each block, in any medium."""
+        """Return group and hash of each block, in any medium."""
         return {(group, name) for (_, group), blocks in self._places.items() for name in blocks}
 
     def apply(self, event: EventMap) -> tuple[Changed, Changed]:
-        """Follow one event. Returns what became findable, and what no longer is."""
+        """Apply one event. Returns what became findable, and what no longer is."""
         match event["type"]:
             case "BlockStored":
                 return self._store(event), []
@@ -94,7 +96,7 @@ class WorkerIndex:
         )
 
     def comparable_groups(self) -> dict[int, int | None]:
-        """The windows of the groups whose blocks are as large as those of the first group."""
+        """Return the windows of the groups that have the first group's block size."""
         size = self._block_sizes.get(0)
         return {
             group: window
@@ -103,9 +105,9 @@ class WorkerIndex:
         }
 
     def announcements(self, blocks_max: int) -> list[EventMap]:
-        """Stored events for all blocks, each block behind its parent, `blocks_max` per event.
+        """Return stored events for all blocks, each block after its parent, `blocks_max` per event.
 
-        A parent that is not in the index is named nevertheless, as in the events that came.
+        A parent that is not in the index is named too, as in the events received.
         """
         events: list[EventMap] = []
         for (medium, group), blocks in self._places.items():
@@ -121,7 +123,7 @@ class WorkerIndex:
 
 
 def _contents(event: EventMap) -> Iterator[tuple[Name, Content]]:
-    """The blocks of a stored event, each with what the event says of it."""
+    """Return the blocks of a stored event, each with its content."""
     names, size = event["block_hashes"], event["block_size"]
     shared = {key: value for key, value in event.items() if key not in PER_BLOCK}
     keys = event.get("extra_keys") or [None] * len(names)
@@ -133,7 +135,7 @@ def _contents(event: EventMap) -> Iterator[tuple[Name, Content]]:
 
 
 def _parents_first(blocks: Mapping[Name, Content | None]) -> Iterator[tuple[Name, Content]]:
-    """Each block with its content, behind the block that it follows, if that one is there."""
+    """Yield each block with its content, after its parent if the parent is in the index."""
     done: set[Name] = set()
     for first in blocks:
         chain: list[Name] = []
@@ -153,13 +155,13 @@ def _of(blocks: Mapping[Name, Content | None], name: Name) -> Content:
 
 
 def _continues(before: tuple[Name, Content], content: Content) -> bool:
-    """Whether a block can stand in one event with the block before it."""
+    """Whether one event can hold a block and the block before it."""
     name, last = before
     return content.parent == name and content.salt is None and content.shared == last.shared
 
 
 def _stored(medium: str, group: int, run: list[tuple[Name, Content]]) -> EventMap:
-    """One event for consecutive blocks."""
+    """Return one stored event for consecutive blocks."""
     first = run[0][1]
     event: EventMap = {
         "type": "BlockStored",

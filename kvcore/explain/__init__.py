@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why tokens were computed that a cache without limit would have had, and why a call was refused.
+"""Explains why tokens were computed that an unlimited cache would have had, and why a call was
+refused.
 
-Questions are methods of `KVCacheManager`; what answers them is imported when it is asked.
+The questions are methods of `KVCacheManager`; the code that answers them is imported on first use.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
 
 
 class Questions:
-    """Methods of a manager that explain its refusals and misses, and what others wait for."""
+    """Methods of a manager that explain its refusals and misses."""
 
     _core: _twin.Backend
     _live: Live | None
 
     @property
     def num_due_blocks(self) -> int:
-        """Free blocks that waiting requests will look up (`queue_aware`). Changes nothing."""
+        """Number of free blocks that waiting requests will look up (`queue_aware`). Changes
+        nothing.
+        """
         return self._core.num_due_blocks
 
     if TYPE_CHECKING:
@@ -36,10 +39,12 @@ class Questions:
         def state(self) -> State: ...
 
     def explain_miss(self, request_id: str) -> Missed | None:
-        """Why a request misses what was cached before: of a waiting one as of now, of a running one
-        as of its first slots; None if those were not seen, as of a fork's child. Changes nothing.
+        """Explain why a request misses what was cached before. Changes nothing.
 
-        Needs `explain_entries`. At most a few ms. Raises ExplainOff, UnknownRequest.
+        A waiting request is explained as of now, a running one as of its first slots; the result is
+        None if these were not observed, as for the child of a fork.
+
+        Needs `explain_entries`. Takes at most a few ms. Raises ExplainOff, UnknownRequest.
         """
         if self._live is None:
             from kvcore.explain.errors import ExplainOff
@@ -48,9 +53,9 @@ class Questions:
         return self._live.explain_miss(request_id)
 
     def _remember(self, explain_entries: int) -> None:
-        """Remember the newest removed keys from now on, at most `explain_entries` of them."""
+        """Start to remember removed keys, the newest `explain_entries` of them."""
         if read_count("explain_entries", explain_entries):
-            from kvcore.explain.live import Live  # few managers remember
+            from kvcore.explain.live import Live  # few managers use this
 
             self._live = Live(self, explain_entries)
 
@@ -61,10 +66,11 @@ class Questions:
         hit: Hit | None = None,
         **options: Unpack[SlotOptions],
     ) -> ExplainedRefusal:
-        """Why `allocate_slots` would refuse this: verdict, needed, available and pending blocks.
+        """Explain why `allocate_slots` would refuse this call: verdict, needed, available and
+        pending blocks.
 
-        Then who holds blocks, and what each one's leaving would bring. O(pool). Raises what
-        `allocate_slots` raises. Changes nothing.
+        Also lists who holds blocks, and how many each would make available by leaving. O(pool).
+        Raises what `allocate_slots` raises. Changes nothing.
         """
         from kvcore.explain.refusal import explain_refusal
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse of what explains."""
+"""Misuse of the explaining calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvcore.types.base_error import KvcoreError
 
 
 class ExplainOff(KvcoreError):
-    """A manager that was made without `explain_entries` remembers no removed keys."""
+    """The manager was made without `explain_entries`, so it remembers no removed keys."""
 
     message = (
         "request {request_id!r} cannot be explained: the manager remembers no removed keys; make "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations: lengths of one admission, and spans of tokens with their causes."""
+"""Values that explain an admission: its lengths, and spans of tokens with their causes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ TAKERS = ("prompt", "decode", "swap_in", "load")
 
 @attrs.frozen
 class Removal:
-    """How a block's key was lost. request: the one that took the block, None if it was no request.
-    call: its number. kind: one of TAKERS, or the call's name; "unknown" if no call was seen to do
-    it. step: batches taken before. idle_steps: those since the block was last owned.
+    """How a block's key was lost.
+
+    request: the request that took the block, or None. call: number of the call. kind: one of
+    TAKERS, or the call's name; "unknown" if it was not observed. step: number of batches taken
+    before. idle_steps: batches since the block last had an owner.
     """
 
     request: str | None
@@ -36,7 +38,7 @@ class Removal:
 
 @attrs.frozen
 class Span:
-    """Tokens [start, end) that were computed again, and why. removal: if a key was lost."""
+    """Tokens [start, end) that were computed again, and why. removal: set if a key was lost."""
 
     start: int
     end: int
@@ -48,7 +50,7 @@ class Span:
 class Nearest:
     """The earlier request with the longest equal prefix, the newest of several.
 
-    token, its_token: what each has behind that; None if it ends there.
+    token, its_token: the token of each after that prefix; None if it ends there.
     """
 
     request: str
@@ -59,8 +61,8 @@ class Nearest:
 
 @attrs.frozen(kw_only=True)
 class Explanation:
-    """One admission. again: it was admitted before, and counts in no total. lengths: one for each
-    of LENGTHS. spans: they tile the tokens from the hits to the ideal.
+    """One admission. again: the request was admitted before, so this one counts in no total.
+    lengths: one for each of LENGTHS. spans: tile the tokens from the hits to the ideal.
     """
 
     request: str
@@ -74,7 +76,7 @@ class Explanation:
 
     @property
     def ideal(self) -> int:
-        """Tokens that a cache without limit would have had."""
+        """Tokens that an unlimited cache would have had."""
         return self.lengths[0]
 
     @property
@@ -85,13 +87,13 @@ class Explanation:
 
 @attrs.frozen(kw_only=True)
 class Missed:
-    """What a request misses of the keys that this epoch had, as far as they are remembered.
+    """What a request misses of the keys of this epoch, as far as they are remembered.
 
-    call, step: calls and batches before. lengths: the last four of LENGTHS, as of the look-up
-    before its first slots, or as of now while it has none; the last one, then, is what a look-up
-    gives. spans: they tile the tokens from the hits to the most that a look-up could find; the
-    cause of those behind the first length is "unknown": never findable, or forgotten. complete:
-    nothing was forgotten.
+    call, step: number of calls and batches before. lengths: the last four of LENGTHS, as of the
+    look-up before its first slots, or as of now while it has none; the last one is then the result
+    of a look-up. spans: tile the tokens from the hits to the most that a look-up could find; those
+    after the first length have the cause "unknown": their keys never existed, or are forgotten.
+    complete: no key was forgotten.
     """
 
     request: str
@@ -104,14 +106,14 @@ class Missed:
 
     @property
     def hits(self) -> int:
-        """Tokens that the allocation took from the cache, or would."""
+        """Tokens that the allocation took from the cache, or would take."""
         return self.lengths[-1]
 
 
 @attrs.define
 class Totals:
-    """First admissions together, in tokens. causes: of CAUSES. takers: of evicted tokens, by the
-    kind of call. evictors: of evicted tokens, by request.
+    """Sums over all first admissions, in tokens. causes: tokens per cause (CAUSES). takers: evicted
+    tokens per kind of call. evictors: evicted tokens per request.
     """
 
     admissions: int = 0
@@ -123,7 +125,7 @@ class Totals:
     evictors: Counter[str] = attrs.field(factory=Counter)
 
     def add(self, each: Explanation) -> None:
-        """Count an admission, unless it is not the first of its request."""
+        """Count an admission if it is the first of its request."""
         if each.again:
             return
         self.admissions += 1

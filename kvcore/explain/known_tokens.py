@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tokens that were ever known, as a tree of prefixes, and what became of their blocks.
+"""A prefix tree of all tokens ever seen, with the fate of their blocks.
 
-Tokens are labels of 4 bytes, in the machine's order. An edge is a run of labels that all requests
-beyond its start have had; where a request ends, an edge ends. Labels of a request that were not in
-the tree are a segment, which stays whole when edges are split; a block belongs to the segment that
-has its last label. So every content of a block has one place for its mark, however many requests
-had it. Outputs of a running request join the tree when somebody could meet them.
+A token is a label of 4 bytes in native byte order. An edge is a run of labels that all requests
+which pass its start share; an edge also ends where a request ends. The labels that a request added
+to the tree are its segment, which stays whole when edges are split; a block belongs to the segment
+that holds its last label. So each content of a block has one place for its mark, however many
+requests share it. Outputs of a running request join the tree when another request could match them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NEVER, FINDABLE, REMOVED = 0, 1, 2
 
 @attrs.define(eq=False)
 class Segment:
-    """Labels that one request brought. start: position of the first. marks: of the blocks of each
-    group whose last label is here, as far as one was ever findable.
+    """Labels that one request added. start: position of the first. marks: per group, the marks of
+    the blocks whose last label is here, up to the last that was ever findable.
     """
 
     start: int
@@ -33,9 +33,9 @@ class Segment:
 
 @attrs.define(eq=False)
 class Edge:
-    """Positions [start, end) of a prefix. first, newest: the numbers of the requests that had it.
-    computed, fresh: how far somebody computed it, at any time and in this epoch. growing: places
-    that end here and have outputs.
+    """Positions [start, end) of a prefix. first, newest: numbers of the first and the newest
+    request with it. computed, fresh: how far it was computed, at any time and in this epoch.
+    growing: places that end here and still get outputs.
     """
 
     parent: Edge | None
@@ -50,12 +50,12 @@ class Edge:
     growing: list[Place] = attrs.field(factory=list)
 
     def label(self, position: int) -> bytes:
-        """The label at a position of this edge."""
+        """Return the label at a position of this edge."""
         place = (position - self.segment.start) * LABEL
         return bytes(self.segment.labels[place : place + LABEL])
 
     def path(self) -> list[Edge]:
-        """The edges from the root to this one, the root itself left out."""
+        """Return the edges from the root to this one, without the root."""
         edges, edge = [], self
         while edge.parent is not None:
             edges.append(edge)
@@ -65,7 +65,9 @@ class Edge:
 
 @attrs.define(eq=False)
 class Place:
-    """Where a request ends in a tree. labels: all it has; those behind its edge are not there."""
+    """Where a request ends in a tree. labels: all of its labels; those after its edge are not in
+    the tree.
+    """
 
     tree: Tree
     number: int
@@ -78,7 +80,7 @@ class Place:
             self.tree.lengthen(self)
 
     def compute(self, count: int, *, is_fresh: bool) -> None:
-        """Note that the first labels are computed; is_fresh: in this epoch."""
+        """Note that the first `count` labels are computed. is_fresh: in this epoch."""
         self.join()
         edge = self.edge
         while edge.parent is not None:
@@ -91,7 +93,7 @@ class Place:
             edge = edge.parent
 
     def num_computed(self) -> tuple[int, int]:
-        """Leading labels that somebody computed, at any time and in this epoch, as far as noted."""
+        """Return the number of leading labels that were computed, at any time and in this epoch."""
         edge = self.edge
         while edge.parent is not None and edge.computed <= edge.start:
             edge = edge.parent
@@ -101,7 +103,7 @@ class Place:
         return computed, edge.fresh
 
     def marks(self, group_id: int, size: int) -> array[int]:
-        """The marks of its blocks of this size in a group, those of the edges on its way."""
+        """Return the marks of its blocks of this size in a group, along the path from the root."""
         found = array("I")
         for edge in self.edge.path():
             base, count = edge.segment.start // size, edge.end // size
@@ -120,15 +122,15 @@ class Tree:
         self.root = Edge(None, self._segment(0, b""), 0, 0, -1, -1)
 
     def add(self, labels: bytes, number: int) -> Place:
-        """Put labels there. number: of the request, above all before."""
+        """Add the labels of a request. number: of the request; above all earlier ones."""
         place = Place(self, number, bytearray(labels), self.root)
         self.lengthen(place)
         return place
 
     def match(self, labels: bytes, edge: Edge, before: int | None = None) -> tuple[Edge, int]:
-        """How many labels are there, and the edge that has the last of them.
+        """Return how many labels are in the tree, and the edge with the last of them.
 
-        edge: one at whose end to begin. before: only what a request of a lower number had.
+        edge: start at its end. before: count only labels of requests with a lower number.
         """
         depth, num_labels = edge.end, len(labels) // LABEL
         while depth < num_labels:
@@ -152,7 +154,7 @@ class Tree:
         return edge, depth
 
     def lengthen(self, place: Place) -> None:
-        """Put the labels behind a place's edge there, too."""
+        """Add the labels after a place's edge to the tree."""
         old, labels, number = place.edge, bytes(place.labels), place.number
         if place in old.growing:
             old.growing.remove(place)
@@ -179,7 +181,7 @@ class Tree:
         place.edge.growing.append(place)
 
     def begin_epoch(self) -> None:
-        """Note that nothing is computed in this epoch, nor was ever findable in it."""
+        """Start an epoch, in which nothing is computed yet and nothing was findable."""
         edges = [self.root]
         for edge in edges:  # it grows
             edge.fresh = 0
@@ -188,7 +190,7 @@ class Tree:
             edges.extend(edge.children.values())
 
     def _split(self, edge: Edge, depth: int) -> Edge:
-        """Cut an edge in two; returns the upper one, which is new."""
+        """Split an edge in two; return the upper one, which is new."""
         assert edge.parent is not None
         upper = attrs.evolve(edge, end=depth, children={edge.label(depth): edge}, growing=[])
         upper.computed, upper.fresh = min(edge.computed, depth), min(edge.fresh, depth)
@@ -201,7 +203,7 @@ class Tree:
 
 
 def num_equal(one: bytearray, start: int, other: bytes | bytearray, place: int, most: int) -> int:
-    """How many labels are equal, from a position of each on, at most so many."""
+    """Return how many labels are equal, from a position of each on, at most `most`."""
     low, high = 0, most
     step = high
     while low < high:

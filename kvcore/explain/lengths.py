@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is known and findable to the lengths of an explanation, and to spans with causes.
+"""Derives the lengths and spans of an explanation from the marks of known tokens.
 
-The look-up is the core's own, over marks in place of an index. A length is cut to the one before,
-and never less than the hits: what was found was known, computed and findable, whatever the observer
-missed. So the spans tile the tokens between hits and ideal, each with one cause.
+The look-up is the core's own, on marks instead of an index. Each length is at most the one before
+and at least the hits: what was found was known, computed and findable, even if the observer did not
+see it. So the spans tile the tokens between hits and ideal, each with one cause.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kvcore.types.config import Config
 
 Marks: TypeAlias = "Sequence[array[int]]"
 _KEYED = (*CAUSES[:7], "", "groups_disagree", "unused")
-"""The cause between two lengths; removals say that of the eighth."""
+"""The cause between two lengths; that of the eighth comes from the removals."""
 
 
 @attrs.frozen
 class _Index:
-    """Keys are (group, position): findable if its mark is at least `least` and at most `most`."""
+    """An index of marks. A key (group, position) is findable if `least` <= mark <= `most`."""
 
     marks: Marks
     least: int
@@ -44,7 +44,7 @@ class _Pool:
 
 @attrs.frozen
 class _Looked:
-    """As much of a state, and of a request, as the core's look-up reads."""
+    """The part of a state and of a request that the core's look-up reads."""
 
     config: Config
     device: _Pool
@@ -59,9 +59,10 @@ class _Looked:
 def published_lengths(
     config: Config, marks: Marks, num_tokens: int, computed: int
 ) -> tuple[list[int], int]:
-    """The lengths from whole_blocks to found, and the group with the least own hit.
+    """Return the lengths from whole_blocks to found, and the group with the shortest hit of its
+    own.
 
-    marks: of the request's blocks. computed: tokens that somebody computed.
+    marks: of the request's blocks. computed: tokens that any request computed.
     """
     whole, most = aligned(config, computed), num_tokens - 1
     left = aligned(config, min(whole, most))
@@ -88,7 +89,7 @@ def published_lengths(
 
 
 def cut(lengths: list[int], hits: int) -> tuple[int, ...]:
-    """Each length cut to the one before, and none below the hits, which join as the last."""
+    """Limit each length to the one before and to at least the hits, and append the hits."""
     done: list[int] = []
     for each in lengths:
         value = max(each, hits)
@@ -102,8 +103,11 @@ def spans_of(
     external: int,
     causes: Sequence[str] = _KEYED,
 ) -> tuple[Span, ...]:
-    """Spans that tile the tokens from the hits to the first length. lost: those of lost keys.
-    external: tokens behind the hits that came from elsewhere. causes: between the lengths.
+    """Return spans that tile the tokens from the hits to the first length.
+
+    lost: spans of lost
+        keys. external: tokens after the hits that another process computed. causes: between the
+        lengths.
     """
     spans: list[Span] = []
     for (above, below), cause in reversed(list(zip(pairwise(lengths), causes, strict=True))):
@@ -119,9 +123,9 @@ def spans_of(
 def lost_spans(
     marks: array[int], size: int, start: int, end: int, removals: Sequence[Removal]
 ) -> Iterator[Span]:
-    """Why the blocks at tokens [start, end) of one group are not findable, run by run.
+    """Return, run by run, why the blocks at tokens [start, end) of a group are not findable.
 
-    One that is findable has the cause of the missing one before it, or else behind it.
+    A findable block gets the cause of the missing one before it, or else after it.
     """
     first = start // size
     before = (each for each in reversed(marks[:first]) if each >= REMOVED)
@@ -146,7 +150,7 @@ def _lost(start: int, end: int, mark: int, removals: Sequence[Removal]) -> Span:
 
 
 def _first(marks: array[int], mark: int, end: int) -> int:
-    """The first place of a mark before an end, or the end."""
+    """Return the first index of a mark before `end`, or `end`."""
     try:
         return marks.index(mark, 0, end)
     except ValueError:

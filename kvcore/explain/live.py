@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager with `explain_entries` remembers beside its state, and says of a request's miss.
+"""What a manager with `explain_entries` remembers beside its state, to explain misses.
 
-Each transition is told here, before and after: which keys it removed, and for whom. A miss is
-explained as of the look-up before a request's first slots; until it has them, as of now.
+Each transition is observed before and after, to learn which keys it removed, and for which request.
+A miss is explained as of the look-up before a request's first slots; until it has slots, as of now.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kvcore.types.keys import fold_key
 from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
 
 Taker = Callable[[int], str | None]
-"""Of a block that a call took the request that got it."""
+"""For each block that a call took, the request that got it."""
 ADMITTING = ("allocate_slots", "load")
 LIVE_CAUSES = ("unknown", "", "groups_disagree", "unused")
-"""The causes between the most that a look-up could find and the last four of LENGTHS."""
+"""Causes between the most that a look-up could find and the last four of LENGTHS."""
 
 
 @attrs.define
 class _Known:
-    """A request. admission: how its first slots were explained, while it has any."""
+    """A request. admission: the explanation of its first slots, while it has any."""
 
     num_prompt: int
     skips_reading: bool
@@ -39,9 +39,8 @@ class _Known:
 
 
 class Live:
-    """Watches the transitions of one manager, from now on. num_entries: removed keys to remember.
-
-    Changes nothing in the manager's state.
+    """Watches the transitions of one manager, without changing its state. num_entries: keys to
+    remember.
     """
 
     def __init__(self, manager: Any, num_entries: int) -> None:
@@ -61,7 +60,7 @@ class Live:
             manager.__dict__[name] = self._watched(name, getattr(manager, name), notes.get(name))
 
     def forget(self) -> None:
-        """Begin with the manager's state, of whose past nothing is known."""
+        """Start again from the manager's state, with nothing known of its past."""
         state = self._manager.state()
         self.config = state.config
         self._removed.clear()
@@ -76,7 +75,7 @@ class Live:
         self._seen = self._core.open_changes(0)[0]
 
     def explain_miss(self, request_id: str) -> Missed | None:
-        """The explanation of a request. Raises UnknownRequest."""
+        """Explain the miss of a request. Raises UnknownRequest."""
         if self._core.status(request_id) is Status.WAITING:
             return self._explain(request_id, None, 0)
         return self._requests[request_id].admission
@@ -84,13 +83,13 @@ class Live:
     def _watched(
         self, name: str, method: Callable[..., Any], note: Callable[..., None] | None
     ) -> Callable[..., Any]:
-        """A transition that is told here."""
+        """Wrap a transition so that it is observed."""
         names = arguments(name)
         admits, resets = name in ADMITTING, name == "reset_prefix_cache"
 
         def call(*args: Any, **options: Any) -> Any:
             if len(args) > len(names):
-                return method(*args, **options)  # which refuses that
+                return method(*args, **options)  # the transition itself refuses it
             given = dict(zip(names, args, strict=False)) | options
             for each in ("requests", "request_ids"):
                 if each in given:
@@ -113,7 +112,7 @@ class Live:
         return call
 
     def _before(self, call: str, given: dict[str, Any]) -> Missed | None:
-        """Why a request that holds nothing, and is not refused, misses what it misses."""
+        """Explain the miss of a request that holds nothing, unless the call is refused."""
         name, hit = given.get("request_id"), given.get("hit")
         if not isinstance(name, str) or name not in self._requests:
             return None
@@ -130,7 +129,7 @@ class Live:
         return self._explain(name, used, external) if isinstance(external, int) else None
 
     def _explain(self, name: str, used: int | None, external: int) -> Missed:
-        """used: tokens of the hit that is handed in; None: what a look-up finds."""
+        """Explain a miss. used: tokens of the hit that was passed; None: what a look-up finds."""
         num_tokens, known = self._core.num_tokens(name), self._requests[name]
         groups = self._core.key_marks(name)
         marks = [self._removed.marks(flags, array("Q", folded)) for flags, folded in groups]
@@ -152,7 +151,7 @@ class Live:
         )
 
     def _kind(self, name: str, given: dict[str, Any]) -> str:
-        """What a call counts as: one of TAKERS, or its own name."""
+        """Return the kind of a call: one of TAKERS, or its own name."""
         if name == "append":
             return "decode"
         if name != "allocate_slots":
@@ -164,7 +163,7 @@ class Live:
         return "prompt" if computed < known.num_prompt else "decode"
 
     def _takers(self, name: str, outcome: Any, given: dict[str, Any]) -> Taker:
-        """Who got the blocks of a call."""
+        """Return which request got each block of a call."""
         if name in ADMITTING:
             return lambda _: given["request_id"]
         if isinstance(outcome, Appended) and outcome.columns:
@@ -182,11 +181,11 @@ class Live:
         return lambda _: None
 
     def _name(self, request: Any) -> str | None:
-        """The id of a request that is named by it or by its row."""
+        """Return the id of a request given by id or row."""
         return request if request is None or isinstance(request, str) else self._rows[int(request)]
 
     def _note_changes(self, kind: str, taker: Taker) -> None:
-        """Note what the open batch has gained."""
+        """Note what the call added to the open batch."""
         self._seen, freed, removed = self._core.open_changes(self._seen)
         for block in freed:
             self._freed[block] = self._step
@@ -195,7 +194,7 @@ class Live:
             self._removed.add(key, Removal(taker(block), self._call, kind, self._step, idle))
 
     def _all_keys(self) -> list[int]:
-        """The keys that find a block, folded."""
+        """Return all keys of the index, folded."""
         keys = map(self._core.get_block_key, range(self.config.num_blocks))
         return [fold_key(key) for key in keys if key is not None]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager that tells an observer of its calls."""
+"""A manager that reports its calls to an observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ M = TypeVar("M")
 
 
 class _Observed:
-    """A manager whose calls are noted."""
+    """A manager that reports its calls."""
 
     def __init__(self, manager: Any, observer: AdmissionObserver) -> None:
         self._manager, self._observer = manager, observer
@@ -32,5 +32,7 @@ class _Observed:
 
 
 def observed(manager: M, observer: AdmissionObserver) -> M:
-    """The same manager, whose calls an observer is told of. Give it lists or buffers."""
+    """Return the same manager, which then reports its calls to an observer. Pass lists or buffers
+    as arguments, since both read them.
+    """
     return cast(M, _Observed(manager, observer))

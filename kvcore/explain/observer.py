@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An observer of a manager's calls, which explains each admission.
 
-It is told of each call after it: name, outcome, arguments. Besides, it asks the manager what
-changes nothing: counts, tables, and which blocks have keys. It explains an admission before it
-notes what the admission took, so as of the look-up that led to it. Blocks that a call takes, fills
-or withdraws change the marks of their contents (known_tokens.py).
+It receives each call after it was made: name, outcome, arguments. It also queries the manager:
+counts, tables, and which blocks have keys. It explains an admission before it notes what the
+admission took, hence as of the look-up that led to it. Blocks that a call takes, fills or withdraws
+change the marks of their contents (known_tokens.py).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvcore.types.commands import Batch
 from kvcore.types.values import Appended, Hit, Refused, Request
 
 Content = tuple[Segment, int, int]
-"""A segment, a group, and the place of its mark."""
+"""A segment, a group, and the index of the mark."""
 
 
 class AdmissionObserver:
     """Explains the admissions of one manager, from its first call on.
 
-    explained: called with each explanation. What was there before the observer is known by its hits
-    alone.
+    explained: called with each explanation. Content that is older than the observer becomes known
+    only by its hits.
     """
 
     def __init__(self, manager: Any, explained: Callable[[Explanation], object]) -> None:
@@ -71,18 +71,18 @@ class AdmissionObserver:
         }
 
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
-        """Note a call that was made. One that raised or changes nothing need not be told."""
+        """Add a call that was made. Calls that raised or change nothing may be left out."""
         self._call += 1
         note = self._notes.get(name)
         if note is not None and not isinstance(outcome, Refused):
             note(outcome, *args, **options)
 
     def notes(self, name: str) -> bool:
-        """Whether a call of this name tells anything."""
+        """Whether the observer needs the calls of this name."""
         return name in self._notes
 
     def findable_blocks(self) -> set[int]:
-        """The device blocks that can be found, as far as calls were seen."""
+        """Return the findable device blocks, as far as calls were observed."""
         return {block for block, content in enumerate(self._contents) if content is not None}
 
     def _add_request(self, row: int, request: Request) -> None:
@@ -123,7 +123,7 @@ class AdmissionObserver:
         request = self._requests.pop(request_id)
         request.join()
         self._unpublished.pop(request_id, None)
-        if self._has_loads:  # with the last one that could report a failure goes what rests on it
+        if self._has_loads:  # when its last unconfirmed load ends, nothing rests on it any more
             self._withdraw("remove_request", range(len(self._contents)))
 
     def _append(self, outcome: Appended, requests: Any, tokens: Any = None, **_: Any) -> None:
@@ -216,7 +216,7 @@ class AdmissionObserver:
             self._publish(request)
 
     def _withdrawn(self, name: str) -> Callable[..., None]:
-        """A note of a call that may lower counts and withdraw the keys of any blocks."""
+        """Make the note of a call that may lower counts and withdraw keys of any blocks."""
 
         def note(*_: Any, **__: Any) -> None:
             for request in self._requests.values():
@@ -230,7 +230,7 @@ class AdmissionObserver:
         return note
 
     def _advance_epoch(self, epoch: int, *_: Any, **__: Any) -> None:
-        """Note that no key is left, and whatever is computed from now on is of new weights."""
+        """Note that no key is left, and that new weights compute all tokens from now on."""
         for request in self._requests.values():
             request.settle(self._step, self._epoch)
         self._epoch = epoch
@@ -277,14 +277,14 @@ class AdmissionObserver:
         request.holds = any(map(len, self._manager.get_blocks(request.name).blocks))
 
     def _release(self, request: KnownRequest) -> None:
-        """Note that a request holds nothing any more."""
+        """Note that a request no longer holds anything."""
         request.holds, request.computed = False, 0
         for block in request.held:
             self._freed[block] = self._step
 
     def _fresh(self, request: KnownRequest) -> list[int]:
-        """Blocks of a request that are new to it, and not found by their own content; all of its
-        blocks are held from now on.
+        """Return the new blocks of a request, without those hit by their content, and mark all its
+        blocks as held.
         """
         held = set(request.held)
         request.held = []
@@ -332,7 +332,7 @@ class AdmissionObserver:
                 self._remove(block, None, name)
 
     def _publish(self, request: KnownRequest) -> None:
-        """Note which of a request's full blocks have got a key; none if it is of an older epoch."""
+        """Note which full blocks of a request now have a key; none if it is of an older epoch."""
         if request.epoch != self._epoch:
             return
         known = min(request.computed, len(request.labels) // LABEL)
@@ -362,7 +362,7 @@ class AdmissionObserver:
             self._unpublished.pop(request.name, None)
 
     def _mark(self, block: int, content: Content) -> None:
-        """Note that a content is findable in a block."""
+        """Note that a block makes a content findable."""
         there = self._contents[block]
         if there is not None:
             if there == content:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an allocation does not fit: who holds blocks, and what each one's leaving would bring.
+"""Explains why an allocation does not fit: who holds blocks, and how many each would free.
 
-Invariants: `alone` of a holder is found by letting it leave: the transition is made on a copy of
-the state, and the blocks available to the call are counted before and after it. So it is exact,
-also for blocks that several hold.
+Invariants: `alone` is exact, also for blocks with several owners. It is measured: the holder leaves
+a copy of the state, and the blocks available to the call are counted before and after.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ HolderKind = Literal["request", "pin", "operation", "batch", "watermark", "reser
 class Holder:
     """A holder of blocks that an allocation lacks.
 
-    name: of a request; the number of a block, an operation or a batch. blocks: device blocks that
-    it holds. alone: what its leaving makes available at once, if nothing else leaves; 0, too, if it
-    cannot leave now. A batch leaves when it is completed; of the later ones alone is what each adds
-    to those before.
+    name: id of a request, or number of a block, an operation or a batch. blocks: device blocks that
+    it holds. alone: blocks that become available at once if only this holder leaves; 0 if it cannot
+    leave now. A batch leaves when it is completed; for a later batch, `alone` counts what it adds
+    to the batches before it.
     """
 
     kind: HolderKind
@@ -49,8 +48,8 @@ class Holder:
 
 @attrs.frozen(kw_only=True)
 class ExplainedRefusal:
-    """The verdict of `can_allocate`, and in blocks what a refusal says; holders: those with the
-    largest `alone` first, none if the call fits.
+    """The verdict of `can_allocate`, the block counts of a refusal, and the holders, those with the
+    largest `alone` first; no holders if the call fits.
     """
 
     verdict: Verdict
@@ -67,7 +66,7 @@ def explain_refusal(
     hit: Hit | None = None,
     **options: Unpack[SlotOptions],
 ) -> ExplainedRefusal:
-    """Why `allocate_slots` would refuse these arguments. Changes nothing; O(blocks in use).
+    """Explain why `allocate_slots` would refuse these arguments. Changes nothing; O(blocks in use).
 
     Raises what `allocate_slots` raises.
     """
@@ -93,7 +92,9 @@ def explain_refusal(
 
 
 def available_to(state: State, call: SlotRequest) -> int:
-    """The blocks that an allocation has, less those that it must leave, as a refusal says it."""
+    """Return the blocks available to an allocation, less those that it must leave, as in a
+    refusal.
+    """
     tx = Transaction(state)
     request, call = tx.idle(call.request_id), read_slot_request(call)
     reserve = call.reserved_blocks
@@ -107,13 +108,13 @@ def available_to(state: State, call: SlotRequest) -> int:
 
 
 def _is_gated(state: State, call: SlotRequest) -> bool:
-    """Whether the gate of full sequences refuses the call, before its windows are trimmed."""
+    """Whether the full-sequence gate refuses the call, before its windows are trimmed."""
     tx = Transaction(state)
     return call.full_sequence_must_fit and isinstance(plan_allocation(tx, call), Refusal)
 
 
 def _num_taken(tx: Transaction, plan: Plan) -> int:
-    """The blocks that a plan takes out of the free queue, preallocated ones too."""
+    """Return how many blocks a plan takes from the free queue, preallocated ones included."""
     lengths = measure(tx, plan.request, plan.slot_request)
     hits = [block for ids in needed_hits(plan.hits, lengths) for block in ids]
     queued = sum(not tx.is_null(block) and tx.device.is_queued(block) for block in hits)
@@ -153,7 +154,9 @@ def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
 
 
 def _kept_free(state: State, call: SlotRequest, before: int) -> Iterator[Holder]:
-    """Blocks that a call must leave free: its own reserve, and the watermark of an admission."""
+    """Return how many blocks a call must leave free: its own reserve, and the watermark of an
+    admission.
+    """
     watermark, reserve = state.config.watermark_blocks, call.reserved_blocks
     is_admission = not any(Transaction(state).request(call.request_id).tables)
     if reserve:

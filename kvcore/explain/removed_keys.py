@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last removals of keys: a ring, with a table of chains by which they are found.
+"""The last removals of keys: a ring buffer, with a hash table of chains for look-up.
 
-Invariants: a chain has the newest entry first, so what the ring drops is the last of its chain.
-Neighbours that one call removed share a removal; removals are a ring, too, of as many places. So an
-entry takes at most 48 bytes, the names of those that took blocks aside.
+Invariants: a chain has the newest entry first, so the entry that the ring drops is the last of its
+chain. Neighbouring keys that one call removed share a removal; the removals are a ring of the same
+length. So an entry takes at most 48 bytes, without the ids of the requests that took blocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvcore.explain.known_tokens import FINDABLE, NEVER, REMOVED
 
 
 class RemovedKeys(Sequence[Removal]):
-    """The removals, at their places. num_entries: keys that are remembered at most, at least 1.
-    has_dropped: whether any was forgotten since `clear`.
+    """The removals of the newest keys. num_entries: maximum number of keys, at least 1.
+    has_dropped: whether a key was forgotten since `clear`.
     """
 
     def __init__(self, num_entries: int) -> None:
@@ -27,12 +27,12 @@ class RemovedKeys(Sequence[Removal]):
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget everything."""
         self.has_dropped = False
         self._num_added = self._num_removals = 0
         self._heads = array("I", bytes(4 * (self._mask + 1)))
         self._keys, self._next = array("Q", [0]), array("I", [0])
-        self._marks = array("I", [NEVER])  # these three from place 1 on
+        self._marks = array("I", [NEVER])  # these three start at index 1
         self._calls, self._takers = array("Q"), array("I")
         self._steps, self._idle, self._kind_numbers = array("I"), array("I"), array("B")
         self._names: list[str | None] = [None]
@@ -64,8 +64,8 @@ class RemovedKeys(Sequence[Removal]):
         self._num_added += 1
 
     def marks(self, flags: bytes, keys: array[int]) -> array[int]:
-        """Of each folded key FINDABLE if its flag is 1, else REMOVED and more, by the place of its
-        last removal, else NEVER.
+        """Return a mark for each folded key: FINDABLE if its flag is 1; REMOVED or more, by the
+        place of its last removal; else NEVER.
         """
         first = flags.find(0)
         if first < 0:
@@ -85,13 +85,15 @@ class RemovedKeys(Sequence[Removal]):
         return marks
 
     def _mark_behind(self, at: int, key: int) -> int:
-        """The mark of a key in the chain behind a place."""
+        """Return the mark of a key in the chain after a place."""
         while at and self._keys[at] != key:
             at = self._next[at]
         return self._marks[at]
 
     def _drop(self, at: int) -> None:
-        """Take the oldest entry out of its chain; with the last one of a removal goes its taker."""
+        """Remove the oldest entry from its chain, and the taker with the last entry of a
+        removal.
+        """
         self.has_dropped = True
         bucket = self._keys[at] & self._mask
         before = self._heads[bucket]
@@ -106,7 +108,7 @@ class RemovedKeys(Sequence[Removal]):
             self._release(self._takers[mark - REMOVED])
 
     def _place_of(self, removal: Removal) -> int:
-        """The place of a removal: that of the last one, if it is the same."""
+        """Return the place of a removal, which is the last one's place if they are equal."""
         if self._num_added and self._most > 1:
             place = (self._num_removals - 1) % self._most
             if self[place] == removal:
@@ -123,7 +125,7 @@ class RemovedKeys(Sequence[Removal]):
         return place
 
     def _number(self, name: str | None) -> int:
-        """The number of a taker, which one more removal has."""
+        """Return the number of a taker, and count one more removal for it."""
         number = self._numbers.get(name)
         if number is None:
             if self._free_names:
@@ -146,7 +148,7 @@ class RemovedKeys(Sequence[Removal]):
 
 
 def _put(column: array[int], place: int, value: int) -> None:
-    """Set a place of a column, which may be the first behind its end."""
+    """Set an element of a column; an index one past the end appends."""
     if place == len(column):
         column.append(value)
     else:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as an observer knows them, and the namespaces in which their tokens are.
+"""Requests as an observer knows them, and the namespaces of their tokens.
 
-A namespace is an adapter, a salt, and whether the engine brings its own hashes; each has a tree.
-Media, embeddings and own hashes change the labels of the tokens that they cover. The tokens alone
-of requests that have any of these are in one more tree, since the ideal asks for tokens alone.
+A namespace is an adapter, a salt, and whether the engine supplies its own hashes; each has a tree.
+Media, embeddings and supplied hashes change the labels of the tokens that they cover. The plain
+tokens of such requests are in one more tree, since the ideal compares plain tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcore.types.values import Request
 
 
 def to_bytes(tokens: Any) -> bytes:
-    """Tokens as labels of 4 bytes."""
+    """Encode tokens as labels of 4 bytes."""
     if isinstance(tokens, array) and tokens.typecode == "I":
         return tokens.tobytes()
     return array("I", read_tokens(tokens, signed=True)).tobytes()
@@ -30,12 +30,13 @@ def to_bytes(tokens: Any) -> bytes:
 
 @attrs.define(eq=False, kw_only=True)
 class KnownRequest:
-    """A request that the manager knows, or knew.
+    """A request that the manager knows or knew.
 
-    place: in its namespace. bare: of its tokens alone, if its labels are others. computed: as the
-    manager counts. step, before: the batch that last scheduled it, and its count before. held: its
-    blocks, in table order unless is_odd (copied, swapped, cut). published: blocks of each group
-    that need no look any more. epoch: in which it began to count.
+    place: its place in its namespace. bare: the place of its plain tokens, if its labels differ
+    from them. computed: the manager's count. step, before: the last batch that scheduled it, and
+    its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
+    published: blocks per group that need no further check. epoch: the epoch in which its count
+    began.
     """
 
     name: str
@@ -62,7 +63,7 @@ class KnownRequest:
 
     @property
     def labels(self) -> bytearray:
-        """All tokens, as labels of its namespace."""
+        """All its tokens, as labels of its namespace."""
         return self.place.labels
 
     def extend(self, labels: bytes) -> None:
@@ -72,24 +73,24 @@ class KnownRequest:
             self.bare.labels += labels
 
     def join(self) -> None:
-        """Let all its tokens be known."""
+        """Put all its tokens into the tree."""
         self.place.join()
         if self.bare is not None:
             self.bare.join()
 
     def schedule(self, step: int) -> None:
-        """Note that the open batch computes something of it; call this before its count rises."""
+        """Note that the open batch computes tokens of it; to be called before its count rises."""
         if self.step != step:
             self.step, self.before = step, self.computed
 
     def settle(self, step: int, epoch: int) -> None:
-        """Note for all times what was computed of it, less what the open batch would have."""
+        """Note what was computed of it for good, without what the open batch would compute."""
         count = min(self.before, self.computed) if self.step == step else self.computed
         if count:
             self.place.compute(count, is_fresh=self.epoch == epoch)
 
     def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
-        """The content of the block at a position of its table."""
+        """Return the content of the block at a position of its table."""
         size = self.sizes[group_id]
         edge = self.place.edge
         while edge.start // size > position and edge.parent is not None:
@@ -98,7 +99,7 @@ class KnownRequest:
 
 
 class Namespaces:
-    """All tokens that were ever known. sizes: tokens per block of each group."""
+    """All tokens that were ever known, by namespace. sizes: tokens per block of each group."""
 
     def __init__(self, sizes: Sequence[int], hash_block_size: int) -> None:
         self._sizes, self._fine = sizes, hash_block_size
@@ -107,7 +108,7 @@ class Namespaces:
         self._names: list[str] = []
 
     def add(self, request: Request) -> KnownRequest:
-        """Know a request's prompt."""
+        """Add a request with its prompt."""
         tokens = to_bytes(request.tokens)
         own = request.block_hashes is not None
         namespace = (request.lora, request.cache_salt, own)
@@ -118,7 +119,7 @@ class Namespaces:
         return self._add(request.request_id, namespace, labels, tokens if is_bare else None)
 
     def fork(self, parent: KnownRequest, name: str) -> KnownRequest:
-        """Know a child with all that its parent has."""
+        """Add a child that shares all that its parent has."""
         namespace = next(key for key, tree in self._trees.items() if tree is parent.place.tree)
         bare = None if parent.bare is None else bytes(parent.bare.labels)
         child = self._add(name, namespace, bytes(parent.labels), bare)
@@ -127,7 +128,7 @@ class Namespaces:
         return child
 
     def shorten(self, request: KnownRequest, num_tokens: int) -> None:
-        """Cut a request's tokens; those that it had stay known."""
+        """Cut a request's tokens; those cut off stay known."""
         request.join()
         request.is_odd, request.published = True, [0] * len(self._sizes)
         for each in (request.place, request.bare):
@@ -138,17 +139,17 @@ class Namespaces:
                 each.tree.lengthen(each)
 
     def begin_epoch(self) -> None:
-        """Note that nothing is computed in this epoch, nor was ever findable in it."""
+        """Start an epoch, in which nothing is computed yet and nothing was findable."""
         for tree in self._trees.values():
             tree.begin_epoch()
 
     def lengths(
         self, request: KnownRequest, others: Iterable[KnownRequest], epoch: int
     ) -> tuple[int, int, int, int]:
-        """Tokens of a request that are known, known with equal extra keys, computed at any time,
-        and computed in this epoch.
+        """Count a request's leading tokens that are known, known with equal extra keys, computed at
+        any time, and computed in this epoch.
 
-        others: those that the manager knows, with their counts.
+        others: the requests that the manager knows, with their counts.
         """
         place, labels = request.place, request.labels
         computed, fresh = place.num_computed()
@@ -173,7 +174,9 @@ class Namespaces:
         return known, same, computed, fresh
 
     def nearest(self, request: KnownRequest, known: int) -> Nearest | None:
-        """The request whose tokens a request has, if so many were known when it was added."""
+        """Return the request that shares the first `known` tokens, if they were known when it was
+        added.
+        """
         length, nearest = request.known_before
         return nearest if known and length == known else None
 
@@ -201,7 +204,7 @@ class Namespaces:
         )
 
     def _near(self, tree: Tree, labels: bytes) -> tuple[int, Nearest | None]:
-        """How much of a new request's labels is there, and of whom."""
+        """Return how many of a new request's labels are in a tree, and whose they are."""
         edge, depth = tree.match(labels, tree.root)
         if not depth:
             return 0, None
@@ -222,7 +225,7 @@ _PLAIN = (None, None, False)
 
 
 def _labels(request: Request, tokens: bytes, hash_block_size: int) -> bytes:
-    """Labels that say what tokens, media, embeddings and own hashes say together."""
+    """Return labels that combine tokens, media, embeddings and supplied hashes."""
     labels = array("I", tokens)
     for item in request.media:
         for position in range(item.offset, item.offset + item.length):

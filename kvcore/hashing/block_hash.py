@@ -3,7 +3,7 @@
 
 Invariants: a block's hash covers its parent's hash, its tokens and its tagged extra keys. The key
 under which a block is found is that hash and the group, so two groups never share a block. The
-chain grows with the request and no block is hashed twice. There are three hashings:
+chain grows with the request, and no block is hashed twice. There are three hashings:
 
 "sha256", the default. All integers are little-endian but the group, which is big-endian as in the
 field.
@@ -13,7 +13,7 @@ field.
     block      = num_tokens[u32] token[u32]... num_extra[u8] (tag[u8] size[u32] bytes)...
     key        = block hash[32] group[u32]
 
-"sha256_cbor", bit for bit what vLLM makes of the same requests with `sha256_cbor` and the seed in
+"sha256_cbor", equal bit for bit to vLLM's for the same requests with `sha256_cbor` and the seed in
 PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 4.2.3).
 
     root       = SHA-256(CBOR(seed as text))
@@ -22,18 +22,20 @@ PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 
                  | ["prompt_embeds", digest]
                  | ["mm cut", identifier, offset, end] | ["prompt_embeds cut", digest, rows left]
 
-The last line is kvcore's own: vLLM cuts no prompt. What was not cut has vLLM's keys.
+The last line is kvcore's own, since vLLM never cuts a prompt. Without cuts, keys equal vLLM's.
 
-"xxh3", XXH3-128, several times as fast. It is no cryptographic hash: whoever can choose prompts can
-search for two that collide, so it is for tenants that trust each other. The mark in a hash's middle
-keeps it apart from a SHA-256; both ends are digest, since an index and events read only those.
+"xxh3", XXH3-128, several times as fast. It is not a cryptographic hash: an attacker who chooses
+prompts can search for two that collide, so it is for tenants that trust each other. The mark in the
+middle of a hash tells it from a SHA-256; both ends are digest, since an index and events read only
+those.
 
     digest     = XXH3-128("kvcore root" 0x00 seed) or XXH3-128(parent's digest[16] block)
     root, hash = digest[:8] "xxh3-128: no SHA" digest[8:]
 
-No input of a block is that of another: after the parent, of fixed size, the default's encoding is
-prefix-free, and CBOR is. None is that of another hashing: byte 35 is the high byte of a block's
-token count, below 0x80, or the head of a CBOR array, above. Twin: rust/src/hashing/block_hash.rs.
+Different blocks have different inputs: after the parent, of fixed size, the default's encoding is
+prefix-free, and so is CBOR. Inputs of different hashings differ too: byte 35 is the high byte of a
+block's token count, below 0x80, or the head of a CBOR array, above. Twin:
+rust/src/hashing/block_hash.rs.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _XXH3_HALF = 8
 
 
 def root_hash(seed: bytes, hashing: Hashing = "sha256") -> bytes:
-    """The parent of each request's first block. seed: UTF-8 text for sha256_cbor."""
+    """Return the parent of each request's first block. seed: UTF-8 text for sha256_cbor."""
     match hashing:
         case "sha256":
             return hashlib.sha256(_ROOT + seed).digest()
@@ -69,7 +71,7 @@ def hash_block(
     extra_keys: Sequence[ExtraKey] = (),
     hashing: Hashing = "sha256",
 ) -> bytes:
-    """The hash of one full block.
+    """Return the hash of one full block.
 
     parent: hash of the block before, or the root. tokens: ids below 2**32. extra_keys: (tag, value)
     pairs, at most MAX_EXTRA_KEYS, in an order that is part of the key.
@@ -95,9 +97,9 @@ def hash_blocks(
     extra_keys: ExtraKeys = NO_EXTRA_KEYS,
     hashing: Hashing = "sha256",
 ) -> Iterator[bytes]:
-    """The hashes of the full blocks of these tokens, in order; a partial tail has none.
+    """Return the hashes of the full blocks of these tokens, in order; a partial tail has none.
 
-    start: position of the first of these tokens in the request, where a block starts; parent is the
+    start: position of the first of these tokens in the request; a block must start there. parent:
     hash of the block before.
     """
     for first in range(0, len(tokens) - block_size + 1, block_size):
@@ -123,7 +125,7 @@ def _form(num_tokens: int) -> struct.Struct:
     return struct.Struct(f"<{num_tokens + 1}IB")
 
 
-# Compiled libraries are loaded when their hashing is configured: the default needs neither.
+# Compiled libraries are loaded only if their hashing is configured: the default needs none.
 def _cbor(value: object) -> bytes:
     from cbor2 import dumps
 

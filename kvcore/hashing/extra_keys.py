@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extra keys: read from what a request brings, and written as vLLM has them.
+"""Reads the extra keys of a request, and writes them in vLLM's form.
 
-Their forms are those of kvcore/types/extra_inputs.py. Twin: rust/src/hashing/extra_keys.rs.
+Their forms are defined in kvcore/types/extra_inputs.py. Twin: rust/src/hashing/extra_keys.rs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kvcore.types.values import Request
 
 
 def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> ExtraKeys:
-    """The extra keys of a request whose prompt has `num_tokens` tokens.
+    """Return the extra keys of a request whose prompt has `num_tokens` tokens.
 
     Raises InvalidExtraKey for an empty salt and for more media items in a block than its hash can
     count, UnsortedMedia for items that are not sorted by offset or reach past the prompt,
-    CountMismatch for embeddings of another size than the prompt's.
+    CountMismatch for embeddings that do not have the prompt's size.
     """
     if request.cache_salt is not None:
         check_text("cache_salt", request.cache_salt)
@@ -57,9 +57,9 @@ def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> 
 
 
 def vllm_key(tag: int, value: bytes) -> tuple[Any, ...]:
-    """An extra key as vLLM has it: its kind by name, then what makes it up.
+    """Return an extra key in vLLM's form: the name of its kind, then its parts.
 
-    vLLM cuts nothing: what a cut left has kinds that vLLM has not.
+    The kinds of cut items are kvcore's own, since vLLM never cuts a prompt.
     """
     if tag == LORA:
         (size,) = struct.unpack_from("<I", value)

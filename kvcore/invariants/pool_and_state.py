@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named properties of every reachable state; `check` asserts them all.
 
-Invariants: each property is one function that yields what is wrong, in words with numbers; its name
+Invariants: each property is one function that yields its violations as text with numbers; its name
 is the one in docs/invariants.md. No transition calls anything here. Properties of requests and
 their tables are in requests.py. Cost: O(pool + tokens). The twin's state is checked through its
 canonical bytes.
@@ -33,34 +33,34 @@ class Pools(Protocol):
 
     @property
     def host(self) -> BlockPool | None:
-        """The host's pool, if it has any."""
+        """The pool of the host tier, if any."""
         ...
 
 
 def check(state: State) -> None:
-    """Raise InvariantViolation with the first property that does not hold."""
+    """Raise InvariantViolation for the first property that does not hold."""
     for name, holds in PROPERTIES.items():
         for detail in holds(state):
             raise InvariantViolation(name, detail)
 
 
 def pools(state: Pools) -> list[tuple[str, BlockPool]]:
-    """Each tier with its pool."""
+    """Yield each tier with its pool."""
     tiers = [("device", state.device)]
     return tiers if state.host is None else [*tiers, ("host", state.host)]
 
 
 def ref(state: State) -> Iterator[str]:
-    """REF: a block's count is the number of tables that hold it, and its pins."""
+    """REF: a block's count is the number of tables that hold it, plus its pins."""
     for tier, pool in pools(state):
         held = _owners(state, pool, tier)
         for block, (count, expected) in enumerate(zip(pool.ref_counts, held, strict=True)):
             if count != expected:
-                yield f"{tier} block {block} counts {count} owners, {expected} hold it"
+                yield f"{tier} block {block} counts {count} owners, but {expected} hold it"
 
 
 def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
-    """How many tables hold each block of a tier, and pins."""
+    """Count the tables and pins of each block of a tier."""
     held = [0] * pool.num_blocks
     for block, count in pool.pins.items():
         held[block] = count
@@ -73,7 +73,7 @@ def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
 
 
 def partition(state: Pools) -> Iterator[str]:
-    """PARTITION: a usable block is free or quarantined exactly if it has no owner."""
+    """PARTITION: a usable block is free or quarantined if and only if it has no owner."""
     for tier, pool in pools(state):
         free = {*pool.queue, *(pool.quarantine or ())}
         for block in range(pool.first_block, pool.num_blocks):
@@ -83,7 +83,7 @@ def partition(state: Pools) -> Iterator[str]:
 
 
 def queue_unique(state: Pools) -> Iterator[str]:
-    """FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters."""
+    """FQ-UNIQ: no block is free or quarantined twice, links agree, and counters equal lengths."""
     for tier, pool in pools(state):
         seen: set[int] = set()
         queues = [pool.queue]
@@ -115,23 +115,25 @@ def null_block(state: Pools) -> Iterator[str]:
 
 
 def index_sound(state: Pools) -> Iterator[str]:
-    """IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle."""
+    """IDX-SOUND: a block in the index has the key under which it is found; links agree and are
+    needed.
+    """
     for tier, pool in pools(state):
         index, num_linked = pool.index, 0
         for key, blocks in index.items():
             num_linked += len(blocks) if len(blocks) > 1 else 0
             for block in blocks:
                 if pool.keys[block] != key:
-                    yield f"{tier} block {block} is found under {key.hex()}, which it does not have"
+                    yield f"{tier} block {block} is found under {key.hex()}, which is not its key"
         for block, after in index.following.items():
             if index.preceding.get(after) != block:
-                yield f"{tier} index links from block {block} to {after}, and not back"
+                yield f"{tier} index links from block {block} to {after}, but not back"
         if len(index.following) != num_linked or len(index.preceding) != num_linked:
-            yield f"{tier} index links {len(index.following)} blocks, {num_linked} share a key"
+            yield f"{tier} index links {len(index.following)} blocks, but {num_linked} share a key"
 
 
 def index_complete(state: Pools) -> Iterator[str]:
-    """IDX-COMPLETE: a block with a key is found under it, once."""
+    """IDX-COMPLETE: a block with a key is found under it exactly once."""
     for tier, pool in pools(state):
         found = Counter((key, block) for key, blocks in pool.index.items() for block in blocks)
         for block, key in enumerate(pool.keys):
@@ -156,7 +158,7 @@ def _used_by(pool: BlockPool, number: int) -> bool:
 
 
 def quarantine(state: State) -> Iterator[str]:
-    """QUARANTINE: a block waits without owner exactly while a batch in flight uses it."""
+    """QUARANTINE: a block without owner is quarantined exactly while a batch in flight uses it."""
     numbers = {batch.number for batch in state.in_flight} | {state.batch.number}
     for tier, pool in pools(state):
         if pool.quarantine is None:
@@ -166,18 +168,18 @@ def quarantine(state: State) -> Iterator[str]:
             if not users or users - numbers:
                 yield f"{tier} block {block} is used by batches {sorted(users)}, not {numbers}"
             if pool.ref_counts[block] == 0 and block not in waiting:
-                yield f"{tier} block {block} is free and used by batches {sorted(users)}"
+                yield f"{tier} block {block} is free, but used by batches {sorted(users)}"
         for block in waiting - set(busy):
-            yield f"{tier} block {block} waits for no batch"
+            yield f"{tier} block {block} is quarantined, but no batch uses it"
 
 
 def in_flight(state: State) -> Iterator[str]:
-    """IN-FLIGHT: batches in flight rise up to the open one and remember known requests alone, each
-    in a place of its own, and lost places among those that their forward pass uses.
+    """IN-FLIGHT: batches in flight ascend up to the open one and remember only known requests, each
+    in a place of its own, and lost places only among those that their forward pass uses.
     """
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if numbers != sorted(set(numbers)) or len(numbers) > state.config.max_in_flight + 1:
-        yield f"batches {numbers} are in flight or open, {state.config.max_in_flight} may be"
+        yield f"batches {numbers} are in flight or open, more than {state.config.max_in_flight}"
     for batch in state.in_flight:
         for request_id, entry in batch.entries.items():
             name = f"batch {batch.number} remembers request {request_id!r}"
@@ -185,7 +187,7 @@ def in_flight(state: State) -> Iterator[str]:
             if request is None:
                 yield f"{name}, which is not known"
             elif any(h > len(t) for h, t in zip(entry.held, request.tables, strict=True)):
-                yield f"{name} with {entry.held} blocks, its tables are shorter"
+                yield f"{name} with {entry.held} blocks, but its tables are shorter"
             if entry.restore > entry.before:
                 yield f"{name}: restores {entry.restore} of {entry.before} tokens"
             if any(position >= entry.held[group_id] for group_id, position in entry.replaced):
@@ -200,30 +202,30 @@ def in_flight(state: State) -> Iterator[str]:
 
 
 def unconfirmed(state: State) -> Iterator[str]:
-    """UNCONFIRMED: an unconfirmed load is of a batch that may still fail, some known request can
-    report it, those that rest on it count its tokens, its blocks have keys, and unless duplicates
-    merge each request that holds such a block behind its start rests on it.
+    """UNCONFIRMED: an unconfirmed load belongs to a batch that may still fail; some known request
+    can report it; requests that rest on it count its tokens; its blocks have keys; and unless
+    duplicates are merged, each request that holds such a block after its start rests on it.
     """
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if not state.config.max_in_flight:
         numbers.insert(0, state.batch.number - 1)
     batches = [load.batch for load in state.loads]
     if batches != sorted(batches) or not set(batches) <= set(numbers):
-        yield f"loads of batches {batches} are unconfirmed, those of {numbers} may be"
+        yield f"loads of batches {batches} are unconfirmed, but only those of {numbers} may be"
     for load in state.loads:
         for detail in _wrong_in_load(state, load):
             yield f"load {load.first}-{load.end} of batch {load.batch}: {detail}"
 
 
 def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
-    """The errors in what an unconfirmed load names."""
+    """Yield the errors of one unconfirmed load."""
     if not load.first < load.end <= state.config.length_limit:
         yield f"a request has at most {state.config.length_limit} tokens"
     if not load.reporters:
         yield "no request can report it"
     resting = {each.request_id for each in load.reporters if each.counted}
     if load.batch == state.batch.number and not resting:
-        yield "no request counts it, and its batch is open"
+        yield "no request counts it, but its batch is open"
     for each in load.reporters:
         request = state.requests.get(each.request_id)
         if request is None:
@@ -234,13 +236,13 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
             yield f"request {each.request_id!r} rested on it up to {each.most}"
         if each.counted and not load.first < each.counted <= min(each.most, counted):
             end = each.counted
-            yield f"request {each.request_id!r} rests on it up to {end}, and counts {counted}"
+            yield f"request {each.request_id!r} rests on it up to {end}, but counts {counted}"
     groups, keys = state.config.groups, state.device.keys
     for block, end in load.blocks:
         if keys[block] is None:
-            yield f"block {block} rests on it and has no key"
+            yield f"block {block} rests on it, but has no key"
         if end <= load.first or all(end % group.block_size for group in groups):
-            yield f"block {block} rests on it and ends at {end}"
+            yield f"block {block} rests on it, but ends at {end}"
     if state.config.duplicates == "merge":
         return
     blocks = {block for block, _ in load.blocks}
@@ -248,11 +250,11 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
         for group, table in zip(groups, request.tables, strict=True):
             held = blocks.intersection(table[-(-load.first // group.block_size) :])
             if held and request_id not in resting:
-                yield f"request {request_id!r} holds blocks {sorted(held)} and rests not on it"
+                yield f"request {request_id!r} holds blocks {sorted(held)} but does not rest on it"
 
 
 def rows(state: State) -> Iterator[str]:
-    """ROWS: each row is with a request, free, or held back for an unfinished batch, and once."""
+    """ROWS: each row is exactly one of: with a request, free, held for an unfinished batch."""
     taken = {row: name for row, name in enumerate(state.rows) if name is not None}
     if taken != {request.row: request_id for request_id, request in state.requests.items()}:
         yield f"rows {taken} are not those of the requests"
@@ -264,12 +266,12 @@ def rows(state: State) -> Iterator[str]:
     batches = [batch for _, batch in state.held_rows]
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if batches != sorted(batches) or not set(batches) <= set(numbers):
-        yield f"rows are held back for batches {batches}, {numbers} are unfinished"
+        yield f"rows are held for batches {batches}, but {numbers} are unfinished"
 
 
 def epochs(state: State) -> Iterator[str]:
-    """EPOCHS: blocks of older epochs have no key, and are held or leave first; a request that
-    counts tokens is of an epoch that began, any other of none.
+    """EPOCHS: blocks of older epochs have no key, and have owners or leave first; a request that
+    counts tokens is of an epoch that has begun, any other request of none.
     """
     pool, first = state.device, state.config.epoch
     leaving = [*pool.queue][: num_older(pool.queue)]
@@ -280,7 +282,7 @@ def epochs(state: State) -> Iterator[str]:
     if pool.retention is not None:
         leaving = []
     if not first <= state.epoch or (first == state.epoch and (leaving or pool.older)):
-        yield f"epoch {state.epoch} follows {first}, blocks {leaving} are of older ones"
+        yield f"epoch {state.epoch} follows {first}, but blocks {leaving} are of older ones"
     for request_id, request in state.requests.items():
         least, most = (first, state.epoch) if request.num_computed else (0, 0)
         if not least <= request.epoch <= most:
@@ -288,17 +290,17 @@ def epochs(state: State) -> Iterator[str]:
 
 
 def records(state: State) -> Iterator[str]:
-    """OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base."""
+    """OPEN-BATCH: the open batch remembers only running requests, at or past their base."""
     for request_id, record in state.batch.scheduled.items():
         request = state.requests.get(request_id)
         name = f"request {request_id!r}"
         if request is None or request.status is not Status.RUNNING:
-            yield f"{name} is in the open batch and does not run"
+            yield f"{name} is in the open batch, but does not run"
             continue
         if record.num_computed_before > request.num_computed:
             yield f"{name} counts less than before the open batch"
         if not record.num_computed_before <= record.num_kept <= request.num_computed:
-            yield f"{name} counts {request.num_computed} and keeps {record.num_kept} at least"
+            yield f"{name} counts {request.num_computed}, but keeps at least {record.num_kept}"
         for item in record.unwritten:
             if item.group_id >= len(state.config.groups):
                 yield f"{name} published in group {item.group_id} of {len(state.config.groups)}"
@@ -314,17 +316,19 @@ def records(state: State) -> Iterator[str]:
 
 
 def operations(state: State) -> Iterator[str]:
-    """OPERATIONS: each unfinished one holds its block; a request waits for those that name it."""
+    """OPERATIONS: each unfinished operation holds its block; a request waits for those that name
+    it.
+    """
     pool = state.device
     held = Counter(operation.block for operation in state.operations.values())
     for block, count in held.items():
         if block < pool.first_block or pool.pins.get(block, 0) < count:
-            yield f"{count} operations on block {block}, which has {pool.pins.get(block, 0)} pins"
+            yield f"block {block} has {count} operations, but {pool.pins.get(block, 0)} pins"
     loads = Counter(operation.request_id for operation in state.operations.values())
     for request_id, request in state.requests.items():
         if request.num_loading != loads[request_id]:
             waits, named = request.num_loading, loads[request_id]
-            yield f"request {request_id!r} waits for {waits} loads, {named} name it"
+            yield f"request {request_id!r} waits for {waits} loads, but {named} name it"
         most = request.num_computed if request.num_loading else 0
         if request.load_end > most:
             yield f"request {request_id!r} has loaded up to token {request.load_end} of {most}"
@@ -332,11 +336,11 @@ def operations(state: State) -> Iterator[str]:
         if operation.batch > state.batch.number:
             yield f"operation {number} is of batch {operation.batch}, which was not opened yet"
         if operation.request_id is not None and not _is_target(state, operation):
-            yield f"operation {number} fills block {operation.block}, which its request has not"
+            yield f"operation {number} fills block {operation.block}, which its request lacks"
 
 
 def _is_target(state: State, operation: Operation) -> bool:
-    """Whether the block that a load fills stands at the position of its key."""
+    """Whether the block that a load fills is at the position of its key."""
     request = state.requests[str(operation.request_id)]
     for index, group in enumerate(state.config.groups):
         position = operation.first_token // group.block_size
@@ -351,8 +355,8 @@ OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_co
 
 
 def rank_order(state: State) -> Iterator[str]:
-    """RANK-ORDER: each free block stands in the part of its level, one without a key in the first;
-    nothing is wished for those.
+    """RANK-ORDER: each free block is in the part of its level; one without a key is in the first
+    part, and has no wish.
     """
     if state.device.retention is not None:
         from kvcore.invariants.retention import misplaced  # few pools have levels

@@ -23,12 +23,12 @@ def held_tables(request: RequestState) -> tuple[Table, ...]:
 
 
 def is_null(state: State, request: RequestState, block: int) -> bool:
-    """Whether an entry of a request's tables stands for no block."""
+    """Whether an entry of a request's tables is the null block."""
     return block == NO_HOST_BLOCK if request.host_tables else block < state.device.first_block
 
 
 def table_length(state: State) -> Iterator[str]:
-    """TABLEN: each group's table, in one tier at a time, holds a request's computed tokens."""
+    """TABLEN: each group's table holds a request's computed tokens, in one tier at a time."""
     for request in state.requests.values():
         for group, table in zip(state.config.groups, held_tables(request), strict=True):
             needed = 0 if group.is_cross else -(-request.num_computed // group.block_size)
@@ -46,8 +46,8 @@ def wait_empty(state: State) -> Iterator[str]:
 
 
 def null_prefix(state: State) -> Iterator[str]:
-    """NULL-PREFIX: the null block stands only at the start of tables of windowed groups, for blocks
-    that no next query sees.
+    """NULL-PREFIX: the null block is only at the start of tables of windowed groups, in place of
+    blocks that no next query sees.
     """
     for request in state.requests.values():
         for index, table in enumerate(held_tables(request)):
@@ -73,16 +73,16 @@ def group_agree(state: State) -> Iterator[str]:
 
 
 def cross(state: State) -> Iterator[str]:
-    """CROSS: a table of the encoder's tokens goes with the last computed token of its request."""
+    """CROSS: a request without computed tokens has no table of encoder tokens."""
     for request in state.requests.values():
         for group, table in zip(state.config.groups, held_tables(request), strict=True):
             if group.is_cross and len(table) and not request.num_computed:
-                yield f"{_name(request)} holds {len(table)} encoder blocks and computed nothing"
+                yield f"{_name(request)} holds {len(table)} encoder blocks, but computed nothing"
 
 
 def no_alias(state: State) -> Iterator[str]:
-    """NO-ALIAS: a block is held at one position of one group, once a table, by requests of one
-    prefix up to what they count of it.
+    """NO-ALIAS: a block is held at one position of one group, once per table, by requests whose
+    prefixes agree as far as they count its tokens.
     """
     for tier in ("tables", "host_tables"):
         owner: dict[int, tuple[int, int, RequestState]] = {}
@@ -103,7 +103,7 @@ def no_alias(state: State) -> Iterator[str]:
 
 
 def cached_count(state: State) -> Iterator[str]:
-    """CACHED-COUNT: blocks that need no publication are full of computed, accepted tokens."""
+    """CACHED-COUNT: blocks that need no publication hold only computed, accepted tokens."""
     for request in state.requests.values():
         accepted = 0 if request.host_tables else request.num_accepted
         for group, cached in zip(state.config.groups, request.num_cached, strict=True):
@@ -112,7 +112,9 @@ def cached_count(state: State) -> Iterator[str]:
 
 
 def request_hashes(state: State) -> Iterator[str]:
-    """REQ-HASH: a request's hashes are those of its full blocks; its own are at most as many."""
+    """REQ-HASH: a request's hashes are those of its full blocks; supplied ones are at most
+    as many.
+    """
     config = state.config
     for request in state.requests.values():
         if request.own_hashes:
@@ -131,7 +133,7 @@ def request_hashes(state: State) -> Iterator[str]:
 
 
 def published_content(state: State) -> Iterator[str]:
-    """CACHE-KEY: a full, computed block of a request has no key, or that of its position."""
+    """CACHE-KEY: a full, computed block of a request has no key, or the key of its position."""
     for request in state.requests.values():
         for index, table in enumerate(request.tables):
             num_full = request.num_accepted // state.config.groups[index].block_size
@@ -143,19 +145,20 @@ def published_content(state: State) -> Iterator[str]:
 
 
 def drafts(state: State) -> Iterator[str]:
-    """DRAFT: no block that holds scheduled drafts, or tokens to come, has a key."""
+    """DRAFT: no block with scheduled drafts or positions to come has a key."""
     for request in state.requests.values():
         for group, table in zip(state.config.groups, request.tables, strict=True):
             if group.is_cross or request.num_computed <= len(request.tokens):
                 continue
             for block in table[len(request.tokens) // group.block_size :]:
                 if state.device.keys[block] is not None:
-                    yield f"{_name(request)}: block {block} holds unknown tokens and has a key"
+                    yield f"{_name(request)}: block {block} holds unknown tokens, but has a key"
 
 
 def computed_bound(state: State) -> Iterator[str]:
     """COMPUTED: no request has computed more than the model's length, or than its tokens and
-    drafts, unless it runs without drafts: then tokens are to come.
+    drafts. A running request without drafts may have computed more than its tokens: positions to
+    come.
     """
     for request in state.requests.values():
         most = state.config.length_limit
@@ -168,10 +171,10 @@ def computed_bound(state: State) -> Iterator[str]:
 def _same_prefix(
     state: State, one: RequestState, other: RequestState, group_id: int, position: int
 ) -> bool:
-    """Whether two requests have one prefix up to what both count of a block.
+    """Whether two requests have one prefix, as far as both count tokens of a block.
 
-    Equal hashes of the engine's own are equal content, whatever the tokens are. Tokens behind the
-    last block that both have a hash of are then not compared.
+    Equal hashes of the engine's own mean equal content, whatever the tokens are. Tokens after the
+    last block that both have hashed are then not compared.
     """
     if state.config.groups[group_id].is_cross:
         return True
@@ -196,7 +199,7 @@ OF_REQUESTS = frozenset(
     {table_length, wait_empty, null_prefix, group_agree, cross, cached_count}
     | {request_hashes, computed_bound}
 )
-"""Properties of a single request, which read nothing else but what never changes."""
+"""Properties of a single request, which read nothing else that changes."""
 
 PROPERTIES: dict[str, Property] = {
     "TABLEN": table_length,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The property of a state whose free blocks leave by level.
+"""The property of free blocks that leave by level.
 
 Twin: rust/src/invariants/retention.rs.
 """
@@ -14,7 +14,7 @@ from kvcore.pool.retention_state import NOTHING, RetentionState, level_of
 
 
 def misplaced(pool: BlockPool, known: RetentionState) -> Iterator[str]:
-    """The free blocks that stand in a part of another level, or have a wish and no key."""
+    """Yield the free blocks in the part of another level, and those with a wish but no key."""
     following = pool.queue.following
     for ring in range(pool.queue.num_rings):
         block = following[pool.num_blocks + ring]
@@ -23,5 +23,5 @@ def misplaced(pool: BlockPool, known: RetentionState) -> Iterator[str]:
             level = CURRENT + level_of(kept, known.now)
             expected = OLDER if pool.keys[block] is None else level
             if ring != expected or (ring == OLDER and kept != NOTHING):
-                yield f"block {block} with {kept} stands in part {ring} at {known.now} ms"
+                yield f"block {block} with {kept} is in part {ring} at {known.now} ms"
             block = following[block]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents of every slot, derived from the commands and the forward passes alone."""
+"""Derives the contents of every slot from the commands and forward passes alone."""

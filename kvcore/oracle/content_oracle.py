@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle, from batches and forward passes alone: contents, block tables and owners.
+"""The oracle: contents, block tables and owners, derived from batches and forward passes alone.
 
-A forward pass fills the slots of external tokens, writes the scheduled ones and rubbish into
-lookahead slots; then every query must find what its group lets it see. A load that fails leaves
-spoilt slots, and so does whatever is computed from them. The null block is neither written nor
-read. A block that is handed out, or loses both owner and key, is undefined at once, which is
-stricter than real memory and finds a use after free in the smallest pool.
+A forward pass fills the slots of external tokens, writes the scheduled tokens, and writes rubbish
+into lookahead slots; then every query must find what its group lets it see. A failed load leaves
+spoilt slots, and so does everything computed from them. The null block is neither written nor read.
+The content of a block is undefined as soon as the block is handed out, or loses both owner and key;
+this is stricter than real memory and finds a use after free in the smallest pool.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import Group, skipped_tokens
 
 Tables = dict[tuple[int, int], tuple[int, ...]]
-"""The blocks of a row of each group."""
+"""The blocks of a row, for each group."""
 Nodes = Sequence[int]
 Layer = tuple[int, Group, list[Place]]
 
@@ -43,11 +43,11 @@ Layer = tuple[int, Group, list[Place]]
 class Pass:
     """One forward pass's work for one request: positions [start, end) are written.
 
-    row: of the block tables. nodes: the identities of the prefixes, of at least `end` positions.
-    loaded: up to there the slots are filled from elsewhere, and the queries stand behind; start
-    unless given. num_slots: up to there rubbish is written; end unless given. failed: the first
-    position that was not loaded, None if all were. encoder: what cross-attention tables hold;
-    encodes: whether this pass fills them.
+    row: row of the block tables. nodes: identities of the prefixes, for at least `end` positions.
+    loaded: slots before it are filled by a load, and queries start there; default: start.
+    num_slots: rubbish is written up to there; default: end. failed: the first position that was not
+    loaded, None if all were. encoder: content of the cross-attention tables; encodes: whether this
+    pass fills them.
     """
 
     request_id: str
@@ -63,12 +63,12 @@ class Pass:
 
 
 class ContentOracle(SlotStore):
-    """Contents, tables and owners of all blocks according to the commands, and what must hold.
+    """Tracks contents, tables and owners of all blocks by the commands, and checks properties.
 
-    block_of: what a block under a key of an epoch holds. counts: whether a property is checked.
-    late_reports: whether a failed load may be reported after later batches, so that what it spoilt
-    may be read until then. loads: what each executed load brings, to which slots, and the epoch of
-    its batch. epoch: that of the weights.
+    block_of: content of a block under a key of an epoch. counts: whether a property is checked.
+    late_reports: whether a failed load may be reported after later batches; until then, spoilt
+    slots may be read. loads: content and slots of each executed load, and the epoch of its batch.
+    epoch: of the weights.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ContentOracle(SlotStore):
         self._unfilled: set[int] = set()
 
     def copied(self) -> ContentOracle:
-        """An oracle of its own that holds the same."""
+        """Return an independent copy."""
         other = copy(self)
         other.contents, other.tables = dict(self.contents), dict(self.tables)
         other.loads, other._unfilled = dict(self.loads), set(self._unfilled)
@@ -102,7 +102,7 @@ class ContentOracle(SlotStore):
         return other
 
     def apply(self, commands: Iterable[Command]) -> None:
-        """Carry out the commands of a batch in order."""
+        """Execute the commands of a batch in order."""
         for command in commands:
             self._follow(command)
             if type(command) in COPIES:
@@ -112,7 +112,7 @@ class ContentOracle(SlotStore):
                     self._unfilled.discard(target[1])
 
     def arrive(self, operation: int, nodes: Nodes | None) -> None:
-        """Fill the block of a load that was applied, or spoil it; a store changes no content."""
+        """Fill or spoil the block of an executed load; a store changes no content."""
         if operation not in self.loads:
             return
         key, block, _ = self.loads.pop(operation)
@@ -122,14 +122,14 @@ class ContentOracle(SlotStore):
         self.put([("device", block)], group_id, 0, run)
 
     def complete(self, operation: int, done: bool) -> None:
-        """Let a load bring what its key stands for, or spoil its block."""
+        """Fill the block of a load with the content of its key, or spoil it."""
         if operation in self.loads:
             key, _, epoch = self.loads[operation]
             self.arrive(operation, self._block_of(key, epoch) if done else None)
 
     def forward(self, passes: Sequence[Pass]) -> None:
-        """Write what a batch schedules, then read as its queries do. Raises InvariantViolation
-        (KV-READ, LOAD-FAILED, ZEROED).
+        """Write the slots that a batch schedules, then read what its queries see. Raises
+        InvariantViolation (KV-READ, LOAD-FAILED, ZEROED).
         """
         for each in passes if self._unfilled and self._counts("ZEROED") else ():
             self._check_zeroed(each)
@@ -151,8 +151,9 @@ class ContentOracle(SlotStore):
     def check_request(
         self, tables: Sequence[Sequence[Place]], each: Pass, query: int, *, forgiving: bool = False
     ) -> None:
-        """Raise InvariantViolation (KV-READ) unless all that the queries from one on see, up to the
-        end of a pass, is there. forgiving: what a failed load spoilt may be there, too.
+        """Raise InvariantViolation (KV-READ) unless the queries from `query` to the end of a pass
+        find everything that they see. forgiving: they may also find slots that a failed load
+        spoilt.
         """
         for index, group in enumerate(self._config.groups):
             nodes, first, end = each.nodes, skipped_tokens(group, query), each.end
@@ -163,13 +164,13 @@ class ContentOracle(SlotStore):
                     self._complain("KV-READ", wrong, f": request {each.request_id!r} reads it")
 
     def check_key(self, block: int, key: bytes) -> None:
-        """Raise InvariantViolation (CACHE-KV) unless a block holds what its key stands for."""
+        """Raise InvariantViolation (CACHE-KV) unless a block holds the content of its key."""
         nodes = self._block_of(key, self.epoch)
         for wrong in self.wrong([("device", block)], group_of(key), nodes, 0, len(nodes)):
             self._complain("CACHE-KV", wrong)
 
     def _complain(self, name: str, wrong: WrongSlot, behind: str = "") -> None:
-        """Raise InvariantViolation of a property that is checked. behind: the end of its text."""
+        """Raise InvariantViolation if the property is checked. behind: appended to the message."""
         spoilt = wrong.held == SPOILT and self._late_reports
         if spoilt and self._counts("LOAD-FAILED"):
             name = "LOAD-FAILED"
@@ -202,7 +203,7 @@ class ContentOracle(SlotStore):
             self.put(table, index, each.start, run)
 
     def _spread(self, passes: Sequence[Pass]) -> None:
-        """Spoil what is computed from spoilt slots, in the order of the calls."""
+        """Spoil everything that is computed from spoilt slots, in the order of the calls."""
         for each in passes:
             layers = [layer for layer in self._layers(each.row) if not layer[1].is_cross]
             for query in range(each.loaded, each.end):
@@ -219,7 +220,7 @@ class ContentOracle(SlotStore):
         return False
 
     def holds_spoilt(self, row: int, position: int) -> bool:
-        """Whether a position of a row holds what was computed from a failed load."""
+        """Whether a position of a row was computed from a failed load."""
         return any(
             self.get(table[position // group.block_size])[position % group.block_size] == SPOILT
             for _, group, table in self._layers(row)
@@ -259,7 +260,7 @@ class ContentOracle(SlotStore):
                 self.loads[operation] = (key, block, self.epoch)
             case SetTable(_, _, _, block):
                 set_entry(self.tables, command)
-                if self._cancels and block >= self._num_null:  # perhaps by a cancelled batch
+                if self._cancels and block >= self._num_null:  # possibly by a cancelled batch
                     self._own(block)
             case CutTable():
                 set_entry(self.tables, command)
@@ -270,7 +271,7 @@ class ContentOracle(SlotStore):
 
 
 def set_entry(tables: Tables, command: SetTable | CutTable) -> None:
-    """Do what a command does to block tables."""
+    """Apply a command to block tables."""
     place = (command.row, command.group_id)
     table = tables.get(place, ())
     if isinstance(command, CutTable):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The true contents of every slot, changed as a runtime does: the second opinion on the core.
+"""The true contents of every slot, changed as a runtime changes them: a second opinion on the core.
 
-A slot holds the identity of a prefix ("this, up to and with this token") and the group that wrote
-it, or nothing. Identities are compared and never looked into, so they may be numbers of prefixes
+A slot holds nothing, or the identity of a prefix (all tokens up to and including its own) and the
+group that wrote it. Identities are only compared, so they may be numbers of prefixes
 (`prefixes.py`), digests, or the tokens themselves.
 
-Invariants: contents change by the commands of a batch in their order, and by the forward pass after
-it. No transition calls anything here.
+Invariants: contents change only by the commands of a batch, in order, and by the forward pass after
+them. No transition calls anything here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Contents = dict[Place, Slots]
 RUBBISH: Content = (-1, 0)
 ZEROS: Content = (-2, 0)
 SPOILT: Content = (-3, 0)
-"""What a slot holds that holds no token: scratch, zeros, what a failed load left."""
+"""The content of a slot without a token: scratch, zeros, or the leftovers of a failed load."""
 
 
 @attrs.frozen
 class WrongSlot:
-    """A slot that does not hold what it should."""
+    """A slot with the wrong content."""
 
     place: Place
     slot: int
@@ -44,9 +44,10 @@ class WrongSlot:
 
 
 class SlotStore:
-    """The slots of all blocks that were written.
+    """The slots of all written blocks.
 
-    sizes: slots per block of each group. num_null: device blocks, from 0 on, that are not written.
+    sizes: slots per block of each group. num_null: the first `num_null` device blocks are never
+    written.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class SlotStore:
         copy(self.contents, command, len(self._nothing))
 
     def put(self, table: Sequence[Place], group_id: int, start: int, run: Slots) -> None:
-        """Write a run of slots from a position on. Raises InvariantViolation (KV-READ) if the table
-        has no block for one.
+        """Write a run of slots, beginning at a position. Raises InvariantViolation (KV-READ) if the
+        table lacks a block.
         """
         size, end = self.sizes[group_id], start + len(run)
         for at in range(start // size, -(-end // size)):
@@ -86,16 +87,15 @@ class SlotStore:
     def wrong(
         self, table: Sequence[Place], group_id: int, nodes: Sequence[object], first: int, end: int
     ) -> Iterator[WrongSlot]:
-        """The slots of positions [first, end) that do not hold these nodes, given from position 0.
-
-        Raises InvariantViolation (KV-READ) if the table has no block for one.
+        """Yield the slots of positions [first, end) that do not hold their nodes. Raises
+        InvariantViolation (KV-READ) if the table lacks a block.
         """
         size = self.sizes[group_id]
         for at in range(first // size, -(-end // size)):
             place, start = block_at(table, at), at * size
             low, high = max(first, start), min(end, start + size)
             held = self.contents.get(place, self._nothing)[low - start : high - start]
-            wanted = run_of(nodes[low:high], group_id)  # repeat has no end
+            wanted = run_of(nodes[low:high], group_id)  # repeat is endless
             if held != wanted:
                 for slot, pair in enumerate(zip(held, wanted, strict=True), low - start):
                     if pair[0] != pair[1]:
@@ -103,19 +103,23 @@ class SlotStore:
 
 
 def group_of(key: bytes) -> int:
-    """The id of the group that the key of a block is for."""
+    """The id of the group in a block's key."""
     return int.from_bytes(key[HASH_SIZE:], "big")
 
 
 def run_of(nodes: Sequence[object], group_id: int) -> Slots:
-    """Slots that hold these nodes, written by a group."""
+    """The contents of slots in which a group wrote these nodes."""
     return tuple(zip(nodes, repeat(group_id)))
 
 
 def block_at(table: Sequence[T], position: int) -> T:
-    """A table's block at a position. Raises InvariantViolation (KV-READ) if there is none."""
+    """Return a table's block at a position. Raises InvariantViolation (KV-READ) if there is
+    none.
+    """
     if position >= len(table):
-        raise InvariantViolation("KV-READ", f"a table of {len(table)} blocks has no {position}")
+        raise InvariantViolation(
+            "KV-READ", f"a table of {len(table)} blocks has no position {position}"
+        )
     return table[position]
 
 
@@ -129,7 +133,7 @@ def copy(contents: Contents, command: Command, block_size: int) -> None:
 
 
 def read(contents: Contents, source: Place | None, block_size: int) -> Slots:
-    """The contents that a command copies from this place; zeros if it reads none."""
+    """The contents that a command copies from `source`; zeros if it has no source."""
     if source is None:
         return (ZEROS,) * block_size
     return contents.get(source, (None,) * block_size)

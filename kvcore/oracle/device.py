@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that carries out batches and plays forward passes, and how one is found.
+"""The protocol of a device that executes batches and simulates forward passes, and its look-up.
 
-A device applies batches in order and plays the forward pass behind each: it writes the number of
+A device applies batches in order and simulates the forward pass after each: it writes the number of
 each scheduled token's prefix into the token's slot, and must find, for every query, the numbers of
-all that the query sees. What it does not find raises InvariantViolation (KV-READ). An oracle of
-contents is one (`content_oracle.py`); other distributions bring theirs as entry points of the group
-`kvcore.devices`, a function that makes one for a `DeviceSize`.
+all positions that the query sees; else it raises InvariantViolation (KV-READ). The content oracle
+(`content_oracle.py`) is a device. Other distributions add theirs as entry points of the group
+`kvcore.devices`: functions that make a device for a `DeviceSize`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GROUP = "kvcore.devices"
 
 @attrs.frozen
 class DeviceSize:
-    """How large a device must be.
+    """The size that a device must have.
 
-    num_rows: of the block tables. num_tokens: of the longest request. contents: the numbers that
-    the block of a key holds, whichever request filled it.
+    num_rows: rows of the block tables. num_tokens: tokens of the longest request. contents: returns
+    the numbers that the block of a key holds, whichever request filled it.
     """
 
     config: Config
@@ -41,20 +41,20 @@ class Device(Protocol):
     """A worker with cache memory of its own."""
 
     def apply(self, batch: Batch) -> None:
-        """Carry out the commands of the next batch; numbers left out are of cancelled ones."""
+        """Execute the commands of the next batch; skipped numbers belong to cancelled batches."""
 
     def forward(self, passes: Sequence[Pass]) -> None:
-        """Play the forward pass of the batch that was applied last."""
+        """Simulate the forward pass of the batch applied last."""
 
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
-        """Finish a load that was applied: these numbers fill its block; None: it failed."""
+        """Finish an executed load: these numbers fill its block. None: it failed."""
 
 
 MakeDevice = Callable[[DeviceSize], Device]
 
 
 def find_device(name: str) -> MakeDevice | None:
-    """The device that some installed distribution brings under a name."""
+    """Return the device that an installed distribution registers under a name."""
     for point in metadata.entry_points(group=GROUP):
         if point.name == name:
             make: MakeDevice = point.load()

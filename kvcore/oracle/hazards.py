@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a batch is free of hazards, checked by what its commands read and write.
+"""Checks that a batch is free of hazards, by what its commands read and write.
 
 No transition calls anything here. A check gets the state in which the batch was empty, its commands
-in order and the segment of each; it yields what is wrong. The sets are the first opinion
-(CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place begins
-with a content of its own, so that two orders agree only if every copy copies the same. Source: rows
-8, 57, 58, 62, 63 of kvcore/check/mutants/catalogue.py.
+in order and the segment of each; it yields what is wrong. Comparing sets is one check (CMD-HAZARD,
+CMD-COPYSET), executing in other orders is another (CMD-ORDER): each place begins with a content of
+its own, so two orders agree only if every copy copies the same content. Source: rows 8, 57, 58, 62,
+63 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Pools(Protocol):
 
 BatchCheck = Callable[[Pools, Sequence[Command], Sequence[int]], Iterator[str]]
 ORDERS_MAX = 4
-"""Up to this many copies in a segment are tried in every order; of more, each pair is swapped."""
+"""Up to this many copies of a segment are tried in every order; with more, each pair is swapped."""
 
 
 def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
-    """CMD-HAZARD: in a segment no place is written twice, or read and written."""
+    """CMD-HAZARD: no place is written twice, or read and written, in one segment."""
     if list(numbers) != sorted(numbers) or len(numbers) != len(commands):
-        yield f"segments {list(numbers)} of {len(commands)} commands"
+        yield f"{len(commands)} commands have segments {list(numbers)}"
     for number, copies in segments_of(commands, numbers):
         read = {each.reads() for each in copies}
         written = [place for each in copies if (place := each.writes()) is not None]
@@ -54,7 +54,7 @@ def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> It
 
 
 def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
-    """CMD-COPYSET: in a segment each target is copied to from one source, and is no source."""
+    """CMD-COPYSET: in a segment each target has one source, and is not a source itself."""
     for number, copies in segments_of(commands, numbers):
         sources: dict[Place, Place] = {}
         for command in copies:
@@ -68,7 +68,7 @@ def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> I
 
 
 def evict_first(before: Pools, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
-    """CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or written anew."""
+    """CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or overwritten."""
     keys = {block for block, key in enumerate(before.device.keys) if key is not None}
     for command in commands:
         match command:
@@ -100,8 +100,8 @@ def copy_source(_: Pools, commands: Sequence[Command], __: Sequence[int]) -> Ite
 
 
 def orders(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
-    """CMD-ORDER: program order, any order inside segments, and all reads of a segment before all
-    its writes give the same contents.
+    """CMD-ORDER: the contents are the same in program order, in any order inside segments, and if
+    all reads of a segment come before all its writes.
     """
     contents: dict[Place, Place] = {}
     for number, copies in segments_of(commands, numbers):
@@ -112,7 +112,7 @@ def orders(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Ite
                     yield f"segment {number} depends on the order of its {len(copies)} copies"
                     return
             if _run(contents, copies, at_once=True) != wanted:
-                yield f"segment {number} depends on what is read before it writes"
+                yield f"segment {number} depends on which reads come before its writes"
         contents = _run(contents, copies)
 
 
@@ -144,9 +144,11 @@ def _orders(copies: Copies) -> Iterator[Copies]:
 def _run(
     contents: dict[Place, Place], copies: Copies, *, at_once: bool = False
 ) -> dict[Place, Place]:
-    """Contents after copies, one after the other, or all of which read what was there before.
+    """Return the contents after copies. at_once: all of them read the contents before the first
+    copy.
 
-    A place holds itself at first; a command that reads no place writes a content of its own.
+    Each place first holds itself as content; a command that reads no place writes a content of its
+    own.
     """
     after = dict(contents)
     for command in copies:

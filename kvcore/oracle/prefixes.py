@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for prefixes: equal numbers mean equal content, whatever their hashes are.
+"""Numbers prefixes: equal numbers mean equal content, whatever the hashes are.
 
 No transition calls anything here. The keys and values of a position depend on the tokens up to it,
-the adapter, and the media items or embedding in its place; the salt decides which requests may
-share them, and so does the epoch of weights above 0. Together these are a prefix's identity. A hash
-stands for one identity, that of the first request with it; hashes are made at one granularity, and
-the end of a block is the end of a hash.
+the adapter, and the media items or embedding at the position; the salt, and the epoch of weights if
+above 0, decide which requests may share them. Together these are the identity of a prefix. A hash
+stands for one identity, that of the first request with it; hashes have one granularity, and a block
+ends where a hash ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.keys import HASH_SIZE
 
 Letter = tuple[object, ...]
-"""What one position adds to a prefix: its token, and what stands in the token's place."""
+"""What one position adds to a prefix: its token, and the media item or embedding there."""
 
 EPOCH = "epoch"
-"""In the letter before the first one of what begins in an epoch above 0."""
+"""Marks the extra first letter of a prefix that began in an epoch above 0."""
 
 NOTHING = (None,) * 4
-"""What stands in the place of a plain token."""
+"""The second part of the letter of a plain token."""
 
 PREFIX_PROPERTIES = {
     "HASH-INJ": "a block hash stands for one run of tokens",
@@ -38,7 +38,7 @@ PREFIX_PROPERTIES = {
 
 
 class Tokens(Protocol):
-    """A request's tokens, the drafts behind them, and what else is in its prefixes."""
+    """A request's tokens, the drafts after them, and what else belongs to its prefixes."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -77,7 +77,7 @@ Learnt = tuple[bytes, tuple[int, ...], tuple[Letter, ...], int]
 
 
 class Prefixes:
-    """The tree of all prefixes that were seen, and what each hash stands for."""
+    """The tree of all prefixes seen so far, and the identity of each hash."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -89,13 +89,13 @@ class Prefixes:
         self._num_told = 0
 
     def nodes(self, request: Tokens, epoch: int = 0) -> tuple[int, ...]:
-        """The number of the prefix that ends with each token and draft of a request that began to
-        compute in an epoch.
+        """Return the number of the prefix that ends at each token and draft of a request. epoch: in
+        which it began to compute.
         """
         return self.number(in_epoch(self.letters(request), epoch))[epoch > 0 :]
 
     def letters(self, request: Tokens) -> tuple[Letter, ...]:
-        """The letter that each token and draft of a request adds to its prefix."""
+        """Return the letter of each token and draft of a request."""
         tokens = (*request.tokens, *request.drafts)
         known = self._letters.get((tokens, request.extra_keys))
         if known is None:
@@ -104,13 +104,13 @@ class Prefixes:
         return known
 
     def news(self) -> list[Learnt]:
-        """The hashes that were learnt since the last call."""
+        """Return the hashes that were learnt since the last call."""
         new = list(self._chains.items())[self._num_told :]
         self._num_told = len(self._chains)
         return [(block_hash, each.tokens, each.letters, each.end) for block_hash, each in new]
 
     def take_in(self, news: Iterable[Learnt]) -> None:
-        """Take in what another process learnt."""
+        """Add what another process learnt."""
         for block_hash, tokens, letters, end in news:
             if block_hash not in self._chains:
                 chain = Chain(tokens, letters, self.number(letters), end)
@@ -118,12 +118,12 @@ class Prefixes:
         self._num_told = len(self._chains)
 
     def learn(self, state: Requests) -> None:
-        """Take in what the requests' hashes stand for. Raises as `learn_from` does."""
+        """Learn the identities of the hashes of a state's requests. Raises as `learn_from` does."""
         self.learn_from(state.requests.values())
 
     def learn_from(self, requests: Iterable[Hashed]) -> None:
-        """Take in what these requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
-        KEY-SEP) when all is taken in; the first request with a hash decides what it stands for.
+        """Learn the identities of these requests' hashes; the first request with a hash decides.
+        Raises InvariantViolation (HASH-INJ, KEY-SEP) after all are learnt.
         """
         size, wrong = self._config.hash_block_size, None
         for request in requests:
@@ -143,17 +143,17 @@ class Prefixes:
             raise wrong
 
     def chain(self, key: bytes) -> tuple[Letter, ...]:
-        """The letters of the prefix that a block under a key ends."""
+        """Return the letters of the prefix that ends with a block under a key."""
         chain = self._chains[key[:HASH_SIZE]]
         return chain.letters[: chain.end]
 
     def tokens(self, key: bytes) -> tuple[int, ...]:
-        """The tokens of the prefix that a block under a key ends."""
+        """Return the tokens of the prefix that ends with a block under a key."""
         chain = self._chains[key[:HASH_SIZE]]
         return chain.tokens[: chain.end]
 
     def block(self, key: bytes, epoch: int = 0) -> tuple[int, ...]:
-        """The prefixes that a block under a key of an epoch holds. Raises InvariantViolation
+        """Return the prefixes in a block under a key of an epoch. Raises InvariantViolation
         (KEY-GRAN).
         """
         group_id = group_of(key)
@@ -166,11 +166,11 @@ class Prefixes:
         return nodes[chain.end - size : chain.end]
 
     def path(self, node: int) -> tuple[Letter, ...]:
-        """The letters of the prefix that has a number."""
+        """Return the letters of the prefix with a number."""
         return self._paths[node]
 
     def tokens_of_nodes(self) -> dict[int, tuple[int, ...]]:
-        """The tokens of each prefix that has a number."""
+        """Return the tokens of each numbered prefix."""
         found: dict[int, tuple[int, ...]] = {0: ()}
         for (parent, letter), node in self._children.items():
             token = letter[0]
@@ -178,7 +178,7 @@ class Prefixes:
         return found
 
     def number(self, letters: tuple[Letter, ...]) -> tuple[int, ...]:
-        """The number of the prefix that ends with each letter."""
+        """Return the number of the prefix that ends at each letter."""
         known = self._nodes.get(letters)
         if known is None:
             node, found = 0, []
@@ -191,7 +191,9 @@ class Prefixes:
 
 
 def in_epoch(letters: tuple[Letter, ...], epoch: int) -> tuple[Letter, ...]:
-    """The letters of a prefix that began in an epoch; above 0 there is one more, the first."""
+    """Return the letters of a prefix that began in an epoch, with an extra first letter above epoch
+    0.
+    """
     return ((EPOCH, epoch), *letters) if epoch else letters
 
 
@@ -220,7 +222,7 @@ def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolat
 
 
 def _said(chain: Chain) -> str:
-    """The meaning of a hash: tokens, and what else is part of the prefix."""
+    """Format the identity of a hash: its tokens, and what else is part of the prefix."""
     letters = chain.letters[: chain.end]
     others = [repr(each) for letter in letters for each in letter[1:] if each is not None]
     behind = f" with {', '.join(dict.fromkeys(others))}" if others else ""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's view of the open batch: which positions its forward pass will write.
+"""The engine's view of the open batch: the positions that its forward pass will write.
 
-Written from the rules of docs/engines.md on computed counts, drafts and leaving the open batch, not
-from the code, as a second opinion on it. A request's count before the batch is the one before its
-first slots in it, and before its hits. A cut to a count whose window was given back starts anew.
-Encoder tokens are written by the step that brings them.
+This is a second opinion on the code: it was written from the rules of docs/engines.md on computed
+counts, drafts and leaving the open batch. A request's count before the batch is the one before its
+first slots in the batch, and before its hits. If a cut needs a window that was given back, the
+count becomes 0. Encoder tokens are written by the step that supplies them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_ENCODER = -10
 class Encoder:
     """The contents of a request's cross-attention tables: this many tokens of one encoder's run.
 
-    number: of the run, below -9, so that it is no prefix.
+    number: of the run; below -9, so that it differs from all prefixes.
     """
 
     number: int
@@ -35,10 +35,10 @@ class Encoder:
 
 @attrs.frozen(kw_only=True)
 class Write:
-    """Positions [start, end) of a request that a step writes; rubbish up to num_slots.
+    """Positions [start, end) of a request that a step writes; rubbish follows up to num_slots.
 
-    loaded: up to there they come from elsewhere; the queries stand behind. encoder: what fills the
-    cross-attention tables in this step. failed: the first position that a load did not bring.
+    loaded: positions before it come from a load, and queries start there. encoder: fills the
+    cross-attention tables in this step. failed: the first position that was not loaded.
     """
 
     request_id: str
@@ -51,11 +51,11 @@ class Write:
 
 
 Failing = tuple[str, int] | None
-"""A request whose load fails, and the first token that it does not bring."""
+"""A request whose load fails, and the first token that is not loaded."""
 
 
 def failed(write: Write, failing: Failing) -> Write:
-    """The write, with its load failed if it is the one that fails."""
+    """Return the write; if `failing` names its request, its load has failed."""
     if failing is None or write.request_id != failing[0]:
         return write
     return attrs.evolve(write, failed=failing[1])
@@ -64,9 +64,9 @@ def failed(write: Write, failing: Failing) -> Write:
 class Schedule:
     """The writes of the open batch, and the computed count that each request must have.
 
-    encoders: what the cross-attention tables of a request hold. loading: position at which the
-    unfinished load of a request begins. failed: position of its first failed block. epochs: in
-    which the requests that count tokens began; epoch: that of the weights.
+    encoders: content of a request's cross-attention tables. loading: first position of a request's
+    unfinished load. failed: position of its first failed block. epochs: in which each request that
+    counts tokens began; epoch: of the weights.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Schedule:
         self._writes = []
 
     def resume(self, before: Mapping[str, int], writes: Sequence[Write]) -> None:
-        """Go on with an open batch that schedules something already."""
+        """Start with an open batch that already schedules something."""
         self._before = dict(before)
         self._writes = list(writes)
 
@@ -107,7 +107,7 @@ class Schedule:
         options: dict[str, Any],
         value: object,
     ) -> None:
-        """Take in a call that was made and what it gave; state is the one before it."""
+        """Apply a call and its value. state: the one before the call."""
         if isinstance(value, Refused):
             return
         match name:
@@ -121,7 +121,7 @@ class Schedule:
                 self._allocated(state, args, options)
             case "append" if isinstance(value, Appended):
                 for request_id in read_ids(state, args[0])[: value.done]:
-                    if request_id not in self._before:  # else nothing can have been sampled
+                    if request_id not in self._before:  # without tokens nothing can be sampled
                         self._schedule(next_token(request_id, self.computed[request_id]))
             case "add_tokens":
                 self._came_in(state, args[0], options.get("num_rejected", 0))
@@ -158,27 +158,27 @@ class Schedule:
         return [write for write in self._writes if write.loaded > write.start]
 
     def scheduled(self) -> dict[str, int]:
-        """The requests that the open batch gives slots to, with their counts before it."""
+        """Return the requests that the open batch schedules, with their counts before it."""
         return dict(self._before)
 
     def take(self) -> list[Write]:
-        """The writes of the batch, in the order of the calls; it is taken now, and runs with the
-        weights that are there.
+        """Take the batch, which runs with the current weights; return its writes in the order of
+        the calls.
         """
         self.epochs |= {name: self.epoch for name, count in self._before.items() if not count}
         writes, self._writes, self._before = self._writes, [], {}
         return writes
 
     def check(self, state: StateLike) -> None:
-        """Raise InvariantViolation (COMPUTED-RULE) unless the state counts as the engine does."""
+        """Raise InvariantViolation (COMPUTED-RULE) unless the state has the engine's counts."""
         counts = {name: request.num_computed for name, request in state.requests.items()}
         if counts != self.computed:
             detail = f"computed counts {counts}, by the rules {self.computed}"
             raise InvariantViolation("COMPUTED-RULE", detail)
 
     def check_caps(self, state: StateLike) -> None:
-        """Raise InvariantViolation (CAP) if a request that the open batch schedules, by at most
-        as many slots as the cap is made for, holds more of a windowed group than its cap.
+        """Raise InvariantViolation (CAP) if a scheduled request holds more blocks of a windowed
+        group than its cap. Requests with more slots than the cap allows for are not checked.
         """
         for write in self._writes:
             name = write.request_id
@@ -231,7 +231,7 @@ class Schedule:
         )
 
     def _came_in(self, state: StateLike, request_id: str, num_rejected: int) -> None:
-        """Output came: what is scheduled behind rejected drafts moves up to where they were."""
+        """Process output: positions scheduled after rejected drafts move up to where these were."""
         known = len(state.requests[request_id].tokens)
         count = min(num_rejected, max(0, self.computed[request_id] - known))
         self.computed[request_id] -= count
@@ -250,7 +250,9 @@ class Schedule:
         self.loading[request_id] = start
 
     def _completed(self, state: StateLike, number: int, done: bool) -> None:
-        """The last operation of a load settles it: what is before the first failed block stays."""
+        """Complete an operation. The last one of a load settles it: tokens before the first failed
+        block stay.
+        """
         operation = state.operations[number]
         request_id = operation.request_id
         if request_id is None:
@@ -264,7 +266,9 @@ class Schedule:
             self._cut(state, request_id, count)
 
     def _came(self, state: StateLike, request_id: str) -> int:
-        """The tokens of a request up to the first that waits for a load or failed to load."""
+        """Return the tokens of a request before the first that waits for a load or failed
+        to load.
+        """
         mine = (op for op in state.operations.values() if op.request_id == request_id)
         counts = [self.computed[request_id], *(operation.first_token for operation in mine)]
         return min([*counts, self.failed.get(request_id, counts[0])])
@@ -282,7 +286,7 @@ class Schedule:
             self.epochs[request_id] = self.epoch
 
     def _shorten(self, request_id: str, num_tokens: int) -> None:
-        """Nothing of a request is written from this token on, lookahead slots neither."""
+        """Stop writing a request from this token on, lookahead slots included."""
         if num_tokens < self.computed[request_id]:
             self.computed[request_id] = num_tokens
             shorter = (shortened(each, request_id, num_tokens) for each in self._writes)
@@ -291,7 +295,9 @@ class Schedule:
                 del self._before[request_id]
 
     def _cut(self, state: StateLike, request_id: str, num_tokens: int) -> None:
-        """A request leaves the open batch and falls to this many tokens, its drafts dropped."""
+        """Take a request out of the open batch, drop its drafts, and lower its count to
+        `num_tokens`.
+        """
         self._writes = [each for each in self._writes if each.request_id != request_id]
         self.loading.pop(request_id, None)
         self.failed.pop(request_id, None)
@@ -331,8 +337,8 @@ def next_token(request_id: str, start: int) -> Write:
 
 
 def encoders_of(state: StateLike) -> dict[str, Encoder]:
-    """The contents of the cross-attention tables of a state's requests, full to the last slot: two
-    that share their first block hold the same.
+    """Return the contents of the cross-attention tables of a state's requests, full to the last
+    slot. Requests that share their first block have equal contents.
     """
     found = {}
     for request in state.requests.values():
@@ -345,8 +351,8 @@ def encoders_of(state: StateLike) -> dict[str, Encoder]:
 
 
 def resumes(state: StateLike, request_id: str, num_tokens: int) -> bool:
-    """Whether a request still has, in every group, the blocks that the query behind this many
-    tokens sees or shares.
+    """Whether a request still has, in every group, the blocks that the query after this many tokens
+    sees or shares.
     """
     tables = state.requests[request_id].tables
     for group, table in zip(state.config.groups, tables, strict=True):
@@ -359,7 +365,7 @@ def resumes(state: StateLike, request_id: str, num_tokens: int) -> bool:
 
 
 def read_ids(state: StateLike, requests: Any) -> list[str]:
-    """Request ids from ids or from a buffer of rows."""
+    """Read request ids, given as ids or as a buffer of rows."""
     if isinstance(requests, list | tuple):
         return list(requests)
     return [str(state.rows[row]) for row in requests]

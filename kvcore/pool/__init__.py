@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks, their owners, their keys and the order in which they are evicted."""
+"""Blocks, their owners, their keys and the order of eviction."""

@@ -3,10 +3,10 @@
 
 Invariants: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the given
-order, at the side that the eviction policy names, or by priority (`priority_eviction.py`). When an
-epoch ends, no key is findable any more: free blocks leave before those that are freed later, and a
-block with owners that had a key joins them when it is released. The transitions of the pool layer
-are in pool/transitions.py; the request layer works on a `PoolTransaction`.
+order, at the end that the eviction policy names, or by priority (`priority_eviction.py`). When an
+epoch ends, no key is findable any more: free blocks leave before those freed later, and a block
+with owners that had a key joins them when it is released. The transitions of the pool layer are in
+pool/transitions.py; the request layer works on a `PoolTransaction`.
 Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 """
 
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from kvcore.pool.retention_state import RetentionState
 
 PoolEviction = Literal["lru", "uncached_first", "priority"]
-"""The policies of the pool layer; "priority" is for managers that set when a block was used."""
+"""The policies of the pool layer; "priority" is for managers that set the access times of
+blocks.
+"""
 
 
 class BlockPool(Struct, frozen=True, gc=False):
@@ -49,9 +51,9 @@ class BlockPool(Struct, frozen=True, gc=False):
     first_block: 1 if block 0 is the null block, else 0. ref_counts: owners of each block, pins
     included. keys: the key of each block. pins: block id -> its number of pins. quarantine:
     None if batches are never in flight. priorities: block id -> its eviction priority.
-    last_placed: the block that was put into its place by priority last. older: blocks outside the
-    free queue whose key was of an older epoch. policy: what a policy that orders the queue has to
-    go by, None if there is none. retention: what levels go by, None without them.
+    last_placed: the block most recently placed by priority. older: blocks outside the free queue
+    whose key was of an older epoch. policy: the records of a policy that orders the queue, or None.
+    retention: the records of the levels, or None.
     """
 
     first_block: int
@@ -85,7 +87,7 @@ class BlockPool(Struct, frozen=True, gc=False):
 
     @property
     def num_quarantined(self) -> int:
-        """Blocks without owner that come back when batches finish."""
+        """Blocks without owner that join the free queue when batches finish."""
         return 0 if self.quarantine is None else len(self.quarantine)
 
 
@@ -99,7 +101,7 @@ def make_pool(
 ) -> BlockPool:
     """An empty pool.
 
-    order: ids in the order in which they are first taken, lowest first unless given. quarantine:
+    order: ids in the order in which they are first taken; default: lowest first. quarantine:
     whether blocks can be released while a batch uses them.
     """
     first = int(null_block)
@@ -121,7 +123,7 @@ def make_pool(
 class PoolTransaction:
     """A pool inside a transition: changed in place, unchecked, frozen at the end.
 
-    An untouched one freezes to the value that it came from.
+    If it was not changed, it freezes to the original value.
     """
 
     __slots__ = (
@@ -180,7 +182,7 @@ class PoolTransaction:
 
     @property
     def num_quarantined(self) -> int:
-        """Blocks without owner that come back when batches finish."""
+        """Blocks without owner that join the free queue when batches finish."""
         return 0 if self.quarantine is None else self.quarantine.queue.length
 
     def is_queued(self, block: int) -> bool:
@@ -193,7 +195,9 @@ class PoolTransaction:
         return self.quarantine is not None and block in self.quarantine.busy
 
     def take(self, count: int) -> list[int]:
-        """Give `count` blocks from the front one owner each; evicts those that have a key."""
+        """Take `count` blocks from the front and give each one owner; blocks with a key are
+        evicted.
+        """
         blocks = self._take_front(count)
         for block in blocks:
             if self.keys[block] is not None:
@@ -203,8 +207,8 @@ class PoolTransaction:
         return blocks
 
     def touch(self, block: int) -> None:
-        """Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
-        content.
+        """Add an owner; a block that had none leaves the free queue or the quarantine, and keeps
+        its content.
         """
         if self.ref_counts[block] == 0:
             if self.quarantine is not None and block in self.quarantine.queue:
@@ -215,8 +219,8 @@ class PoolTransaction:
         self.ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one owner from each; those left without join the free queue in the order given, or
-        the quarantine while a batch uses them.
+        """Remove one owner from each block; those without owners join the free queue in the given
+        order, or the quarantine while a batch uses them.
         """
         freed = []
         for block in blocks:
@@ -231,15 +235,15 @@ class PoolTransaction:
             self.effects.commands.append(Free(block, self.keys[block] is not None))
 
     def _take_front(self, count: int) -> list[int]:
-        """Take the free blocks that leave next out of the queue."""
+        """Remove the free blocks that leave next from the queue."""
         return self.queue.take_front(count)
 
     def _dequeue(self, block: int) -> None:
-        """Take a block out of the free queue."""
+        """Remove a block from the free queue."""
         self.queue.remove(block)
 
     def _enqueue(self, block: int) -> None:
-        """Put a block without owner at the side of the free queue that the policy names."""
+        """Put a block without owner at the end of the free queue that the policy names."""
         if block in self.older:
             self.older -= {block}
             self.queue.append(block, OLDER)
@@ -249,12 +253,12 @@ class PoolTransaction:
             self.queue.append(block)
 
     def use(self, block: int, number: int) -> None:
-        """Note that a batch uses a block, though it may lose its owners."""
+        """Note that a batch uses a block, even if the block loses its owners."""
         if self.quarantine is not None:
             self.quarantine.use(block, number)
 
     def end_use(self, ended: Callable[[int], bool]) -> None:
-        """Note that the batches of these numbers use nothing any more; no block moves yet."""
+        """Note that the batches with these numbers have ended; no block moves yet."""
         if self.quarantine is not None:
             self.quarantine.end_use(ended)
 
@@ -289,7 +293,7 @@ class PoolTransaction:
         self.effects.commands.append(EvictAll())
 
     def start_epoch(self) -> None:
-        """Forget every key; what is free leaves before all that is freed later."""
+        """Forget every key; free blocks leave before all those freed later."""
         for block in range(len(self.keys)):
             if self.keys[block] is not None:
                 self.keys[block] = None
@@ -300,7 +304,7 @@ class PoolTransaction:
         self.effects.commands.append(EvictAll())
 
     def pin(self, block: int) -> None:
-        """Add an owner that is no request."""
+        """Add an owner that is not a request."""
         self.touch(block)
         self.pins = self.pins.set(block, self.pins.get(block, 0) + 1)
 
@@ -324,9 +328,8 @@ class PoolTransaction:
                 raise UnusedBlock(block=block)
 
     def check_unpins(self, blocks: Sequence[int], held: Mapping[int, int]) -> None:
-        """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes.
-
-        held: pins per block that the caller may not remove.
+        """Raise UnknownBlock or NotPinned unless each block has the pins to be removed. held: pins
+        per block that the caller may not remove.
         """
         for block, requested in self.count_blocks(blocks):
             num_pins = self.pins.get(block, 0) - held.get(block, 0)
@@ -334,7 +337,7 @@ class PoolTransaction:
                 raise NotPinned(block=block, num_pins=num_pins, requested=requested)
 
     def count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Each block with how often it is named. Raises UnknownBlock at the first that is none."""
+        """Count how often each block is named. Raises UnknownBlock for the first invalid id."""
         times = Counter(block for block in blocks if isinstance(block, int))
         for block in blocks:
             self.check_block(block)

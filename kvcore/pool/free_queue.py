@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The free queue: blocks without owner, in the order in which they leave.
+"""The free queue: blocks without owner, in the order in which they are taken.
 
 Invariants: the front leaves first. The queue is several rings of links, and all blocks of a ring
-leave before those of the next. Each ring is closed by a sentinel of its own, an id behind the last
-block, so a block leaves the middle of its ring in O(1) and no end has to be corrected. A block
-outside the queue links to itself, so no number stands for "none". The caller decides which ring a
-freed block joins, and in which order.
+leave before those of the next. Each ring is closed by its own sentinel, an id above the last block,
+so removing a block from the middle takes O(1) and ends are no special case. A block outside the
+queue links to itself, so no number stands for "none". The caller decides which ring a freed block
+joins, and in which order.
 Source: S001-10 to S001-20. Twin: rust/src/pool/free_queue.rs.
 """
 
@@ -17,13 +17,13 @@ from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 OLDER, CURRENT = 0, 1
-"""The rings of every queue: blocks of older epochs, and of this one (at the first epoch all)."""
+"""The rings of every queue: blocks of older epochs, and blocks of this one."""
 NUM_RINGS = 2
 
 
 class FreeQueue(Struct, frozen=True, gc=False):
-    """The queue as a value: two columns of links, the number of blocks in it, and of blocks that
-    can be in it, which is the sentinel of the first ring.
+    """The queue as a value: two columns of links, the number of blocks in it, and its capacity,
+    which is also the sentinel of the first ring.
     """
 
     following: PVector[int]
@@ -33,7 +33,7 @@ class FreeQueue(Struct, frozen=True, gc=False):
 
     @property
     def num_rings(self) -> int:
-        """The rings."""
+        """The number of rings."""
         return len(self.following) - self.num_blocks
 
     def __len__(self) -> int:
@@ -46,8 +46,8 @@ class FreeQueue(Struct, frozen=True, gc=False):
 def make_free_queue(
     num_blocks: int, order: Iterable[int], num_older: int = 0, num_rings: int = NUM_RINGS
 ) -> FreeQueue:
-    """A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first: the first
-    `num_older` in the ring of older epochs, the others in that of this epoch.
+    """Make a queue for blocks 0 to num_blocks - 1 that holds those of `order`, front first: the
+    first `num_older` in the ring of older epochs, the others in that of this epoch.
     """
     links = pvector(range(num_blocks + num_rings))
     queue = FreeQueueTransaction(FreeQueue(links, links, 0, num_blocks))
@@ -68,7 +68,7 @@ def num_older(queue: FreeQueue) -> int:
 class FreeQueueTransaction:
     """A free queue inside a transition: changed in place, frozen at the end.
 
-    An untouched one freezes to the value that it came from.
+    If it was not changed, it freezes to the original value.
     """
 
     __slots__ = ("following", "length", "num_blocks", "preceding", "queue")
@@ -98,7 +98,7 @@ class FreeQueueTransaction:
         return self.num_blocks + ring
 
     def first_ring(self) -> int:
-        """The ring whose front leaves next: the first with a block in it, or the last."""
+        """The ring whose front leaves next: the first that is not empty, or the last ring."""
         *others, last = range(self.queue.num_rings)
         return next((ring for ring in others if self.sentinel(ring) in self), last)
 
@@ -107,7 +107,7 @@ class FreeQueueTransaction:
         return self.following[self.sentinel(self.first_ring())]
 
     def remove(self, block: int) -> None:
-        """Take a block out, from wherever it is."""
+        """Remove a block from any place."""
         before, after = self.preceding[block], self.following[block]
         self.following[before] = after
         self.preceding[after] = before
@@ -116,7 +116,7 @@ class FreeQueueTransaction:
         self.length -= 1
 
     def take_front(self, count: int) -> list[int]:
-        """Take this many blocks out, in the order in which they leave."""
+        """Remove this many blocks from the front, and return them in order."""
         blocks = []
         for _ in range(count):
             blocks.append(self.front())
@@ -128,11 +128,13 @@ class FreeQueueTransaction:
         self.insert(self.preceding[self.sentinel(ring)], block)
 
     def prepend(self, block: int) -> None:
-        """Put a block at the front of all."""
+        """Put a block at the front of the queue."""
         self.insert(self.sentinel(self.first_ring()), block)
 
     def insert(self, before: int, block: int) -> None:
-        """Put a block behind another one, or behind a sentinel, which is the front of its ring."""
+        """Put a block after another one; after a sentinel, it is at the front of the sentinel's
+        ring.
+        """
         after = self.following[before]
         self.following[before] = block
         self.preceding[block] = before
@@ -141,7 +143,7 @@ class FreeQueueTransaction:
         self.length += 1
 
     def splice(self, ring: int, behind: int) -> None:
-        """Put all blocks of a ring behind those of another."""
+        """Move all blocks of a ring to the back of another."""
         source, target = self.sentinel(ring), self.sentinel(behind)
         if source not in self:
             return
@@ -152,7 +154,7 @@ class FreeQueueTransaction:
 
 
 def _walk(following: Sequence[int], num_blocks: int) -> Iterator[int]:
-    """The blocks in the order in which they leave, ring by ring."""
+    """Yield the blocks in the order in which they leave, ring by ring."""
     for sentinel in range(num_blocks, len(following)):
         block = following[sentinel]
         while block != sentinel:

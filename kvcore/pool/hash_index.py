@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hash index: key to the ordered blocks that hold that content.
+"""The hash index: maps a key to the ordered blocks that hold its content.
 
 Invariants: a look-up returns the block that was published first; when it loses the key, the next
 one is returned (S001-82). A key without blocks has no entry. Keys are opaque bytes. If a key has
-several blocks, they form a ring of links, so each step is O(1) however many there are. A block that
-is alone under its key has no links, so equal contents are equal values.
+several blocks, they form a ring of links, so each step is O(1). A block that is alone under its key
+has no links, so equal contents are equal values.
 Twin: rust/src/pool/hash_index.rs.
 """
 
@@ -22,10 +22,10 @@ from kvcore.pool.key_map import KeyMap
 class HashIndex(Mapping[bytes, tuple[int, ...]]):
     """The index as a value: each key with its blocks, first published first.
 
-    To ask for all blocks of a key walks them; `in` and `firsts` do not.
+    Indexing by a key walks all its blocks; `in` and `firsts` do not.
 
-    firsts: key to the block that answers. following, preceding: the ring of the blocks of each key
-    that has several, in order of publication; the first one follows the last.
+    firsts: key -> the block that a look-up returns. following, preceding: the ring of blocks of
+    each key that has several, in order of publication; the first one follows the last.
     """
 
     firsts: KeyMap = attrs.field(factory=KeyMap)
@@ -51,14 +51,16 @@ class HashIndex(Mapping[bytes, tuple[int, ...]]):
         return len(self.firsts)
 
     def ranks(self) -> dict[int, int]:
-        """The place of each block among those of its key, 0 for the one that answers. O(blocks)."""
+        """The place of each block among those of its key; 0 for the one that a look-up returns.
+        O(blocks).
+        """
         return {block: rank for blocks in self.values() for rank, block in enumerate(blocks)}
 
 
 class HashIndexTransaction:
     """A hash index inside a transition: changed in place, frozen at the end.
 
-    An untouched one freezes to the value that it came from.
+    If it was not changed, it freezes to the original value.
     """
 
     __slots__ = ("firsts", "following", "index", "is_touched", "preceding")
@@ -77,7 +79,7 @@ class HashIndexTransaction:
         return HashIndex(self.firsts.finish(), self.following.finish(), self.preceding.finish())
 
     def first(self, key: bytes) -> int | None:
-        """The block that answers for a key."""
+        """Return the block that a look-up of a key finds."""
         return self.firsts.get(key)
 
     def blocks(self, key: bytes) -> list[int]:
@@ -91,7 +93,7 @@ class HashIndexTransaction:
         return blocks
 
     def insert(self, key: bytes, block: int) -> None:
-        """Add a block behind those that hold the same content."""
+        """Add a block after those that hold the same content."""
         self.is_touched = True
         first = self.firsts.get(key)
         if first is None:
@@ -101,7 +103,7 @@ class HashIndexTransaction:
         self._link(block, first)
 
     def remove(self, key: bytes, block: int) -> bool:
-        """Take a block from under its key. True: it was the last one."""
+        """Remove a block from its key. True: it was the last one."""
         self.is_touched = True
         if block not in self.following:
             del self.firsts[key]

@@ -22,7 +22,7 @@ SLOTS_MIN = 8
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A key with its block, and the entries behind it in its chain."""
+    """A key with its block, and the entries after it in its chain."""
 
     key: bytes
     block: int
@@ -50,7 +50,7 @@ class KeyMap(Mapping[bytes, int]):
         return tx.finish()
 
     def mutate(self) -> KeyMapTransaction:
-        """The map, to be changed in place."""
+        """Open a transaction that changes the map in place."""
         return KeyMapTransaction(self.slots, self.length)
 
     def __getitem__(self, key: bytes) -> int:
@@ -83,7 +83,7 @@ class KeyMap(Mapping[bytes, int]):
 
 
 class KeyMapTransaction:
-    """A map inside a transition: changed in place, finished at the end."""
+    """A map inside a transition: changed in place, then finished."""
 
     __slots__ = ("length", "slots")
 
@@ -96,7 +96,7 @@ class KeyMapTransaction:
         return KeyMap(self.slots.persistent(), self.length)
 
     def get(self, key: bytes) -> int | None:
-        """The block of a key, None if it is not known."""
+        """Return the block of a key, None if it is unknown."""
         entry = find(self.slots, key)
         return None if entry is None else entry.block
 
@@ -125,7 +125,7 @@ class KeyMapTransaction:
         self.length -= 1
 
     def _split(self) -> None:
-        """One chain more: it takes what is its own of the chain that it is split from."""
+        """Split one chain in two: the new one takes the entries that belong to it."""
         count = len(self.slots)
         source = count - (1 << count.bit_length() - 1)
         chains: dict[int, Entry | None] = {source: None, count: None}
@@ -158,7 +158,7 @@ def find_in(chain: Entry | None, key: bytes) -> Entry | None:
 
 
 def without(chain: Entry | None, key: bytes) -> Entry | None:
-    """A chain without a key; the chain itself if it has no such key."""
+    """Return a chain without a key; the same chain if it does not have the key."""
     if find_in(chain, key) is None:
         return chain
     left: Entry | None = None

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool whose free queue is ordered by an eviction policy (`types/policy.py`).
 
-Invariants: free blocks without a key stand in front, the one freed last first; behind them stand
-those with a key, in the order of their places, of equal places the one that came first. A free
-block that loses its key goes to the front. So the queue is the order of leaving, but for what a
-policy says in `take`. Blocks of older epochs have no place: they leave first, and no policy is
-asked.
-Why: the queue stays the ring of links that it is. `tails` has the last block of each place, so a
-block is put behind the tail of its own place or of the next lower one.
+Invariants: free blocks without a key are in front, the one freed last first; then come those with a
+key, in the order of their places, and first in, first out if places are equal. A free block that
+loses its key moves to the front. So the queue is the order of leaving, unless a policy decides
+otherwise in `take`. Blocks of older epochs have no place: they leave first, without a call of the
+policy.
+Why: the queue stays a ring of links. `tails` has the last block of each place, so a block is
+inserted after the tail of its own place or of the next lower one.
 Twin: rust/src/pool/policy_pool.rs.
 """
 
@@ -42,7 +42,7 @@ from kvcore.types.policy import (
 
 
 class PolicyTransaction(PoolTransaction):
-    """A transaction on a pool that is ordered by a policy. now: the number of the open batch."""
+    """A transaction on a pool that a policy orders. now: the number of the open batch."""
 
     __slots__ = (
         *("dues", "ghosts", "left", "lengths", "memory", "next_number", "now"),
@@ -91,7 +91,7 @@ class PolicyTransaction(PoolTransaction):
         return replace(new, policy=state)
 
     def seen(self, block: int) -> Seen:
-        """A block with a key, as the policy sees it."""
+        """Return a block with a key, as the policy sees it."""
         key = self.keys[block]
         assert key is not None
         dues, known = self.dues.get(key), self.uses.get(block)
@@ -110,7 +110,7 @@ class PolicyTransaction(PoolTransaction):
         return blocks
 
     def _next(self) -> int:
-        """The block that leaves next, by the policy's word."""
+        """Return the block that leaves next, as the policy decides."""
         front = self.queue.front()
         asks = type(self.policy).take is not EvictionPolicy.take
         for _ in range(self.queue.length if asks and self.places[front] != KEYLESS else 0):
@@ -118,14 +118,14 @@ class PolicyTransaction(PoolTransaction):
             section, place = self._ask("take", fronts)
             chosen = next((each for each in fronts if each.section == section), None)
             if chosen is None:
-                raise failed(self.policy, "take", f"names section {section!r}, which has no block")
+                raise failed(self.policy, "take", f"names section {section!r}, which is empty")
             if place is None:
                 return chosen.block.block
             self._move(chosen.block.block, self._checked("take", place))
         return self.queue.front()
 
     def _fronts(self) -> Iterator[Front]:
-        """The front of each section."""
+        """Return the front block of each section."""
         before = self.queue.sentinel()
         for section in sorted(self.lengths):
             front = self.queue.following[before]
@@ -150,20 +150,22 @@ class PolicyTransaction(PoolTransaction):
         return super()._dequeue(block)
 
     def _enqueue(self, block: int) -> None:
-        """Put a block without owner where the policy says."""
+        """Put a block without owner into the place that the policy returns."""
         if block in self.older:
             super()._enqueue(block)
         else:
             self._put(block, self.place_of(block))
 
     def place_of(self, block: int, hook: str = "on_release") -> Place:
-        """The place of a block that becomes free, or whose due number changed."""
+        """Ask the policy for the place of a block that becomes free, or whose due number
+        changed.
+        """
         if self.keys[block] is None:
             return KEYLESS
         return self._checked(hook, *self._ask(hook, self.seen(block)))
 
     def _put(self, block: int, place: Place) -> None:
-        """Put a block behind those of its place; one without a key before all others."""
+        """Put a block after those of its place; a block without a key goes to the front."""
         self.places[block] = place
         if block in self.uses:
             self.uses = self.uses.set(block, replace(self.uses[block], place=place))
@@ -197,15 +199,15 @@ class PolicyTransaction(PoolTransaction):
         self._ask("on_use", self.seen(block))
 
     def touch(self, block: int) -> None:
-        """Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
-        content.
+        """Add an owner; a block that had none leaves the free queue or the quarantine, and keeps
+        its content.
         """
         super().touch(block)
         if block in self.uses:
             self._use(block)
 
     def _use(self, block: int) -> None:
-        """Note that a content is found, once in a batch."""
+        """Note that a content was hit, at most once per batch."""
         known = self.uses[block]
         if known.last == self.now + 1:
             return
@@ -215,7 +217,7 @@ class PolicyTransaction(PoolTransaction):
         self._ask("on_use", self.seen(block))
 
     def _remember(self, block: int, key: bytes) -> None:
-        """Keep how the content of a block was used that loses its key; forget the oldest such."""
+        """Remember the use of a content whose block loses its key, and forget the oldest one."""
         known = self.uses.get(block)
         if known is None:
             return
@@ -233,7 +235,7 @@ class PolicyTransaction(PoolTransaction):
         self.ghosts, self.left = self.ghosts.delete(key), self.left.delete(known.number)
 
     def unpublish(self, block: int) -> None:
-        """Forget the key of a block, if it has one; a free one goes to the front."""
+        """Forget the key of a block, if any; a free block moves to the front."""
         key = self.keys[block]
         super().unpublish(block)
         if key is None:
@@ -243,7 +245,7 @@ class PolicyTransaction(PoolTransaction):
             self._move(block, KEYLESS)
 
     def clear_index(self) -> None:
-        """Forget every key; free blocks go to the front in the order of their leaving."""
+        """Forget every key; free blocks move to the front in their order of leaving."""
         cached = [block for block in self.queue if self.keys[block] is not None]
         super().clear_index()
         self.uses, self.ghosts, self.left = Map(), Map(), Map()
@@ -251,14 +253,14 @@ class PolicyTransaction(PoolTransaction):
             self._move(block, KEYLESS)
 
     def start_epoch(self) -> None:
-        """Forget every key; what is free leaves before all that is freed later."""
+        """Forget every key; free blocks leave before all those freed later."""
         super().start_epoch()
         self.places = pvector([KEYLESS] * len(self.keys)).evolver()
         self.order, self.tails, self.lengths = [], {}, {}
         self.uses, self.ghosts, self.left = Map(), Map(), Map()
 
     def wait(self, keys: Sequence[bytes], due: int) -> None:
-        """Note that a waiting request will look up these keys, the last one of its prompt first."""
+        """Note that a waiting request will look up these keys, those of the prompt's end first."""
         for key in keys:
             old = self.dues.get(key, ())
             new = tuple(sorted((*old, due)))
@@ -276,13 +278,15 @@ class PolicyTransaction(PoolTransaction):
                 self._due_changed(key)
 
     def _due_changed(self, key: bytes) -> None:
-        """Ask the policy again about the free blocks of a key."""
+        """Ask the policy for new places of the free blocks of a key."""
         for block in self.index.blocks(key):
             if block in self.queue:
                 self._move(block, self.place_of(block, "on_wait"))
 
     def _ask(self, hook: str, seen: Seen | Sequence[Front]) -> tuple[Any, ...]:
-        """Call a policy's hook and keep its memory; the rest of its answer. Raises PolicyFailed."""
+        """Call a policy's hook, keep its memory, and return the rest of its answer. Raises
+        PolicyFailed.
+        """
         try:
             answer = getattr(self.policy, hook)(self.memory, seen)
         except Exception as error:
@@ -295,7 +299,7 @@ class PolicyTransaction(PoolTransaction):
         return parts[1:]
 
     def _checked(self, hook: str, place: Any) -> Place:
-        """A place that a policy gave. Raises PolicyFailed for what is none."""
+        """Check a place that a policy returned. Raises PolicyFailed."""
         if not (
             isinstance(place, tuple)
             and len(place) == 2
@@ -303,5 +307,5 @@ class PolicyTransaction(PoolTransaction):
             and 0 < place[0] < SECTIONS_END
             and 0 <= place[1] < ORDERS_END
         ):
-            raise failed(self.policy, hook, f"gives {place!r}, which is no place")
+            raise failed(self.policy, hook, f"returns {place!r}, which is not a place")
         return place

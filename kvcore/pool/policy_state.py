@@ -18,17 +18,17 @@ from kvcore.types.policies import DUE_SECTION
 from kvcore.types.policy import EvictionPolicy, Memory, Place, Uses, failed, is_memory
 
 KEYLESS: Place = (0, 0)
-"""The place of blocks without a key."""
+"""The place of blocks that have no key."""
 
 
 class PolicyState(Struct, frozen=True, gc=False):
     """The state of a policy, as a value.
 
-    places: of each block that is in the queue, KEYLESS of others. tails: each place that has
-    blocks, in order, with its last block. lengths: section -> its blocks. dues: key -> the due
-    numbers of the waiting requests that will look it up, in order. uses: of each block with a key,
-    if the policy remembers them. ghosts: the contents that left last, by their keys. left: number
-    of leaving -> key. next_number: of the next one that leaves.
+    places: place of each block in the queue, KEYLESS for other blocks. tails: each place that has
+    blocks, in order, with its last block. lengths: section -> number of its blocks. dues: key ->
+    due numbers of the waiting requests that will look it up, in order. uses: uses of each block
+    with a key, if the policy remembers them. ghosts: contents evicted most recently, by key. left:
+    number of an eviction -> key. next_number: of the next eviction.
     """
 
     memory: Memory
@@ -48,12 +48,12 @@ class PolicyState(Struct, frozen=True, gc=False):
 
     @property
     def is_remembered(self) -> bool:
-        """Whether there is anything but defaults."""
+        """Whether any value differs from its default."""
         return len(self.uses) > 0 or self.next_number > 0 or any(self.memory)
 
 
 def make_policy_state(policy: EvictionPolicy, num_blocks: int, free: Sequence[int]) -> PolicyState:
-    """The state of a policy for a pool without keys. free: its free blocks, front first."""
+    """Make the state of a policy for a pool without keys. free: its free blocks, front first."""
     try:
         memory = policy.start(num_blocks)
     except Exception as error:
@@ -65,8 +65,8 @@ def make_policy_state(policy: EvictionPolicy, num_blocks: int, free: Sequence[in
 
 
 def with_places(state: PolicyState, places: Mapping[int, Place]) -> PolicyState:
-    """The state in which free blocks have these places. places: in the order of the queue, where
-    they never fall.
+    """Return the state in which free blocks have these places. places: in queue order, never
+    falling.
     """
     return replace(
         state,

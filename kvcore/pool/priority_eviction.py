@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's policy "priority": cached blocks leave by last access, chain length and id.
+"""The policy "priority" of a pool: cached blocks leave by last access, chain length and id.
 
-Invariants: free blocks without a key stand in front, the one freed last first; behind them stand
-those with a key: least recent time first, then longest chain, then lowest id. A block that is taken
-loses its priority.
-Why: the place of a block is searched from the back and from the block placed last, by turns. It
-takes a few steps if times rise, and if a chain is freed block by block.
+Invariants: free blocks without a key are in front, the one freed last first; then come those with a
+key: least recent time first, then longest chain, then lowest id. A block that is taken loses its
+priority.
+Why: the place of a block is searched alternately from the back and from the block placed last. This
+takes few steps if times rise, or if a chain is freed block by block.
 Source: S002-16, 19, 23, 48. Twin: rust/src/pool/priority_eviction.rs.
 """
 
@@ -57,7 +57,7 @@ class PriorityPoolTransaction(PoolTransaction):
         return (time, -length, block)
 
     def take(self, count: int) -> list[int]:
-        """Give `count` blocks from the front one owner each, and no priority."""
+        """Take `count` blocks from the front; each gets one owner and no priority."""
         blocks = super().take(count)
         for block in blocks:
             if block in self.priorities:
@@ -65,7 +65,7 @@ class PriorityPoolTransaction(PoolTransaction):
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one owner from each; those left without join the free queue."""
+        """Remove one owner from each block; those without owners join the free queue."""
         cached = []
         for block in blocks:
             self.ref_counts[block] -= 1
@@ -92,7 +92,9 @@ class PriorityPoolTransaction(PoolTransaction):
             self.last_placed = sort_key[-1]
 
     def find_before(self, sort_key: tuple[float, int, int]) -> int:
-        """Free block, or sentinel, right before a sort key: searched from both starts by turns."""
+        """Return the free block, or sentinel, right before a sort key, searched alternately from
+        both starts.
+        """
         queue, near = self.queue, self.last_placed
         back = queue.preceding[queue.sentinel()]
         if near is None or near not in queue or self.keys[near] is None:
@@ -111,31 +113,31 @@ class PriorityPoolTransaction(PoolTransaction):
         return queue.sentinel()
 
     def leaves_before(self, block: int, sort_key: tuple[float, int, int]) -> bool:
-        """Whether a free block, or the sentinel, stands before a sort key."""
+        """Whether a free block, or the sentinel, is before a sort key."""
         is_cached = block != self.queue.sentinel() and self.keys[block] is not None
         return not is_cached or self.sort_key(block) < sort_key
 
     def unpublish(self, block: int) -> None:
-        """Forget the key of a block, if it has one; a free one goes to the front."""
+        """Forget the key of a block, if any; a free block moves to the front."""
         moves = self.keys[block] is not None and block in self.queue
         super().unpublish(block)
         if moves:
             self.move_to_front(block)
 
     def clear_index(self) -> None:
-        """Forget every key; cached blocks go to the front in the order of their eviction."""
+        """Forget every key; cached blocks move to the front in their order of eviction."""
         cached = [block for block in self.queue if self.keys[block] is not None]
         super().clear_index()
         for block in cached:
             self.move_to_front(block)
 
     def move_to_front(self, block: int) -> None:
-        """Let a free block leave next."""
+        """Move a free block to the front."""
         self.queue.remove(block)
         self.queue.prepend(block)
 
     def set_priority(self, blocks: Sequence[int], time: float | None, length: int | None) -> None:
-        """Set when blocks were used and how long their chain is; free cached ones move."""
+        """Set the access time and chain length of blocks; free cached blocks move accordingly."""
         for block in blocks:
             old_time, old_length = self.priorities.get(block, NO_PRIORITY)
             new_time = old_time if time is None else time

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quarantine: blocks without owner that a batch in flight still reads or writes.
 
-Invariants: quarantined blocks keep their content and can be hit, and are not available. `busy`
-names the batches that still use a block: a table let the block go, or the batch copies from or to
-it. Each release checks this anew. When no such batch is left, the blocks join the free queue in the
-order of their release.
+Invariants: quarantined blocks keep their content and can be hit, but are not available. `busy`
+names the batches that still use a block, because a table dropped the block while they ran, or
+because they copy from or to it. Each release checks this again. When no such batch is left, the
+blocks join the free queue in the order of their release.
 Twin: rust/src/pool/quarantine.rs.
 """
 
@@ -21,7 +21,7 @@ from kvcore.pool.free_queue import FreeQueue, FreeQueueTransaction, make_free_qu
 class Quarantine(Struct, frozen=True, gc=False):
     """The quarantine of one pool as a value.
 
-    queue: its blocks, in the order of their release. busy: block to the batches that use it.
+    queue: its blocks, in the order of their release. busy: block -> the batches that use it.
     """
 
     queue: FreeQueue
@@ -42,7 +42,7 @@ def make_quarantine(num_blocks: int) -> Quarantine:
 class QuarantineTransaction:
     """A quarantine inside a transition: changed in place, frozen at the end.
 
-    An untouched one freezes to the value that it came from.
+    If it was not changed, it freezes to the original value.
     """
 
     __slots__ = ("busy", "quarantine", "queue")
@@ -64,7 +64,7 @@ class QuarantineTransaction:
         self.busy = self.busy.set(block, self.busy.get(block, frozenset()) | {number})
 
     def end_use(self, ended: Callable[[int], bool]) -> None:
-        """Note that the batches of these numbers use nothing any more; no block leaves yet."""
+        """Note that the batches with these numbers have ended; no block leaves yet."""
         if not self.busy:
             return
         busy = self.busy.mutate()
@@ -77,7 +77,7 @@ class QuarantineTransaction:
         self.busy = busy.finish()
 
     def end(self) -> Iterator[int]:
-        """Take out the blocks that no batch uses, in the order of their release."""
+        """Remove and return the blocks that no batch uses, in the order of their release."""
         for block in list(self.queue):
             if block not in self.busy:
                 self.queue.remove(block)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool whose free blocks leave by level: the policy "retention".
+"""The policy "retention": a pool whose free blocks leave by level.
 
-Invariants: free blocks without a key leave first, the one freed last before the others; behind them
-stand those of older epochs, then those with a key, level by level. A block joins the back of its
-level when it is freed, and when time lowers it, before all that is freed later; nothing raises it
-while it is free. A block has what the requests wished that released it since it was taken, joined
-part by part; a free one without a key has nothing.
+Invariants: free blocks without a key leave first, the one freed last before the others; then come
+those of older epochs, then those with a key, level by level. A block joins the back of its level
+when it is freed; when time lowers its level, it joins the back of the lower one. Nothing raises it
+while it is free. A block's wish joins, part by part, the wishes of the requests that released it
+since it was taken; a free block without a key has none.
 Why: each level is a ring of the free queue, so joining and leaving need no search.
 Twin: rust/src/pool/retention.rs.
 """
@@ -41,7 +41,7 @@ class RetentionTransaction(PoolTransaction):
         return replace(new, retention=RetentionState(self.now, self.kept))
 
     def note_wish(self, block: int, wish: Wish) -> None:
-        """Join the wish of a request that is about to release a block."""
+        """Add the wish of a request that is about to release a block."""
         base, level, until = self.kept.get(block, NOTHING)
         ends = self.now + wish[2] if wish[2] else 0
         joined = (max(base, wish[0]), max(level, wish[1]), max(until, ends))
@@ -49,7 +49,9 @@ class RetentionTransaction(PoolTransaction):
             self.kept = self.kept.set(block, joined)
 
     def tick(self, now: int) -> None:
-        """Let time pass: free blocks whose time is over go to their base, in that order."""
+        """Advance the time: free blocks whose duration has ended move to their base level, in the
+        order of ending.
+        """
         over = []
         for place, block in enumerate(self.queue):
             base, level, until = self.kept.get(block, NOTHING)
@@ -61,14 +63,16 @@ class RetentionTransaction(PoolTransaction):
             self.queue.append(block, CURRENT + self.kept[block][0])
 
     def take(self, count: int) -> list[int]:
-        """Give `count` blocks from the front one owner each; evicts those that have a key."""
+        """Take `count` blocks from the front and give each one owner; blocks with a key are
+        evicted.
+        """
         blocks = super().take(count)
         for block in blocks:
             self._forget(block)
         return blocks
 
     def unpublish(self, block: int) -> None:
-        """Forget the key of a block, if it has one; a free one goes to the front."""
+        """Forget the key of a block, if any; a free block moves to the front."""
         has_key = self.keys[block] is not None
         super().unpublish(block)
         if has_key and block in self.queue:
@@ -76,25 +80,25 @@ class RetentionTransaction(PoolTransaction):
             self._enqueue(block)
 
     def clear_index(self) -> None:
-        """Forget every key; the free blocks stay in their order."""
+        """Forget every key; free blocks keep their order."""
         super().clear_index()
         self._lower_all()
 
     def start_epoch(self) -> None:
-        """Forget every key; what is free leaves before all that is freed later."""
+        """Forget every key; free blocks leave before all those freed later."""
         super().start_epoch()
         self._lower_all()
 
     def _lower_all(self) -> None:
-        """Put all levels behind what has no key."""
+        """Move the blocks of all levels after those without a key."""
         for ring in range(CURRENT, NUM_RINGS):
             self.queue.splice(ring, behind=OLDER)
         for block in self.queue:
             self._forget(block)
 
     def _enqueue(self, block: int) -> None:
-        """Put a block without owner at the back of its level; without a key, at the front of all;
-        of an older epoch, behind those without content.
+        """Put a block without owner at the back of its level; if it has no key, at the front of the
+        queue; if it is of an older epoch, after the blocks without content.
         """
         if self.keys[block] is not None:
             self.queue.append(block, CURRENT + level_of(self.kept.get(block, NOTHING), self.now))
@@ -111,7 +115,7 @@ class RetentionTransaction(PoolTransaction):
 
 
 def with_levels(pool: BlockPool) -> BlockPool:
-    """The pool with its free blocks in the rings of their levels; those of a ring stay in their
+    """Return the pool with each free block in the ring of its level; blocks of a ring keep their
     order.
     """
     state = pool.retention or RetentionState()

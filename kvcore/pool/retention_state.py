@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's records for levels; changed in retention.py. Twin: rust/src/pool/retention_state.rs."""
+"""The records of a pool with levels; changed in retention.py. Twin:
+rust/src/pool/retention_state.rs.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,22 @@ from kvcore.pool.free_queue import CURRENT
 from kvcore.types.retention import LEVEL_MAX
 
 Kept = tuple[int, int, int]
-"""Base, level, and the time until which the level holds."""
+"""Base, level, and the time at which the level ends."""
 NOTHING: Kept = (0, 0, 0)
 NUM_RINGS = CURRENT + LEVEL_MAX + 1
-"""The rings of a free queue by level: the first has blocks of older epochs behind those without
-content, the others have a level each."""
+"""Rings of a free queue with levels: the first has the blocks without content, then those of older
+epochs; each other ring is a level.
+"""
 
 
 class RetentionState(Struct, frozen=True, gc=False):
-    """A pool's records for levels. now: in ms. kept: block id -> what was wished for it."""
+    """The records of a pool with levels. now: in ms. kept: block id -> its wish."""
 
     now: int = 0
     kept: Map[int, Kept] = Map()
 
 
 def level_of(kept: Kept, now: int) -> int:
-    """The level that a block has now."""
+    """Return the level of a block now."""
     base, level, until = kept
     return max(base, level) if now < until else base

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
+"""The pool layer: transitions of one tier's blocks, for managers with requests of their own.
 
 Invariants: arguments are checked first, so a call that raises or is refused leaves the pool as it
 was. Keys are opaque bytes.
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
-    """Give `count` blocks from the front of the free queue one owner each; refused as a whole.
+    """Take `count` blocks from the front of the free queue and give each one owner, or refuse.
 
     Raises InvalidCount.
     """
@@ -65,9 +65,9 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
 def admit(
     pool: BlockPool, blocks: Sequence[int], count: int, keys: Sequence[bytes] | None = None
 ) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
-    """Touch blocks and take `count` others; refused as a whole; value: the taken blocks.
+    """Touch blocks and take `count` others, or refuse both. Value: the taken blocks.
 
-    keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
+    keys: the expected key of each block; None: any. Raises WrongArgument, InvalidCount,
     InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
     """
     count, ids = read_count("count", count), read_ints(blocks)
@@ -105,7 +105,7 @@ def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 
 
 def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
-    """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
+    """Remove one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
     ids = read_ints(blocks)
 
     def change(tx: PoolTransaction) -> None:
@@ -140,7 +140,7 @@ def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]
 def publish_all(
     pool: BlockPool, blocks: Sequence[int], keys: Sequence[bytes]
 ) -> Outcome[BlockPool, None]:
-    """Make blocks with owners findable, in order, by a key each; all of them or none.
+    """Make blocks with owners findable, each by its key, in order; all of them or none.
 
     Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     """
@@ -179,7 +179,7 @@ def set_priority(
     time: float | None = None,
     length: int | None = None,
 ) -> Outcome[BlockPool, None]:
-    """Set when blocks were used and how many tokens their chain has; None keeps the old value.
+    """Set the access time of blocks and the tokens of their chain; None keeps the old value.
 
     Raises WrongArgument, UnknownBlock, and InvalidConfig unless the policy is "priority".
     """
@@ -188,7 +188,7 @@ def set_priority(
 
     def change(tx: PoolTransaction) -> None:
         if not isinstance(tx, PriorityPoolTransaction):
-            reason = "blocks have priorities only if it is 'priority'"
+            reason = "blocks have priorities only under 'priority'"
             raise InvalidConfig(field="eviction", value=tx.eviction, reason=reason)
         for block in ids:
             tx.check_block(block)
@@ -203,13 +203,13 @@ def clear_index(pool: BlockPool) -> Outcome[BlockPool, None]:
 
 
 def lookup(pool: BlockPool, key: bytes) -> int | None:
-    """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
+    """Return the block that holds a key's content. Does not modify the pool. Raises InvalidKey."""
     _check_key(key)
     return pool.index.firsts.get(key)
 
 
 def lookup_prefix(pool: BlockPool, keys: Sequence[bytes]) -> tuple[int, ...]:
-    """The blocks that answer for keys, up to the first for which none does.
+    """Return the blocks that hold the keys' contents, up to the first key without one.
 
     Does not modify the pool. Raises InvalidKey.
     """
@@ -285,7 +285,7 @@ def _check_key(key: bytes) -> None:
 def _check_keys(keys: Sequence[bytes], num_blocks: int) -> None:
     """Raise WrongArgument or InvalidKey unless there is one key per block."""
     if len(keys) != num_blocks:
-        expected = f"{num_blocks} of them, one for each block"
+        expected = f"{num_blocks} keys, one per block"
         raise WrongArgument(name="keys", expected=expected, value=len(keys))
     for key in keys:
         _check_key(key)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorder: every call of a manager in files that survive the process."""
+"""The flight recorder: writes every call of a manager to files that survive the process."""

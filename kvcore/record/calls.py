@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a record: an opcode, what each call always has, and a bit set of what else follows.
+"""The calls of a record: an opcode, the required fields, and a bit set of the options that follow.
 
 The arguments and their order are those of the transitions' signatures. An argument at its default
 is not written. Old records stay readable as long as an opcode is never used again for another call,
@@ -102,7 +102,7 @@ NAMES = {shape.opcode: name for name, shape in SHAPES.items()}
 
 
 def write_call(out: bytearray, name: str, arguments: Mapping[str, Any], known: Known) -> None:
-    """Write a call. Raises NoForm, after which `out` is of no use."""
+    """Write a call. Raises NoForm, after which `out` must be discarded."""
     shape = SHAPES[name]
     out.append(shape.opcode)
     request_id = arguments.get("request_id")
@@ -127,8 +127,8 @@ def _is_given(kind: Field, value: Any) -> bool:
 
 
 def read_call(source: Source) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of the next call. Raises NotReadable; KeyError for an opcode that is
-    not known.
+    """Read the name and arguments of the next call. Raises NotReadable, and KeyError for an unknown
+    opcode.
     """
     name = NAMES[source.take(1)[0]]
     shape = SHAPES[name]

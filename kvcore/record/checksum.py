@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRC-32C, the checksum of a record: of its headers, its frames, and the batches in it.
+"""CRC-32C, the checksum of a record's headers, frames and batches.
 
-The table is the specification; the compiled twin, where it is built, gives the same numbers by the
-processor's own instruction.
+The table is the specification; the compiled twin computes the same numbers with the processor's own
+instruction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvcore import _twin
 
 POLYNOMIAL = 0x82F63B78
-"""Castagnoli's, bits reversed."""
+"""Castagnoli's polynomial, bits reversed."""
 
 
 def _entry(byte: int) -> int:
@@ -23,7 +23,7 @@ TABLE = tuple(map(_entry, range(256)))
 
 
 def crc32c_by_table(data: bytes | bytearray | memoryview) -> int:
-    """The checksum, a byte at a time."""
+    """Compute the checksum, one byte at a time."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ TABLE[(crc ^ byte) & 0xFF]

@@ -7,30 +7,30 @@ from kvcore.types.base_error import KvcoreError
 
 
 class AlreadyRecording(KvcoreError):
-    """A manager has one recorder at a time, a recorder one manager, a folder one record."""
+    """The manager is recorded already, or the recorder or the folder is in use."""
 
     message = "{what} has a record already: {reason}"
 
 
 class InvalidRecorder(KvcoreError):
-    """A recorder that cannot work."""
+    """A parameter of a recorder is invalid."""
 
     message = "recorder {name}={value!r}: {reason}"
 
 
 class NotARecord(KvcoreError):
-    """A folder without segments, or a file that is none."""
+    """The folder has no segments, or the file is not a segment."""
 
-    message = "{path} is no record: {reason}"
+    message = "{path} is not a record: {reason}"
 
 
 class DamagedRecord(KvcoreError):
-    """A segment whose header or first state is damaged, so that nothing of it can be replayed."""
+    """The header or the first state of a segment is damaged, so it cannot be replayed at all."""
 
     message = "{file} is damaged at byte {offset}: {reason}"
 
 
 class NewerRecord(KvcoreError):
-    """A record that a newer kvcore made."""
+    """A newer kvcore wrote the record."""
 
     message = "{file} was made by a newer kvcore: it has {what}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the arguments of calls stand in a record.
+"""How a record encodes the arguments of calls.
 
-A number is a varint of 7 bits a byte, the lowest first; one that may be negative is zigzagged. What
-is no number, or is beyond 2**60, stands as -2**61 or 2**61: a call cannot tell such numbers apart.
-A request is its row and 1, or 0 and its id if nobody has it; an id that is no text is the empty
-one. Tokens are u32. A hit is 1 and its length if it is what the last look-up of the request found,
-else 0 and its blocks. A request that is added is its id, its tokens, and a bit set of its parts.
+A number is a varint of 7 bits per byte, the lowest first; if it may be negative, it is zigzagged. A
+value that is not a number, or is beyond 2**60, becomes -2**61 or 2**61: no call distinguishes such
+values. A known request is 1 and its row, an unknown one 0 and its id; an id that is not text
+becomes the empty one. Tokens are u32. A hit is 1 and its length if the last look-up of the request
+found it, else 0 and its blocks. A new request is its id, its tokens, and a bit set of its parts.
 Twin: rust/src/record/fields.rs.
 """
 
@@ -30,42 +30,42 @@ from kvcore.types.values import Hit, KVCacheBlocks, Request
 NEAR, FAR = 2**60, 2**61
 SIGN = 2**31
 LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
-"""The parts of a request, in the order in which they stand."""
+"""The parts of a request, in the order in which they are written."""
 
 
 class NoForm(Exception):
-    """An argument that cannot be read at all; its call raises, and is not recorded."""
+    """An argument cannot be read at all; its call raises and is not recorded."""
 
 
 class NotReadable(Exception):
-    """Bytes that no writer gives, or that end too early."""
+    """The bytes are not what a writer produces, or end too early."""
 
 
 @attrs.frozen
 class LastHit:
-    """The hit of the request's last look-up, of this length."""
+    """Stands for the hit of the request's last look-up, which has this length."""
 
     num_tokens: int
 
 
 class Known(Protocol):
-    """The recording manager's knowledge of its requests."""
+    """What the recording manager knows of its requests."""
 
     def row(self, request_id: str) -> int | None:
-        """The row of a request."""
+        """Return the row of a request."""
 
     def last_hit(self, request_id: str) -> Hit | None:
-        """The hit of its last look-up in this segment."""
+        """Return the hit of its last look-up in this segment."""
 
 
 class Source:
-    """Bytes that are being read, and the ids of the requests by their rows."""
+    """Bytes to read, and the ids of the requests by row."""
 
     def __init__(self, data: bytes, ids: dict[int, str]) -> None:
         self.data, self.at, self.ids = data, 0, ids
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Read the next `size` bytes."""
         part = self.data[self.at : self.at + size]
         if len(part) < size:
             raise NotReadable
@@ -73,7 +73,7 @@ class Source:
         return part
 
     def varint(self) -> int:
-        """A number from 0 on, below 2**63."""
+        """Read a number of at least 0 and below 2**63."""
         value = shift = 0
         while shift < 63:
             byte = self.take(1)[0]
@@ -84,16 +84,16 @@ class Source:
         raise NotReadable
 
     def number(self) -> int:
-        """A number of any sign."""
+        """Read a number of any sign."""
         value = self.varint()
         return value >> 1 ^ -(value & 1)
 
     def sized(self) -> bytes:
-        """A size and that many bytes."""
+        """Read a size and that many bytes."""
         return self.take(self.varint())
 
     def text(self) -> str:
-        """The same as text."""
+        """Read sized bytes as text."""
         try:
             return self.sized().decode()
         except UnicodeDecodeError:
@@ -102,14 +102,14 @@ class Source:
 
 @attrs.frozen
 class Field:
-    """How one kind of argument is written and read; the id is of the call's request, if any."""
+    """How to write and read one kind of argument. The id: of the call's request, if any."""
 
     write: Callable[[bytearray, Any, Known, Any], None]
     read: Callable[[Source], Any]
 
 
 def read_all_once(value: Any) -> Any:
-    """An argument without iterators, since a record reads it, too."""
+    """Turn iterators in an argument into lists, since the recorder reads it too."""
     if not isinstance(value, Request):
         return read_once(value)
     tokens, hashes = read_once(value.tokens), read_once(value.block_hashes)
@@ -119,7 +119,7 @@ def read_all_once(value: Any) -> Any:
 
 
 def put_varint(out: bytearray, value: int) -> None:
-    """Write a number from 0 on."""
+    """Write a number of at least 0."""
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -137,7 +137,7 @@ def put_number(out: bytearray, value: Any) -> None:
 
 
 def put_text(out: bytearray, value: Any) -> None:
-    """Write a text; the empty one in place of what has no UTF-8."""
+    """Write a text; the empty one if it has no UTF-8 form."""
     try:
         data = value.encode() if isinstance(value, str) else b""
     except UnicodeEncodeError:
@@ -147,14 +147,14 @@ def put_text(out: bytearray, value: Any) -> None:
 
 
 def put_numbers(out: bytearray, values: Sequence[Any]) -> None:
-    """Write how many numbers, and each."""
+    """Write the count of some numbers, and each number."""
     put_varint(out, len(values))
     for value in values:
         put_number(out, value)
 
 
 def put_rows(out: bytearray, rows: Sequence[int]) -> None:
-    """Write how many rows, and of each the difference to the one before."""
+    """Write the count of some rows, and each one's difference from the row before."""
     put_varint(out, len(rows) << 1)
     last = 0
     for row in rows:
@@ -163,7 +163,7 @@ def put_rows(out: bytearray, rows: Sequence[int]) -> None:
 
 
 def put_request(out: bytearray, value: Any, known: Known) -> None:
-    """Write which request."""
+    """Write a request's row or id."""
     row = known.row(value)
     put_varint(out, 0 if row is None else row + 1)
     if row is None:
@@ -171,7 +171,7 @@ def put_request(out: bytearray, value: Any, known: Known) -> None:
 
 
 def read_request(source: Source) -> str:
-    """The id of a request."""
+    """Read the id of a request."""
     place = source.varint()
     if not place:
         return source.text()
@@ -181,7 +181,7 @@ def read_request(source: Source) -> str:
 
 
 def put_requests(out: bytearray, ids: Sequence[Any], known: Known) -> None:
-    """Write which requests: rows if all are known, else 1 beside their count and each."""
+    """Write requests: as rows if all are known, else flagged in the count, and one by one."""
     rows = [known.row(each) for each in ids]
     if None not in rows:
         put_rows(out, [row for row in rows if row is not None])
@@ -192,7 +192,7 @@ def put_requests(out: bytearray, ids: Sequence[Any], known: Known) -> None:
 
 
 def read_rows(source: Source) -> list[str] | array.array[int]:
-    """The ids of requests, or their rows."""
+    """Read the ids of requests, or their rows."""
     head = source.varint()
     if head & 1:
         return [read_request(source) for _ in range(head >> 1)]
@@ -206,7 +206,7 @@ def read_rows(source: Source) -> list[str] | array.array[int]:
 
 
 def read_ids(source: Source) -> list[str]:
-    """The ids of requests."""
+    """Read the ids of requests."""
     rows = read_rows(source)
     try:
         return rows if isinstance(rows, list) else [source.ids[row] for row in rows]
@@ -227,7 +227,7 @@ def put_named(out: bytearray, value: Any, known: Known) -> None:
 
 
 def put_tokens(out: bytearray, value: Any) -> None:
-    """Write tokens: their count, twice, and 1 if ids below 0 are among them. Raises NoForm."""
+    """Write tokens; the lowest bit of the count is set if ids are negative. Raises NoForm."""
     signed = 0
     try:
         tokens = read_tokens(value)
@@ -241,7 +241,7 @@ def put_tokens(out: bytearray, value: Any) -> None:
 
 
 def get_tokens(source: Source) -> Any:
-    """Tokens, as a buffer; as a list if ids below 0 are among them."""
+    """Read tokens as a buffer, or as a list if some ids are negative."""
     head = source.varint()
     data = source.take(4 * (head >> 1))
     if head & 1:
@@ -250,7 +250,7 @@ def get_tokens(source: Source) -> Any:
 
 
 def put_hashes(out: bytearray, hashes: Sequence[Any]) -> None:
-    """Write how many hashes; 0 stands for what is no hash, 1 before each that is."""
+    """Write the count of hashes, then 1 before each hash, or 0 if it is not a hash."""
     put_varint(out, len(hashes))
     for each in hashes:
         is_hash = isinstance(each, bytes) and len(each) == HASH_SIZE
@@ -259,7 +259,7 @@ def put_hashes(out: bytearray, hashes: Sequence[Any]) -> None:
 
 
 def read_hashes(source: Source) -> list[bytes]:
-    """Hashes; b"" for what was none."""
+    """Read hashes; b"" for a value that was not a hash."""
     return [source.take(HASH_SIZE * source.varint()) for _ in range(source.varint())]
 
 
@@ -283,7 +283,7 @@ def put_hit(out: bytearray, hit: Any, last: Hit | None) -> None:
 
 
 def read_hit(source: Source) -> Hit | LastHit:
-    """A hit."""
+    """Read a hit."""
     if source.take(1) != b"\0":
         return LastHit(source.varint())
     num_tokens = source.number()
@@ -293,12 +293,12 @@ def read_hit(source: Source) -> Hit | LastHit:
 
 
 def read_blocks(source: Source) -> tuple[int, ...]:
-    """Numbers, of any sign."""
+    """Read numbers of any sign."""
     return tuple(source.number() for _ in range(source.varint()))
 
 
 def put_new_request(out: bytearray, request: Request) -> None:
-    """Write a request that is added. Raises NoForm."""
+    """Write a new request. Raises NoForm."""
     lora, embeds, hashes = request.lora, request.prompt_embeds, request.block_hashes
     put_text(out, request.request_id)
     put_tokens(out, request.tokens)
@@ -329,7 +329,7 @@ def put_new_request(out: bytearray, request: Request) -> None:
 
 
 def read_new_request(source: Source) -> Request:
-    """A request that is added. Raises NotReadable."""
+    """Read a new request. Raises NotReadable."""
     request_id, tokens, parts = source.text(), get_tokens(source), source.varint()
     try:
         lora = LoRA(source.text(), source.text()) if parts & LORA else None
@@ -355,7 +355,7 @@ def read_new_request(source: Source) -> Request:
 
 
 def put_retention(out: bytearray, levels: KvCacheRetentionConfig) -> None:
-    """Write how many ranges, the start, end, level and ms of each, and those of what is decoded."""
+    """Write the ranges of a retention wish (start, end, level, ms), and those of decoded tokens."""
     ranges = levels.token_range_retention_configs
     numbers = [(r.token_start, r.token_end, r.priority, r.duration_ms) for r in ranges]
     decoded = (levels.decode_retention_priority, levels.decode_duration_ms)
@@ -364,7 +364,7 @@ def put_retention(out: bytearray, levels: KvCacheRetentionConfig) -> None:
 
 
 def read_retention(source: Source) -> KvCacheRetentionConfig:
-    """Levels; an end or ms of 0 is none. Raises NotReadable."""
+    """Read a retention wish; an end or ms of 0 means None. Raises NotReadable."""
     numbers = [source.varint() for _ in range(4 * source.varint() + 2)]
     parts = [*zip(*[iter(numbers[:-2])] * 4, strict=True)]
     try:
@@ -375,7 +375,7 @@ def read_retention(source: Source) -> KvCacheRetentionConfig:
 
 
 def check_flag(value: Any) -> bool:
-    """A flag. Raises NoForm."""
+    """Check a flag. Raises NoForm."""
     flag = read_bool(value)
     if not isinstance(flag, bool):
         raise NoForm

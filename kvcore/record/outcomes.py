@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of a call in a record: done, refused, or the number of its misuse.
+"""The outcome of a call in a record: done, refused, or the number of an error.
 
     0            done; then the row of a request that was added or forked, the number of an epoch,
                  the length of a hit, whether a reset was done, the checksum of a batch's columns
@@ -9,7 +9,7 @@
     3 and more   misuse, by its place in ERRORS
     255          another exception
 
-An error keeps its place for ever. Twin: rust/src/record/outcomes.rs.
+An error keeps its number for ever. Twin: rust/src/record/outcomes.rs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ NUMBERED = (*ROWS, "advance_epoch")
 
 @attrs.frozen
 class Recorded:
-    """An outcome as a record has it.
+    """An outcome as it was recorded.
 
-    what: "done", "refused" or the name of an error. numbers: those that the record has of it.
+    what: "done", "refused" or the name of an error. numbers: the figures recorded with it.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Recorded:
 
 
 def write_value(name: str, value: Any) -> bytes:
-    """The outcome of a call that gave a value."""
+    """Encode the outcome of a call that returned a value."""
     out = bytearray()
     refused = value.refused if isinstance(value, Appended) else value
     if isinstance(refused, Refused):
@@ -80,7 +80,7 @@ def write_value(name: str, value: Any) -> bytes:
 
 
 def write_error(error: BaseException) -> bytes:
-    """The outcome of a call that raised."""
+    """Encode the outcome of a call that raised."""
     name = type(error).__name__
     if isinstance(error, KvcoreError) and name in ERRORS:
         return bytes([FIRST_ERROR + ERRORS.index(name)])
@@ -88,7 +88,7 @@ def write_error(error: BaseException) -> bytes:
 
 
 def read_outcome(source: Source, name: str) -> Recorded:
-    """The outcome of a call. Raises NotReadable."""
+    """Read the outcome of a call. Raises NotReadable."""
     code = source.take(1)[0]
     if code in (LATER, NEVER):
         count = 4 if name == "append" else 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as it is read: its segments, oldest first, and the calls in them."""
+"""Reads a record: its segments, oldest first, and the calls in them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kvcore.record.segment import HEADER_SIZE, MAGIC, Segment, read_header
 
 @attrs.frozen
 class RecordedCall:
-    """A call as a record has it.
+    """A call as it was recorded.
 
-    number: from 0 on, from the start of the record. outcome: its bytes, and what they say; b"" and
-    None for the call in which the process died.
+    number: counted from 0 at the start of the record. outcome: its bytes, and what they mean; b""
+    and None for the call in which the process died.
     """
 
     number: int
@@ -35,7 +35,7 @@ class RecordedCall:
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a segment, or a folder with one."""
+    """Whether the path is a segment, or a folder with one."""
     found = Path(path)
     try:
         if found.is_dir():
@@ -47,18 +47,20 @@ def is_record(path: str | os.PathLike[str]) -> bool:
 
 
 def segment_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The files of a record, oldest first. Raises NotARecord."""
+    """Return the files of a record, oldest first. Raises NotARecord."""
     found = Path(path)
     if found.is_file():
         return [found]
     files = sorted(found.glob(f"*{SUFFIX}"))
     if not files:
-        raise NotARecord(path=str(found), reason=f"it has no file *{SUFFIX}")
+        raise NotARecord(path=str(found), reason=f"it contains no file *{SUFFIX}")
     return files
 
 
 def first_calls(files: list[Path]) -> list[int]:
-    """The number of the first call of each file. Raises NotARecord, NewerRecord, DamagedRecord."""
+    """Return the number of the first call of each file. Raises NotARecord, NewerRecord,
+    DamagedRecord.
+    """
     numbers = []
     for path in files:
         with path.open("rb") as file:
@@ -67,9 +69,9 @@ def first_calls(files: list[Path]) -> list[int]:
 
 
 def read_calls(segment: Segment) -> Iterator[RecordedCall]:
-    """The calls of a segment. Raises DamagedRecord for a state that is none, NewerRecord.
+    """Read the calls of a segment. Raises DamagedRecord for an invalid state, NewerRecord.
 
-    Bytes of the tail that are no whole call end it: they were not committed as one.
+    Reading ends at an incomplete call in the tail, which was never committed.
     """
     ids = _ids(segment)
     number = segment.header.first_call
@@ -86,14 +88,14 @@ def read_calls(segment: Segment) -> Iterator[RecordedCall]:
             except NotReadable:
                 if is_tail:
                     return
-                what, file = "its checksum is right, and it has no form", str(segment.path)
+                what, file = "its checksum is right, but it cannot be decoded", str(segment.path)
                 raise DamagedRecord(file=file, offset=offset + start, reason=what) from None
             yield call
             number += 1
 
 
 def _read_one(source: Source, number: int) -> RecordedCall:
-    """The next call; follows which request is in which row."""
+    """Read the next call, and update which request is in which row."""
     name, arguments = read_call(source)
     start = source.at
     if start == len(source.data):
@@ -106,6 +108,6 @@ def _read_one(source: Source, number: int) -> RecordedCall:
 
 
 def _ids(segment: Segment) -> dict[int, str]:
-    """The ids of the requests of a segment's first state, by their rows."""
+    """Return the ids of the requests of a segment's first state, by row."""
     rows = enumerate(decode(segment.state).rows)
     return {row: request_id for row, request_id in rows if request_id is not None}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recorder: the files of one record, preallocated and mapped.
 
-Invariants: what stands in the mapping survives the death of the process. A segment gets its name
-once its first state is whole, so a folder never has one that cannot be replayed. What goes wrong
-with the files ends the record with one warning; the manager goes on.
+Invariants: what was stored in the mapping survives the death of the process. A segment gets its
+name once its first state is complete, so every segment of a folder can be replayed. A failure of
+the files ends the record with one warning; the manager goes on.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ T = TypeVar("T")
 VARIABLE = "KVCORE_RECORD"
 SUFFIX = ".kvcrec"
 ROOM = 2 * FRAME_BYTES
-"""Bytes behind the end of a segment, for the step that passes it."""
+"""Spare bytes of a segment, for the step that exceeds its size."""
 
 
 class Recorder:
-    """Where and how a manager is recorded: `manager.start_recording(Recorder(folder))`.
+    """Where and how to record a manager: `manager.start_recording(Recorder(folder))`.
 
-    folder: made if it is not there; it may hold no record yet. tokens: "text" keeps the tokens,
-    the extra keys, the ids and the seed of the hashes: as secret as the prompts. segment_bytes: a
-    file ends at the first step past this size. keep_segments: the number of files that stay; the
-    oldest is deleted. rotate: False if the engine itself calls `rotate`, since a new file begins
-    with the state, in a time of O(pool). sync: each step goes to the disk, too. Raises
+    folder: created if missing; must not contain a record yet. tokens: "text" keeps the tokens, the
+    extra keys, the ids and the seed of the hashes, which are as secret as the prompts.
+    segment_bytes: a file ends at the first step past this size. keep_segments: how many files are
+    kept; the oldest is deleted. rotate: False if the engine itself calls `rotate`, because a new
+    file begins with the state, which takes O(pool). sync: also flush each step to the disk. Raises
     InvalidRecorder, AlreadyRecording, OSError.
     """
 
@@ -50,12 +50,14 @@ class Recorder:
     ) -> None:
         for name, value in (("segment_bytes", segment_bytes), ("keep_segments", keep_segments)):
             if not isinstance(value, int) or not 1 <= value < 1 << 31:
-                raise InvalidRecorder(name=name, value=value, reason="must be from 1 to 2**31 - 1")
+                raise InvalidRecorder(
+                    name=name, value=value, reason="must be between 1 and 2**31 - 1"
+                )
         if tokens != "text":
             raise InvalidRecorder(name="tokens", value=tokens, reason='must be "text"')
         self.folder = Path(folder)
         self.error: Exception | None = None
-        """What ended the record, if anything did."""
+        """The error that ended the record, if any."""
         self.segment_bytes, self.keep_segments = segment_bytes, keep_segments
         self.rotates, self.sync = rotate, sync
         self._rotate: Callable[[], object] | None = None
@@ -66,24 +68,24 @@ class Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         if any(self.folder.glob(f"*{SUFFIX}")):
             what = f"folder {self.folder}"
-            raise AlreadyRecording(what=what, reason="name a new one, or delete its files")
+            raise AlreadyRecording(what=what, reason="use a new folder, or delete its files")
 
     def rotate(self) -> None:
-        """Begin a new file now, with the manager's state; nothing while nobody is recorded."""
+        """Begin a new file with the manager's state now. Does nothing if no manager is recorded."""
         if self._rotate is not None:
             self._rotate()
 
     def start(self, rotate: Callable[[], object]) -> None:
-        """A manager is recorded from now on. Raises AlreadyRecording."""
+        """Attach to a manager. Raises AlreadyRecording."""
         if self._rotate is not None or self._number:
-            raise AlreadyRecording(what=f"recorder {self.folder}", reason="make a new one")
+            raise AlreadyRecording(what=f"recorder {self.folder}", reason="create a new one")
         self._rotate = rotate
 
     def open_segment(
         self, state: bytes, first_call: int, continues: bool
     ) -> tuple[mmap, str] | None:
-        """A new segment with its first frame, mapped, and its path; all behind is 0. None: it
-        failed.
+        """Create a segment with its first frame and zeros after it; return its mapping and path.
+        None: it failed.
         """
         header = Header(self._number, first_call, CONTINUES * continues, _version())
         frame = WORDS.pack(len(state), crc32c(state)) + state
@@ -109,12 +111,14 @@ class Recorder:
         return made, str(self._path)
 
     def grow(self, size: int) -> tuple[mmap, str] | None:
-        """The open segment with room for this many bytes at least. None: it failed."""
+        """Grow the open segment to at least this many bytes; return its mapping. None: it
+        failed.
+        """
         made = self._try(lambda: self._allocate(size + size // 4 + ROOM))
         return None if made is None else (made, str(self._path))
 
     def flush(self, end: int) -> bool | None:
-        """Write the segment to the disk up to a place. None: it failed."""
+        """Flush the segment to the disk up to `end`. None: it failed."""
 
         def write() -> bool:
             start = self._flushed // PAGESIZE * PAGESIZE
@@ -126,13 +130,13 @@ class Recorder:
         return self._try(write)
 
     def close_segment(self, end: int) -> None:
-        """The segment is whole, and ends here."""
+        """Close the segment, which ends here."""
         self._map = None
         self._try(lambda: os.ftruncate(self._file, end))
         self._close_file()
 
     def _allocate(self, size: int) -> mmap:
-        """The open file with this size on the disk, so that no store into it can fail; mapped."""
+        """Map the open file after allocating this size on the disk, so that no store can fail."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file, 0, size)
         else:
@@ -146,12 +150,12 @@ class Recorder:
             self._file = -1
 
     def _try(self, work: Callable[[], T]) -> T | None:
-        """The value of `work`, or None if it fails, which ends the record."""
+        """Return the value of `work`; if it fails, end the record and return None."""
         if self.error is not None:
             return None
         try:
             return work()
-        except Exception as error:  # whatever it is, the manager goes on
+        except Exception as error:  # whatever the error, the manager goes on
             self.error = error
             self._map = None
             self._close_file()
@@ -160,7 +164,7 @@ class Recorder:
 
     def _warn(self) -> None:
         message = f"the record in {self.folder} has ended: {self.error}"
-        with suppress(RuntimeWarning):  # warnings may be errors; `error` still says it
+        with suppress(RuntimeWarning):  # warnings may be errors; `error` still holds it
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
@@ -172,10 +176,10 @@ class Manager(Protocol):
 
 
 def record_if_asked(manager: Manager) -> None:
-    """Record a manager in a new folder below the one that KVCORE_RECORD names, if it does.
+    """If KVCORE_RECORD names a folder, record a manager in a new folder inside it.
 
-    Each manager has a folder of its own, by number, so that a process that starts again, or several
-    of them, leave the records that are there. Raises OSError.
+    Each manager gets a numbered folder, so that restarted or parallel processes keep existing
+    records. Raises OSError.
     """
     base = os.environ.get(VARIABLE)
     if not base:
@@ -195,7 +199,7 @@ def _new_folder(base: Path) -> Path:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # dear, and rarely needed
+    from importlib.metadata import PackageNotFoundError, version  # expensive, and rarely needed
 
     try:
         return version("kvcore")[:28]

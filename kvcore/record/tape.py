@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of one manager on their way into the mapped segment: the Python core's side.
+"""Writes the calls of one manager into the mapped segment: the Python core's side.
 
 Invariants: the arguments of a call are committed before it runs, its outcome after it; a commit is
-one store of the open frame's length. A call inside another, by an argument that asks the manager,
-is not recorded. What goes wrong with the files ends the record, never the call.
+one store of the open frame's length. A nested call (an argument that queries the manager) is not
+recorded. A failure of the files ends the record, never the call.
 Twin: rust/src/bindings/tape.rs.
 """
 
@@ -26,7 +26,7 @@ from kvcore.types.values import Hit, Outcome
 
 
 class Files(Protocol):
-    """Where the segments lie. A method gives None once that has failed."""
+    """Stores the segments. A method returns None once storing has failed."""
 
     segment_bytes: int
     rotates: bool
@@ -35,16 +35,16 @@ class Files(Protocol):
     def open_segment(
         self, state: bytes, first_call: int, continues: bool
     ) -> tuple[mmap, str] | None:
-        """A new segment with its first frame, mapped, and its path; all behind that is 0."""
+        """Create a segment with its first frame and zeros after it; return its mapping and path."""
 
     def grow(self, size: int) -> tuple[mmap, str] | None:
-        """The open segment with room for this many bytes at least."""
+        """Grow the open segment to at least this many bytes; return its mapping."""
 
     def flush(self, end: int) -> bool | None:
-        """Write the segment to the disk up to a place."""
+        """Flush the segment to the disk up to `end`."""
 
     def close_segment(self, end: int) -> None:
-        """The segment is whole, and ends here."""
+        """Close the segment, which ends here."""
 
 
 LOOK_UP = "get_computed_blocks"
@@ -63,12 +63,12 @@ class Tape:
         self.open_segment(state, continues=False)
 
     def row(self, request_id: Any) -> int | None:
-        """The row of a request."""
+        """Return the row of a request."""
         request = self.state.requests.get(request_id) if isinstance(request_id, str) else None
         return None if request is None else request.row
 
     def last_hit(self, request_id: Any) -> Hit | None:
-        """The hit of the request's last look-up in this segment."""
+        """Return the hit of the request's last look-up in this segment."""
         row = self.row(request_id)
         return None if row is None else self._hits.get(row)
 
@@ -79,7 +79,7 @@ class Tape:
         given: Mapping[str, Any],
         run: Callable[[], Outcome[State, Any]],
     ) -> Outcome[State, Any]:
-        """Run a call between its arguments and its outcome."""
+        """Run a call, recording its arguments before and its outcome after."""
         self.state, data = state, bytearray()
         try:
             write_call(data, name, given, self)
@@ -125,7 +125,7 @@ class Tape:
             self.files.close_segment(self._frame)
 
     def _note(self, name: str, given: Mapping[str, Any], value: Any) -> None:
-        """Remember what a look-up found, until its request goes."""
+        """Remember the result of a look-up until its request leaves."""
         if name in (LOOK_UP, "remove_request"):
             row = self.row(given["request_id"])
             assert row is not None
@@ -151,7 +151,7 @@ class Tape:
         struct.pack_into("<I", self.buffer, at, value)
 
     def _end(self, name: str, outcome: bytes) -> None:
-        """Add the outcome of a call; with it the frame may be over, and the segment."""
+        """Add the outcome of a call, and close the frame and the segment if they are full."""
         self._put(outcome)
         self.num_calls += 1
         if name != "take_batch" and self._at - self._frame - FRAME_SIZE < FRAME_BYTES:
@@ -174,7 +174,7 @@ class Tape:
 
 
 def recorded(tape: Tape, name: str) -> Callable[..., Outcome[State, Any]]:
-    """A call as a transition that is recorded; the look-up, too, which changes nothing."""
+    """Wrap a transition, or the look-up, so that it is recorded."""
     names = arguments(name)
 
     def run(state: State, *args: Any, **options: Any) -> Outcome[State, Any]:

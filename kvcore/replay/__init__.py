@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded workload, replayed through a continuous-batching loop on the real manager."""
+"""Replays a recorded workload through a continuous-batching loop on the real manager."""

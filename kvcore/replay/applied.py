@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay's batches on a device of another distribution, whose memory checks every read.
+"""Applies a replay's batches to a device of another distribution, whose memory checks every read.
 
-The device is found as `kvcore simulate --torch` finds it, by an entry point of the group
-`kvcore.devices`, so that kvcore imports no tensors. Each token's slot gets a number made of all
-tokens up to it; what a step reads must be those numbers. Numbers of requests that are not in the
-step are forgotten and made anew from their tokens.
+The device is found by an entry point of the group `kvcore.devices`, as in `kvcore simulate
+--torch`, so that kvcore imports no tensors. Each token's slot gets a number derived from all tokens
+up to it; a step must read these numbers. Numbers of requests that are not in the step are forgotten
+and computed again from their tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kvcore.types.errors import InvariantViolation
 
 MODULUS, FACTOR = 2**61 - 1, 0x1B873593_CC9E2D51 % (2**61 - 1)
 NODE_SHIFT = 16
-"""Nodes have 45 bits, so that a device may keep them as float64."""
+"""Nodes have 45 bits, so that a device can store them as float64."""
 
 
 class OnDevice:
-    """Gives each step of one run to a device. Raises InvariantViolation for what it finds.
+    """Passes each step of one run to a device. Raises InvariantViolation for a wrong read.
 
-    num_read: tokens that steps read there so far, each of which was what had been written.
+    num_read: tokens that steps have read, all of them as written.
     """
 
     def __init__(self, make: MakeDevice, options: Options) -> None:
@@ -64,14 +64,14 @@ class OnDevice:
 
 
 class Prefix:
-    """Numbers of a request's prefixes, made as its tokens come."""
+    """The numbers of a request's prefixes, computed as its tokens arrive."""
 
     def __init__(self) -> None:
         self._nodes = array("q")
         self._last = 1
 
     def nodes(self, tokens: Sequence[int], end: int) -> Sequence[int]:
-        """A number for each of the first positions, up to end at least."""
+        """Return a number for each position, at least up to `end`."""
         last, add = self._last, self._nodes.append
         for token in tokens[len(self._nodes) : end]:
             last = (last * FACTOR + token + 1) % MODULUS
@@ -81,5 +81,5 @@ class Prefix:
 
 
 def _no_contents(key: bytes) -> NoReturn:
-    """Nothing is stored or loaded in a replay."""
+    """Raise: nothing is stored or loaded in a replay."""
     raise InvariantViolation("CACHE-KV", f"content {key.hex()} is asked for")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests whose time has come: read from a trace no earlier than needed.
+"""The requests that have arrived, read from a trace only when needed.
 
-Who has arrived waits in order; behind WAITING_MAX of them nothing is read, so that a trace
-of any length, replayed on an engine that is too slow for it, is never held.
+Arrived requests wait in order. Beyond WAITING_MAX of them nothing is read, so that a long trace on
+a slow engine is never held in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WAITING_MAX = 65_536
 
 @attrs.frozen
 class Arrived:
-    """A request of the trace, and its number there, from 0, among those that were read."""
+    """A request of the trace, and its number among those read, from 0."""
 
     number: int
     request: TraceRequest
@@ -28,8 +28,8 @@ class Arrived:
 class Arrivals:
     """The requests of a trace, by their time.
 
-    most: read no more than this many, None for all. accept: says whether a request that is read is
-    to wait; else it is forgotten. num_read: requests read so far.
+    most: maximum number to read, None for all. accept: whether a request that was read shall wait;
+    else it is dropped. num_read: requests read so far.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Arrivals:
         self.num_read = 0
 
     def pull(self, now: float) -> None:
-        """Let those wait whose time is not after now."""
+        """Queue the requests that have arrived by `now`."""
         while len(self.waiting) < WAITING_MAX:
             arrived = self._peek()
             if arrived is None or arrived.request.arrival > now:
@@ -55,7 +55,7 @@ class Arrivals:
             self._next = None
 
     def next_time(self) -> float | None:
-        """When the next one arrives that does not wait yet; None if there is none."""
+        """Return the time of the next arrival; None if there is none."""
         arrived = self._peek()
         return None if arrived is None else arrived.request.arrival
 

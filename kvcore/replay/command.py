@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore replay`: a recorded workload on the real manager, and what came of it.
+"""The command `kvcore replay`: replays a recorded workload on the real manager, and reports.
 
-The report goes to standard output; how far it is, skipped lines and what was wrong with the
-question, to standard error. Interrupted, it reports what was done. A page is written whole or not
-at all, before the report is printed. Exit code 0: replayed; 1: wrong content was read (`--apply`);
-2: the call or the trace was wrong; 130: interrupted.
+The report goes to standard output; progress, skipped lines and errors go to standard error. If
+interrupted, it reports what was done. A page is written completely or not at all, before the report
+is printed. Exit code 0: replayed; 1: wrong content was read (`--apply`); 2: bad arguments or a bad
+trace; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay one trace; returns the exit code.
 
-    arguments: those behind `kvcore replay`, the process's by default. A record is made again.
+    arguments: those after `kvcore replay`; by default, those of the process. The calls of a record
+    are made again.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if any(is_record(word) for word in words):
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return VIOLATED
     except KeyboardInterrupt:
-        print("kvcore replay: interrupted before there was anything to report", file=sys.stderr)
+        print("kvcore replay: interrupted before anything could be reported", file=sys.stderr)
         return STOPPED
     print_notes(reader, "kvcore replay")
     _print_checked(devices)
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_notes(reader: TraceReader, command: str) -> None:
-    """Say what is to be known of the trace's form, and name the first lines that were left out."""
+    """Print a note on the trace's form, and the first skipped lines."""
     if reader.note is not None:
         print(f"{command}: {reader.note}", file=sys.stderr)
     for error in reader.examples:
@@ -83,7 +84,7 @@ def print_notes(reader: TraceReader, command: str) -> None:
 
 
 def _write_page(path: str, report: Report) -> int:
-    """Write the page; what kept it from being written, which does not keep the report back."""
+    """Write the page; return the error that prevented it, which does not prevent the report."""
     from kvcore.replay.page import to_html  # only a page needs matplotlib
 
     try:
@@ -98,7 +99,9 @@ def _write_page(path: str, report: Report) -> int:
 
 
 def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
-    """Replay on each pool; the report, the first run's reader, and the devices that checked."""
+    """Replay on each pool; return the report, the first run's reader, and the devices that
+    checked.
+    """
     devices: list[OnDevice] = []
     num_runs = len({call.options.num_blocks, *call.sizes})
 
@@ -107,7 +110,7 @@ def _run(call: Arguments) -> tuple[Report, TraceReader, list[OnDevice]]:
         return Progress(sys.stderr, reader, plan.num_requests, what if num_runs > 1 else "")
 
     def on_device(plan: Options) -> Apply:
-        from kvcore.replay.applied import OnDevice  # with it comes the whole checker
+        from kvcore.replay.applied import OnDevice  # this imports the whole checker
 
         assert call.device is not None
         devices.append(OnDevice(call.device, plan))
@@ -150,7 +153,7 @@ def _run_variants(call: Arguments, reader: TraceReader) -> Report:
 
 
 def _print_checked(devices: list[OnDevice]) -> None:
-    """Say how much of a device's memory was read, all of it as it had been written."""
+    """Print how many reads of a device's memory were checked, all of them right."""
     if devices:
         count = sum(each.num_read for each in devices)
         print(f"kvcore replay: checked {count:,} reads of tokens, all right", file=sys.stderr)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `kvcore replay`, and which of them do not go together.
+"""The options of `kvcore replay`, and which of them cannot be combined.
 
-What cannot be done is refused before anything is read or run, in one sentence that says what
-to do instead. Blocks are those of the pool as engines count them, the null block included.
+Impossible combinations are refused before anything is read or run, with one sentence that says what
+to do instead. Numbers of blocks include the null block, as in engines.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ T = TypeVar("T")
 TRACES = "JSONL of Mooncake or Bailian, or another form (docs/replay.md); - for standard input"
 DEFAULTS = Options(num_blocks=1)
 WITHOUT_WISHES = tuple(each for each in EVICTIONS if each != "retention")
-"""No trace says how long content should stay: there `retention` is `uncached_first`."""
+"""Traces have no retention wishes, so `retention` equals `uncached_first` there."""
 HOMES = {"torch": "kvcore-runtime"}
-"""Device to the distribution that brings it."""
+"""Device -> the distribution that provides it."""
 
 
 class BadOptions(KvcoreError):
-    """Options that do not go together, or that need what is not there. Fields: reason."""
+    """The options cannot be combined, or need something that is missing. Fields: reason."""
 
     message = "{reason}"
 
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """Arguments of one call of the command. sizes, policies: the sweep's, besides the first."""
+    """The arguments of one call of the command. sizes, policies: of the sweep, besides the
+    first.
+    """
 
     trace: str
     options: Options
@@ -61,22 +63,22 @@ class Arguments:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
+    """Build the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="kvcore replay",
         description="Replay a recorded workload on the real manager, in virtual time.",
-        epilog="Exit code: 0 replayed, 1 --apply found wrong content, 2 the call or the trace was "
-        "wrong, 130 interrupted; then, too, it reports what was done.",
+        epilog="Exit code: 0 replayed, 1 --apply found wrong content, 2 bad arguments or a bad "
+        "trace, 130 interrupted, with a report of what was done.",
     )
     parser.add_argument("trace", metavar="TRACE", help=TRACES)
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
-    _add_result(parser.add_argument_group("what comes out"))
+    _add_result(parser.add_argument_group("output"))
     return parser
 
 
 def add_pool(group: argparse._ArgumentGroup) -> None:
-    """Options of the pool."""
+    """Add the options of the pool."""
     add = group.add_argument
     add("--blocks", type=count, metavar="N", required=True, help="blocks of the pool")
     _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens per block")
@@ -84,79 +86,103 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         "--policy",
         choices=EVICTIONS,
         default=DEFAULTS.policy,
-        help=f"which free block leaves first ({DEFAULTS.policy})",
+        help=f"the policy: the policy: which free block leaves first ({DEFAULTS.policy})",
     )
     add(
         "--policies",
         type=policies,
         metavar="NAME,NAME,...",
         default=(),
-        help="replay under each of these, too, on all cores; all: those that need no wishes",
+        help="also replay under each of these, on all cores; all: those that need no wishes",
     )
-    add("--backend", choices=("rust", "python"), help="the core (rust, if it is compiled)")
+    add("--backend", choices=("rust", "python"), help="the core (rust, if compiled)")
     add(
         "--sweep",
         type=counts,
         metavar="N,N,...",
         default=(),
-        help="replay on pools of these sizes, too: hit rate against pool size",
+        help="also replay on pools of these sizes: hit rate against pool size",
     )
 
 
 def add_loop(group: argparse._ArgumentGroup) -> None:
-    """Options of the loop."""
+    """Add the options of the loop."""
     add = group.add_argument
-    _number(group, "--max-running", "N", DEFAULTS.max_running, "requests that run at a time")
-    _number(group, "--token-budget", "TOKENS", DEFAULTS.token_budget, "most tokens of a step")
+    _number(group, "--max-running", "N", DEFAULTS.max_running, "maximum number of running requests")
+    _number(
+        group,
+        "--token-budget",
+        "TOKENS",
+        DEFAULTS.token_budget,
+        "maximum number of tokens per step",
+    )
     add(
         "--preempt",
         choices=("recompute", "swap"),
         default=DEFAULTS.preempt,
-        help=f"what happens to a preempted request ({DEFAULTS.preempt})",
+        help=f"what to do with a preempted request ({DEFAULTS.preempt})",
     )
     _number(group, "--waiting", "N", DEFAULTS.num_known, "waiting requests that the manager knows")
-    add("--host-blocks", type=count, metavar="N", help="to swap to (as many as --blocks)")
-    add("--requests", type=count, metavar="N", help="read at most this many")
+    add("--far-blocks", type=count, metavar="N", help="blocks of a far tier below the pool")
+    add(
+        "--store-policy",
+        choices=("publication", "second_use"),
+        help=f"which blocks it keeps: all computed ones, or those that a second prompt uses "
+        f"({DEFAULTS.store_policy})",
+    )
+    add(
+        "--host-blocks",
+        type=count,
+        metavar="N",
+        help="host blocks for swapping (as many as --blocks)",
+    )
+    add("--requests", type=count, metavar="N", help="read at most this many requests")
     costs = (DEFAULTS.base_seconds, DEFAULTS.seconds_per_prefill_token, DEFAULTS.seconds_per_decode)
     add(
         "--step-us",
         type=step_us,
         metavar="BASE,PROMPT,DECODE",
         default=costs,
-        help="virtual us of a step, and of each token of prompts and decodes in it "
-        f"({','.join(f'{each * 1e6:g}' for each in costs)})",
+        help="virtual time in us per step, per prompt token and per decoded token "
+        "({','.join(f'{each * 1e6:g}' for each in costs)})",
     )
-    add("--skip-bad", action="store_true", help="count and leave out bad lines")
+    add("--skip-bad", action="store_true", help="skip bad lines, and count them")
     add_rate(group)
     add(
         "--apply",
         metavar="DEVICE",
-        help="give each batch to real memory and check every read: torch",
+        help="apply each batch to real memory and check every read: torch",
     )
 
 
 def add_rate(group: argparse._ActionsContainer) -> None:
-    """The option of a trace without times."""
-    what = "requests a second, of a trace without times"
+    """Add the option of a trace without times."""
+    what = "requests per second, for a trace without times"
     group.add_argument("--rate", type=positive, metavar="N", help=what)
 
 
 def _add_result(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--json", action="store_true", help="plain data instead of text")
-    add("--html", metavar="FILE", help="write one page with plots, too (kvcore[plots])")
+    add("--json", action="store_true", help="write plain data instead of text")
+    add("--html", metavar="FILE", help="also write one page with plots (kvcore[plots])")
     add(
-        "--explain", action="store_true", help="say why tokens were computed again (kvcore explain)"
+        "--explain",
+        action="store_true",
+        help="explain why tokens were computed again (kvcore explain)",
     )
-    add("--no-bounds", action="store_true", help="do not count ideal and optimum: less memory")
+    add("--no-bounds", action="store_true", help="skip ideal and optimum, which need memory")
 
 
 def read_arguments(given: argparse.Namespace) -> Arguments:
     """Read the options. Raises BadOptions, CannotWrite, and what `make_config` raises."""
     if given.policies and given.apply is not None:
-        raise BadOptions(reason="--apply checks one policy: leave --policies out")
+        raise BadOptions(reason="--apply checks one policy: omit --policies")
+    if given.far_blocks is None and given.store_policy is not None:
+        raise BadOptions(reason="--store-policy needs --far-blocks")
+    if given.far_blocks is not None and given.apply is not None:
+        raise BadOptions(reason="--apply has no far tier: omit --far-blocks")
     if given.host_blocks is not None and given.preempt != "swap":
-        raise BadOptions(reason="--host-blocks are to swap to: say --preempt swap, too")
+        raise BadOptions(reason="--host-blocks needs --preempt swap")
     options = Options(
         num_blocks=given.blocks,
         block_size=given.block_size,
@@ -168,6 +194,8 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         num_requests=given.requests,
         num_known=given.waiting,
         bounds=not given.no_bounds,
+        far_blocks=given.far_blocks,
+        store_policy=given.store_policy or DEFAULTS.store_policy,
         base_seconds=given.step_us[0],
         seconds_per_prefill_token=given.step_us[1],
         seconds_per_decode=given.step_us[2],
@@ -192,14 +220,14 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
 
 
 def _backend(name: BackendName | None) -> BackendName:
-    """The core that is requested, or the quicker one of those there are."""
+    """Return the requested core, or the faster of the available ones."""
     if name == "rust" and not _twin.available():
-        raise BadOptions(reason="the compiled twin is missing: say --backend python")
+        raise BadOptions(reason="the compiled twin is missing: use --backend python")
     return name or ("rust" if _twin.available() else "python")
 
 
 def _device(name: str | None) -> MakeDevice | None:
-    """The device that is requested."""
+    """Return the requested device."""
     if name is None:
         return None
     from kvcore.oracle.device import find_device
@@ -213,12 +241,12 @@ def _device(name: str | None) -> MakeDevice | None:
 
 
 def _check_page(path: str, trace: str) -> None:
-    """Raise BadOptions or CannotWrite unless a page can be made and put there."""
+    """Raise BadOptions or CannotWrite unless a page can be drawn and written."""
     if util.find_spec("matplotlib") is None:
         reason = "--html draws with matplotlib, which is not installed: install kvcore[plots]"
         raise BadOptions(reason=reason)
     if path == STDIN:
-        raise BadOptions(reason="--html - names no file, and the report goes to standard output")
+        raise BadOptions(reason="--html - is not a file, and standard output is for the report")
     if trace != STDIN and Path(path).resolve() == Path(trace).resolve():
         raise BadOptions(reason=f"--html {path} would replace the trace")
     check_writable(path)
@@ -231,23 +259,23 @@ def _number(group: argparse._ArgumentGroup, name: str, unit: str, default: int, 
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Numbers with commas between."""
+    """Read comma-separated numbers."""
     return _listed(text, count)
 
 
 def policies(text: str) -> tuple[EvictionName, ...]:
-    """Names of policies with commas between, or all of them that a trace can tell apart."""
+    """Read comma-separated names of policies, or all that a trace can distinguish."""
     names = WITHOUT_WISHES if text == "all" else tuple(each.strip() for each in text.split(","))
     known = tuple(each for each in EVICTIONS if each in names)
     for name in names:
         if name not in known:
             listed = ", ".join(EVICTIONS)
-            raise argparse.ArgumentTypeError(f"must be all or of {listed}, not {name!r}")
+            raise argparse.ArgumentTypeError(f"must be all, or some of {listed}; not {name!r}")
     return known
 
 
 def step_us(text: str) -> tuple[float, ...]:
-    """Three times in microseconds, as seconds."""
+    """Read three times in microseconds; return seconds."""
     times = _listed(text, _us)
     if len(times) != 3:
         raise argparse.ArgumentTypeError(f"must be three times, BASE,PROMPT,DECODE, not {text!r}")

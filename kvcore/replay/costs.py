@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of calls: processor time of the thread, in histograms of bounded size.
 
-A value goes into one of 64 buckets between a power of two and the next, so a percentile is
-known to 1.6 %; sums and the worst are exact. What reading the clock costs is measured first, and
-taken off each measurement.
+A value goes into one of 64 buckets between a power of two and the next, so a percentile is known to
+1.6 %; sums and maxima are exact. The cost of reading the clock is measured first, and subtracted
+from each measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEASURED = (
 
 
 class Histogram:
-    """How often values of which size came: whole numbers of at least 0."""
+    """A histogram of integers of at least 0."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -48,7 +48,9 @@ class Histogram:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
     def percentile(self, share: float) -> float:
-        """The least value that this share of the values does not pass; 0 without values."""
+        """Return the least value that this share of the values does not exceed; 0 without
+        values.
+        """
         left = share * self.count
         for bucket in sorted(self._buckets):
             left -= self._buckets[bucket]
@@ -70,7 +72,7 @@ class Meter:
         self._in_step = 0
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call and measure, under the function's own name."""
+        """Call a function, and measure it under its own name."""
         start = self._clock()
         value = function(*args, **kwargs)
         spent = max(0, self._clock() - start - self._own)
@@ -82,18 +84,18 @@ class Meter:
         return value
 
     def end_step(self) -> None:
-        """Close the step: what was called since the last one counts as one cost."""
+        """End a step: all calls since the last end count as one cost."""
         self._steps.add(self._in_step)
         self._in_step = 0
 
     def costs(self) -> tuple[Cost, ...]:
-        """One for each name, the dearest in all first, then the steps'."""
+        """Return one cost per name, the highest total first, then that of steps."""
         names = sorted(self._names.items(), key=lambda item: (-item[1].total, item[0]))
         return tuple(_cost(name, each) for name, each in [*names, (STEP, self._steps)])
 
 
 def clock_cost(clock: Callable[[], int]) -> int:
-    """The time between two consecutive readings of the clock: the median of many."""
+    """Measure the time between two consecutive readings of the clock: the median of many."""
     spans = sorted(-clock() + clock() for _ in range(NUM_CALIBRATIONS))
     return spans[NUM_CALIBRATIONS // 2]
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of a replay, each as a type of its own.
 
-What is wrong with a trace names the file and the line, and a
-`BadLine` can be skipped.
+Errors of a trace name the file and the line; a `BadLine` can be skipped.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from __future__ import annotations
 from kvcore.types.errors import KvcoreError
 
 _SHOWN = 40
-"""A longer value is cut in a message."""
+"""Longer values are cut in a message."""
 
 
 class InvalidReplayOption(KvcoreError):
-    """An option of a replay, or of a generator, that cannot work."""
+    """An option of a replay, or of a generator, is invalid."""
 
     message = "option {name}={value!r}: {reason}"
 
 
 class TraceFileError(KvcoreError):
-    """A trace of requests that cannot be replayed."""
+    """A trace of requests cannot be replayed."""
 
 
 class UnreadableTrace(TraceFileError):
@@ -30,28 +29,28 @@ class UnreadableTrace(TraceFileError):
 
 
 class UnreadForm(TraceFileError):
-    """A trace of a known form that is not read."""
+    """The trace has a known form that cannot be read."""
 
-    message = "{file} is {form}, which is not read: {reason}"
+    message = "{file} is {form}, which is not supported: {reason}"
 
 
 class NeedsRate(TraceFileError):
-    """A trace without times, and no rate is given."""
+    """The trace has no times, and no rate is given."""
 
-    message = "{file} is {form}, which has no times: say --rate N, requests a second"
+    message = "{file} is {form}, which has no times: use --rate N, requests per second"
 
 
 class EmptyTrace(TraceFileError):
     """The file has no request."""
 
-    message = "{file} has no request; lines: {num_lines}, of them skipped: {num_skipped}"
+    message = "{file} has no request; lines: {num_lines}, skipped: {num_skipped}"
 
 
 class BadLine(TraceFileError):
-    """A line that is no request."""
+    """A line is not a request."""
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them; of a long value the first part."""
+        """Return the fields in the form that the message shows; of a long value, the first part."""
         text = repr(self.fields.get("value"))
         return {
             **self.fields,
@@ -60,43 +59,43 @@ class BadLine(TraceFileError):
 
 
 class NotJSON(BadLine):
-    """A line that is no JSON."""
+    """A line is not JSON."""
 
     message = "{file}, line {line}: not JSON: {reason}"
 
 
 class NotAnObject(BadLine):
-    """A line that is JSON and no object."""
+    """A line is JSON, but not an object."""
 
     message = "{file}, line {line}: a request is a JSON object, not {value}"
 
 
 class MissingRequestField(BadLine):
-    """A request without one of its fields."""
+    """A request lacks a field."""
 
     message = "{file}, line {line}: {field} is missing"
 
 
 class WrongKind(BadLine):
-    """A field of another kind than a request has."""
+    """A field has the wrong type."""
 
     message = "{file}, line {line}: {field} must be {expected}, not {value}"
 
 
 class OutOfRange(BadLine):
-    """A number that no request has."""
+    """A number is out of range."""
 
     message = "{file}, line {line}: {field} is {value}, must be {expected}"
 
 
 class TimeRunsBackwards(BadLine):
-    """A request that arrives before the one above it."""
+    """A request arrives before the previous one."""
 
-    message = "{file}, line {line}: timestamp {value} is before {before}, which came before it"
+    message = "{file}, line {line}: timestamp {value} is before the previous one, {before}"
 
 
 class LengthsDiffer(BadLine):
-    """The ids of a prompt do not stand for as many tokens as it has."""
+    """The number of a prompt's ids does not match its tokens."""
 
     message = (
         "{file}, line {line}: input_length {input_length} takes {expected} ids of {unit} tokens, "
@@ -105,6 +104,6 @@ class LengthsDiffer(BadLine):
 
 
 class LineTooLong(BadLine):
-    """A line that would not be held in memory."""
+    """A line is too long to be held in memory."""
 
     message = "{file}, line {line}: longer than {most} bytes"

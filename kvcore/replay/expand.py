@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens for what a trace only names: prompts from hash ids, and outputs.
+"""Makes tokens for what a trace only names: prompts from hash ids, and outputs.
 
-An id stands for the same tokens wherever it is, in every process and version. Two ids below
-2**29 differ in every token, so that blocks of any size are equal only where ids are. Prompts have
-tokens below 2**30, outputs from there to 2**31: an output is never equal to a prompt, nor are those
-of two requests.
+An id always stands for the same tokens, in every process and version. Two ids below 2**29 differ in
+every token, so that blocks of any size are equal only if ids are. Prompts have tokens below 2**30,
+outputs from there to 2**31: an output never equals a prompt, nor the output of another request.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SCATTER = 2654435761
 
 
 def prompt_tokens(ids: Sequence[int], num_tokens: int, unit: int) -> array[int]:
-    """The first tokens that the ids stand for, as unsigned 32-bit integers."""
+    """Return the first `num_tokens` tokens of the ids, as unsigned 32-bit integers."""
     tokens = array("I", b"")
     tokens.frombytes(b"".join([id_bytes(each, unit) for each in ids])[: num_tokens * TOKEN_BYTES])
     if sys.byteorder == "big":
@@ -34,16 +33,16 @@ def prompt_tokens(ids: Sequence[int], num_tokens: int, unit: int) -> array[int]:
 
 
 def outputs(request: int, start: int = 0) -> Iterator[int]:
-    """Outputs without end, from a position on, of a request given by its number in the trace."""
+    """Yield endless outputs, from a position on, of a request given by its number in the trace."""
     for place in count(request * _SCATTER + start):
         yield (1 << OUTPUT_BITS) | (place & ((1 << OUTPUT_BITS) - 1))
 
 
 @lru_cache(NUM_CACHED)
 def id_bytes(hash_id: int, unit: int) -> bytes:
-    """The tokens of one id, little-endian.
+    """Return the tokens of one id, little-endian.
 
-    All are made by one sum of large integers: each token has 32 bits of it, and no sum overflows
+    One sum of large integers makes all of them: each token has 32 bits of it, and no sum overflows
     into its neighbour.
     """
     pattern, ones = _pattern(hash_id >> ID_BITS, unit)

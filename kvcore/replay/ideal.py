@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hits of a cache without limit: each look-up finds all that was there before.
+"""The hits of an unlimited cache, in which each look-up finds everything before it.
 
-Counted from ids, with no manager. A look-up finds full blocks from the start of the prompt
-on, and leaves a token to compute, as the manager's does; all blocks that earlier requests filled
-are there. Outputs are found by nobody: no trace says what they were.
+Counted from ids, without a manager. A look-up finds full blocks from the start of the prompt on,
+and leaves a token to compute, as the manager's does; it finds all blocks that earlier requests
+filled. Outputs are never found, since traces do not contain them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvcore.replay.prefix_tree import PrefixTree, shares
 
 
 class Ideal:
-    """The unlimited cache of one block size, and what was found there so far."""
+    """The unlimited cache of one block size, and the tokens found so far."""
 
     def __init__(self, block_size: int, tree: PrefixTree | None = None) -> None:
         self._block_size = block_size
@@ -24,7 +24,7 @@ class Ideal:
         self.looked_up_tokens = 0
 
     def look_up(self, ids: Sequence[int], num_tokens: int, unit: int) -> int:
-        """Look a prompt up and put it there; returns the tokens found, which are counted too."""
+        """Look a prompt up, then add it; return and count the tokens found."""
         filled, hit_blocks, matches = self._num_filled, 0, True
         numbers = self._tree.numbers(ids, unit)
         of_ids = shares(num_tokens, unit, self._block_size)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay: continuous batching (`kvcore.scheduler`) over the real manager, in virtual time.
 
-Nothing depends on real time but the costs. A step takes `base_seconds`, and more for each prompt
-token and each decoding request.
+Only the costs depend on real time. A step takes `base_seconds`, plus a time per prompt token and
+per decoding request.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.expand import outputs, prompt_tokens
+from kvcore.replay.far.far_tier import FarTier
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -44,12 +45,12 @@ def replay(
     apply: Apply | None = None,
     observe: Observe | None = None,
 ) -> Result:
-    """Run the requests through a manager; returns what came of it.
+    """Run the requests through a manager; return the result.
 
-    requests: in the order of their arrival; a `TraceReader` gives the result its name and its count
-    of skipped lines. watch: called with a sample after each step. apply: called with each step's
-    batch before the next step. observe: gives the manager that the loop calls, around the real one.
-    A KeyboardInterrupt ends the run, and the result has what was done.
+    requests: in the order of their arrival; a `TraceReader` also provides the name and the count of
+    skipped lines. watch: called with a sample after each step. apply: called with each step's batch
+    before the next step. observe: returns the manager for the loop, around the real one. A
+    KeyboardInterrupt ends the run, and the result contains what was done.
     Raises InvalidReplayOption, InvalidConfig, InvalidCount, and what reading the requests raises.
     """
     config = make_config(options)
@@ -66,7 +67,7 @@ def replay(
 
 
 def make_config(options: Options) -> Config:
-    """The configuration of the manager that the options ask for.
+    """Return the configuration of the manager for these options.
 
     Raises InvalidConfig, InvalidCount, InvalidReplayOption.
     """
@@ -74,6 +75,8 @@ def make_config(options: Options) -> Config:
         read_count(name, getattr(options, name), 1)
     if options.num_requests is not None:
         read_count("num_requests", options.num_requests, 1)
+    if options.far_blocks is not None:
+        read_count("far_blocks", options.far_blocks, 1)
     for name in ("base_seconds", "seconds_per_prefill_token", "seconds_per_decode"):
         value = getattr(options, name)
         if not 0 <= value < float("inf"):
@@ -101,9 +104,9 @@ def make_config(options: Options) -> Config:
 class Sequence:
     """A request that the manager knows.
 
-    prompt: its tokens. num_wanted: outputs that end it. outputs: those to come. num_sampled: those
-    so far; newest: the last of them. has_new_token: the manager does not have that one yet. is_new:
-    it never ran.
+    prompt: its tokens. num_wanted: number of outputs after which it ends. outputs: those to come.
+    num_sampled: number of outputs so far; newest: the last of them. has_new_token: the manager does
+    not have that one yet. is_new: it never ran.
     """
 
     request: TraceRequest
@@ -122,12 +125,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and outputs, the new one too."""
+        """Number of tokens of prompt and outputs, including the new one."""
         return len(self.prompt) + self.num_sampled
 
     @property
     def num_known(self) -> int:
-        """The tokens that the manager has."""
+        """Number of tokens that the manager has."""
         return self.num_tokens - self.has_new_token
 
     @property
@@ -136,7 +139,7 @@ class Sequence:
         return self.has_new_token
 
     def tokens(self, start: int, end: int) -> array[int]:
-        """Token ids at positions [start, end)."""
+        """Return the token ids at positions [start, end)."""
         length = len(self.prompt)
         tokens = self.prompt[start:end]
         first = max(0, start - length)
@@ -148,7 +151,7 @@ class Sequence:
         self.has_new_token = False
 
     def drop_output(self) -> None:
-        """Nothing: each output is there when the next step is planned."""
+        """Do nothing: each output is known when the next step is planned."""
 
 
 @attrs.frozen
@@ -165,9 +168,9 @@ class Step:
 class Batcher(Scheduler[Sequence]):
     """The policy of `kvcore.scheduler` for requests that arrive in virtual time.
 
-    Nobody is admitted in a step in which a sequence sat out, nor before all prompts that run are
-    computed: so the order of look-ups is the order in which contents come. Behind the preempted
-    requests that wait stand those that the manager knows already, as many as `Options.num_known`.
+    No request is admitted in a step in which a sequence was skipped, nor before all running prompts
+    are computed, so the order of look-ups is the order in which contents appear. After the waiting
+    preempted requests come those that the manager knows already, as many as `Options.num_known`.
     """
 
     def __init__(
@@ -181,16 +184,19 @@ class Batcher(Scheduler[Sequence]):
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
+        self.far = FarTier(manager, options)
         self.decoding: list[Sequence] = []
         self.now = 0.0
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold nothing."""
+        """Number of requests that hold nothing."""
         return len(self.waiting) + len(self._arrivals.waiting)
 
     def schedule(self, in_flight: bool = False) -> list[ScheduledChunk[Sequence]]:
-        """Fill the open batch; returns chunks of prompts: who is in `decoding` got a position."""
+        """Fill the open batch; return chunks of prompts. Each sequence in `decoding` got a
+        position.
+        """
         self._was_refused = False
         self.decoding = []
         if self._num_known:
@@ -208,7 +214,7 @@ class Batcher(Scheduler[Sequence]):
         return super()._make_room(taker, refused)
 
     def _decoded(self, sequences: list[Sequence], given: bool) -> None:
-        """No chunk for each: nearly all that a long run does is to decode."""
+        """Make no chunks, since a long run mostly decodes."""
         for each in sequences if given else ():
             each.has_new_token = False
         self.decoding += sequences
@@ -216,16 +222,18 @@ class Batcher(Scheduler[Sequence]):
         self._budget -= len(sequences)
 
     def _may_admit(self) -> bool:
-        has_room = len(self.running) < self._max_running
+        has_room = len(self.running) + len(self.loading) < self._max_running
         return has_room and self._budget > 0 and not self._was_refused
 
     def _next_waiting(self) -> Sequence | None:
-        """The first one that the manager knows."""
+        """Return the first waiting request that the manager knows."""
         self._make_known()
         return super()._next_waiting()
 
     def _make_known(self) -> None:
-        """Add those that arrived to the manager, as many as it is to know, but one at least."""
+        """Add arrived requests to the manager, up to the number that it shall know, at
+        least one.
+        """
         while len(self.waiting) < max(1, self._num_known) and self._arrivals.waiting:
             arrived = self._arrivals.waiting.popleft()
             request, name = arrived.request, str(arrived.number)
@@ -235,10 +243,26 @@ class Batcher(Scheduler[Sequence]):
             self.waiting.append(Sequence(request, arrived.number, name, tokens, row, *of_it))
 
     def _num_reserved(self, hit: Hit) -> int:
-        """Blocks that are due to others, up to a share of the pool; none if nothing runs."""
+        """Return how many blocks are due to other requests, up to a share of the pool; 0 if nothing
+        runs.
+        """
         due = self._manager.num_due_blocks if self.running else 0
         own = sum(map(len, hit.blocks.blocks))
         return max(0, min(due - own, int(self._spared * self._manager.config.num_usable_blocks)))
+
+    def _begin_load(self, sequence: Sequence, hit: Hit) -> int | Refused:
+        reserved = self._num_reserved(hit)
+        got = self.far.begin(sequence.sequence_id, sequence.num_known, hit, reserved)
+        if not isinstance(got, Refused) and got > 0:
+            self._record.far_hit_tokens += got if sequence.is_new else 0
+            self._admitted(sequence, hit)
+        return got
+
+    def loads_end(self) -> None:
+        """Let those run whose load was in the batch that was taken."""
+        self.far.end()
+        self.running += self.loading
+        self.loading = []
 
     def _admitted(self, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request
@@ -278,7 +302,7 @@ class Loop:
         return self._batcher.now
 
     def step(self) -> Sample | None:
-        """One step, from arrivals to what finishes in it; None if nothing is left to do."""
+        """Run one step, from arrivals to finished requests; None if nothing is left to do."""
         arrivals, batcher = self._arrivals, self._batcher
         arrivals.pull(self.now)
         if not (batcher.running or batcher.swapped or batcher.num_waiting):
@@ -288,7 +312,7 @@ class Loop:
             batcher.now = max(self.now, upcoming)
             arrivals.pull(self.now)
         chunks = batcher.schedule()
-        if not (chunks or batcher.decoding):
+        if not (chunks or batcher.decoding or batcher.loading):
             raise InvariantViolation("REPLAY", f"step {self.record.steps} computes nothing")
         self._finish_step(chunks)
         sample = self._sample()
@@ -297,15 +321,19 @@ class Loop:
         return sample
 
     def result(self, trace: tuple[str, int]) -> Result:
-        """The result of the steps so far. trace: its name, and its skipped lines."""
+        """Return the result of the steps so far. trace: provides its name and its skipped lines."""
         num_read, backend = self._arrivals.num_read, self._manager.backend
-        return self.record.result(trace, num_read, backend, self.now, self._meter)
+        written = self._batcher.far.num_written
+        return self.record.result(trace, num_read, backend, self.now, self._meter, written)
 
     def _finish_step(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
-        """Take the batch, let its time pass, and release those that got the last output."""
+        """Take the batch, advance the time, and release the sequences that got their last
+        output.
+        """
         options = self._options
         batch = self._metered.take_batch()
         self.record.take(batch)
+        self._batcher.loads_end()
         decoding = self._batcher.decoding
         num_prefill = sum(each.end - each.start for each in chunks)
         if self._apply is not None:
@@ -316,11 +344,14 @@ class Loop:
             + options.seconds_per_prefill_token * num_prefill
             + options.seconds_per_decode * len(decoding)
         )
+        for chunk in chunks:
+            if chunk.num_wanted and not chunk.sequence.num_sampled:
+                self._batcher.far.computed(chunk.sequence.sequence_id, len(chunk.sequence.prompt))
         self._sample_outputs([*decoding, *(each.sequence for each in chunks if each.num_wanted)])
         self._meter.end_step()
 
     def _sample_outputs(self, sequences: list[Sequence]) -> None:
-        """Give computed sequences their next outputs; the last one ends a sequence."""
+        """Give computed sequences their next outputs; a sequence ends with its last one."""
         ended = []
         for each in sequences:
             each.newest = next(each.outputs)
@@ -335,7 +366,7 @@ class Loop:
             self._release(each.sequence_id)
 
     def _release(self, sequence_id: str) -> None:
-        """Free a sequence that ended, and note which of its blocks stay cached without an owner."""
+        """Free an ended sequence, and note which of its blocks stay cached without an owner."""
         manager, held = self._manager, self._manager.get_blocks(sequence_id)
         self._metered.free(sequence_id)
         freed = (b for ids in held.blocks for b in ids if not manager.num_owners(b))
@@ -362,6 +393,6 @@ class Loop:
 
 
 def _decode(sequence: Sequence) -> ScheduledChunk[Sequence]:
-    """The position that a decoding sequence got."""
+    """Note the position that a decoding sequence got."""
     end = sequence.num_tokens
     return ScheduledChunk(sequence=sequence, start=end - 1, end=end)

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bound that no policy passes: Belady's MIN with bypass over the look-ups of a run.
+"""A bound that no policy exceeds: Belady's MIN with bypass over the look-ups of a run.
 
-The full blocks of the prompts that a run admitted, in its order and one after the other,
-each prompt from its start. All usable blocks are cache, a block may be left out, and blocks are
-found one by one (no prefix need be there): so nothing that a manager can do finds more. What comes
-back after a preemption fills the cache again and counts nothing; the last block of a prompt that
-ends with it is filled and not looked up, as the manager leaves a token to compute.
-
-The blocks of one id are referenced together nearly always. An item is a run of blocks that is
-referenced as a whole throughout, and the choices of MIN within an item are all alike: the next uses
-of its blocks follow each other, and those of two items never interleave. So what is cached of an
-item is its first blocks, evictions take its last, and one heap entry stands for all of them. The
-answer is exactly that of MIN block by block.
+The references are the full blocks of the prompts that a run admitted, in its order, each prompt
+from its start. All usable blocks are cache, a block may be bypassed, and blocks are found one by
+one (without their prefix), so no manager can find more. A prompt that returns after a preemption
+fills the cache again, but does not count. If a prompt ends with a full block, that block is filled
+but not looked up, since the manager leaves a token to compute. The blocks of one id are nearly
+always referenced together. An item is a run of blocks that is always referenced as a whole, and MIN
+treats the blocks of an item alike: their next uses follow each other, and those of two items never
+interleave. So the first blocks of an item are cached, evictions take its last ones, and one heap
+entry stands for all of them. The result is exactly that of MIN block by block.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from heapq import heappop, heappush
 from kvcore.replay.prefix_tree import PrefixTree, Share, shares
 
 Parts = tuple[int, list[int]]
-"""The first item of a prefix, and where each of its items ends."""
+"""The first item of a prefix, and the end of each of its items."""
 NUM_CACHED = 4096
 _NEVER = 0
-"""No later use that counts; as the next use of a reference, which is never the first one."""
+"""Stands for no later use that counts; the first reference is never a next use."""
 
 
 class LookUps:
-    """The look-ups of a run, kept until it is over: four bytes per id."""
+    """The look-ups of a run, kept until its end: four bytes per id."""
 
     def __init__(self, block_size: int, tree: PrefixTree | None = None) -> None:
         self._block_size = block_size
@@ -40,16 +38,18 @@ class LookUps:
         self._lengths: list[tuple[int, int, bool]] = []
 
     def add(self, ids: Sequence[int], num_tokens: int, unit: int, *, counts: bool = True) -> None:
-        """Note that a prompt was looked up. counts: not where it only comes back."""
+        """Note that a prompt was looked up. counts: False if it only returns after a preemption."""
         self._numbers.extend(self._tree.numbers(ids, unit))
         self._lengths.append((num_tokens, unit, counts))
 
     def best_hit_tokens(self, num_blocks: int) -> int:
-        """The most tokens that a cache of this many blocks finds in these look-ups."""
+        """Return the most tokens that a cache of this many blocks finds in these look-ups."""
         return sum(self._hits(*self._references()[:3], num_blocks)) * self._block_size
 
     def found_blocks(self, num_blocks: int) -> Iterator[bytearray]:
-        """Of each look-up that counts, in order, a flag per full block: whether it is found."""
+        """Return, for each look-up that counts, in order, a flag per full block: whether it is
+        found.
+        """
         items, counted, widths, parts = self._references()
         hits = self._hits(items, counted, widths, num_blocks)
         for numbers, of_ids, counts in self._prefixes():
@@ -71,7 +71,7 @@ class LookUps:
         return _run(items, _next_uses(items, counted), counted, widths, num_blocks)
 
     def _prefixes(self) -> Iterator[tuple[Sequence[int], list[Share], bool]]:
-        """Of each look-up its prefixes' numbers, their blocks, and whether it counts."""
+        """Yield, for each look-up, its prefixes' numbers, their blocks, and whether it counts."""
         position = 0
         for num_tokens, unit, counts in self._lengths:
             of_ids = shares(num_tokens, unit, self._block_size)
@@ -79,8 +79,8 @@ class LookUps:
             position += len(of_ids)
 
     def _references(self) -> tuple[array[int], bytearray, array[int], dict[int, Parts]]:
-        """The items referenced in order, whether each reference counts, the items' widths, and
-        the first item of each prefix with the places where its items end.
+        """Return the items in order of reference, whether each reference counts, the items' widths,
+        and for each prefix its first item and the ends of its items.
         """
         cuts: dict[int, tuple[int, ...]] = {}
         for numbers, of_ids, _ in self._prefixes():
@@ -109,15 +109,16 @@ class LookUps:
 
 @lru_cache(NUM_CACHED)
 def _parts(cuts: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Where the items of a prefix end that is cut at these places, and how wide they are."""
+    """Return the ends and widths of the items of a prefix that is cut at these places."""
     ends = sorted({*cuts} - {0})
     return ends, [b - a for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def _next_uses(items: array[int], counted: bytearray) -> array[int]:
-    """For each reference the next one of its item, _NEVER if there is none or it does not count.
+    """Return for each reference the next one of its item; _NEVER if there is none or it does not
+    count.
 
-    A block that is filled again before it counts need not be kept till then.
+    A block that is filled again before its next counted use need not be kept until then.
     """
     following = array("Q", bytes(8 * len(items)))
     newest: dict[int, int] = {}
@@ -135,7 +136,7 @@ def _run(
     widths: array[int],
     num_blocks: int,
 ) -> Iterator[int]:
-    """The blocks that MIN finds at each reference; those it finds are the item's first ones."""
+    """Return how many blocks MIN finds at each reference; these are the item's first ones."""
     cached, next_use = array("I", bytes(4 * len(widths))), array("Q", bytes(8 * len(widths)))
     farthest: list[int] = []
     num_free = num_blocks

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay's report as one HTML page that needs nothing beside it.
+"""Renders a replay's report as one self-contained HTML page.
 
-No script, no font, no picture and no style from elsewhere: nothing in it is a network
-address. It is well-formed XML too, and readable on a light and a dark screen and on paper. What
-comes from the trace (names) is escaped.
+It uses no external script, font, picture or style, and contains no network address. It is also
+well-formed XML, and readable on light and dark screens and on paper. Names from the trace are
+escaped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ svg { display: block; width: 100%; height: auto; }
 
 
 def to_html(report: Report) -> Iterator[str]:
-    """The page, in parts."""
+    """Yield the parts of the page."""
     result = report.result
     title = escape(headline(result))
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
@@ -85,7 +85,7 @@ def to_html(report: Report) -> Iterator[str]:
 
 
 def _tiles(report: Report) -> Iterator[str]:
-    """The first things that a reader looks for."""
+    """Yield the figures that readers look for first."""
     result = report.result
     rates = rates_of(result)
     tiles = [
@@ -103,7 +103,7 @@ def _tiles(report: Report) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Sequence[str]], *, head: bool = True, words: bool = False) -> str:
-    """Rows as a table, the first as its head; words: they fill the last column."""
+    """Yield rows as a table, the first as its head. words: the last column is text."""
     opened = '<table class="figures">' if words else "<table>"
     lines = [f'<div class="wide">{opened}']
     for place, row in enumerate(rows):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plots of a replay, as SVG text for a page.
 
-Matplotlib draws (extra `kvcore[plots]`), this file alone imports it. Colours are written as
-CSS variables, `var(--c-ink)`, so that one drawing serves a light and a dark page; `with_colours`
-puts real ones there for a picture that stands alone. No text of an SVG points outside of it: no
-namespace, no document type, no metadata.
+Only this file imports matplotlib (extra `kvcore[plots]`). Colours are CSS variables,
+`var(--c-ink)`, so that one drawing serves light and dark pages; `with_colours` inserts real colours
+for a separate picture. An SVG contains no external reference: no namespace, no document type, no
+metadata.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvcore.replay.results import Result, Sample
 from kvcore.replay.summary import Report, cached_of, rates_of, use_of
 
 NAMES = {f"#0101{number:02}": name for number, name in enumerate(COLOURS)}
-"""Colours that matplotlib gets, each of which stands for a name."""
+"""Placeholder colours for matplotlib, each of which stands for a name."""
 INK, FAINT, GRID, BLUE, ORANGE, GREEN, RED, _, _ = NAMES
 WIDTH_INCHES = 9.2
 NUM_BINS = 120
@@ -60,7 +60,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_course(result: Result) -> str:
-    """Use, running and waiting, hits and evictions over virtual time, one under the other."""
+    """Draw use, running and waiting, hits and evictions over virtual time, one below the other."""
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(hspace=0.06)
         figure = Figure(figsize=(WIDTH_INCHES, 9.0), layout=layout)
@@ -77,7 +77,7 @@ def draw_course(result: Result) -> str:
 
 
 def draw_causes(explained: Explained) -> str:
-    """Tokens that were found, and that were missed by cause, over virtual time."""
+    """Draw found tokens, and missed ones by cause, over virtual time."""
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 3.2), layout="constrained")
         axes = figure.subplots()
@@ -104,7 +104,7 @@ def draw_causes(explained: Explained) -> str:
 
 
 def draw_sweep(report: Report) -> str:
-    """Hit rate of each policy against pool size, with the ideal and the optimum."""
+    """Draw the hit rate of each policy against pool size, with the ideal and the optimum."""
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -136,7 +136,7 @@ def draw_sweep(report: Report) -> str:
 
 
 def with_colours(svg: str, colours: Mapping[str, str]) -> str:
-    """The drawing with real colours, as a file of its own."""
+    """Return the drawing with real colours, as a separate file."""
     found = re.sub(r"var\(--c-(\w+)\)", lambda name: colours[name[1]], svg)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" style="background: {colours["page"]}" '
     return found.replace("<svg ", head, 1)
@@ -194,7 +194,7 @@ def _draw_evictions(axes: Axes, times: list[float], samples: Sequence[Sample]) -
         marks = [top] * len(marked)
         axes.plot(marked, marks, "v", color=RED, markersize=4, label="preemptions")
     axes.set_ylim(0, max([*rates, 1.0]) * 1.12)
-    axes.set_title("Evictions a second")
+    axes.set_title("Evictions per second")
     axes.yaxis.set_major_formatter(FuncFormatter(_short))
     if marked:
         _legend(axes)
@@ -217,14 +217,14 @@ def _legend(axes: Axes) -> None:
 
 
 def _from_zero(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples behind one of the empty pool at time 0, which a run starts from."""
+    """Prepend a sample of the empty pool at time 0 to the samples."""
     empty = dict.fromkeys((each.name for each in attrs.fields(Sample)), 0)
     empty["num_blocks"] = samples[0].num_blocks
     return [Sample(**empty), *samples]
 
 
 def _rates(times: list[float], totals: list[int]) -> tuple[list[float], list[float]]:
-    """A running total as rates a second in even bins, and the bins' edges."""
+    """Return a running total as rates per second in even bins, with the bins' edges."""
     end = max(times[-1], 1e-9)
     num_bins = min(NUM_BINS, max(1, len(times) - 1))
     edges = [end * each / num_bins for each in range(num_bins + 1)]
@@ -240,7 +240,7 @@ def _rates(times: list[float], totals: list[int]) -> tuple[list[float], list[flo
 
 
 def _short(value: float, _: object = None) -> str:
-    """1,500,000 as 1.5M."""
+    """Format 1,500,000 as 1.5M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -248,7 +248,7 @@ def _short(value: float, _: object = None) -> str:
 
 
 def _to_svg(figure: Figure, prefix: str, title: str) -> str:
-    """The drawing as one svg element, with ids of its own and colours by name."""
+    """Return the drawing as one svg element, with unique ids and colours by name."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefixes of a trace, each with a number: what an id is depends on the ids before it.
+"""Numbers the prefixes of a trace, since the content of an id depends on the ids before it.
 
-A prefix is its last id and the prefix before that, so two prompts have a number in common
-exactly where they have the prefix in common. A block belongs to the id in which its last token
-lies; so blocks of every size are known by their prefix and their place in it.
+A prefix is its last id and the prefix before that, so two prompts share a number exactly where they
+share the prefix. A block belongs to the id that contains its last token, so a block of any size is
+identified by its prefix and its place in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PrefixTree:
         return len(self._numbers)
 
     def numbers(self, ids: Sequence[int], unit: int) -> list[int]:
-        """The number of each prefix of ids, the shortest first. Adds those that are new."""
+        """Return the number of each prefix of ids, the shortest first; new ones are added."""
         numbers, known, before = [], self._numbers, -unit
         for each in ids:
             before = known.setdefault((before, each), len(known))
@@ -30,13 +30,13 @@ class PrefixTree:
 
 
 Share = tuple[int, int]
-"""The blocks that belong to one id of a prompt: those that the prompt fills, and those of them that
-a look-up can find, since it leaves a token to compute.
+"""The blocks of one id of a prompt: those that the prompt fills, and those of them that a look-up
+can find, since it leaves a token to compute.
 """
 
 
 def shares(num_tokens: int, unit: int, block_size: int) -> list[Share]:
-    """The share of each id in a prompt of this many tokens."""
+    """Return the share of each id in a prompt of this many tokens."""
     starts = range(0, num_tokens, unit)
     if unit % block_size:
         return [_share(start, num_tokens, unit, block_size) for start in starts]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a replay is, in one line.
+"""Shows the progress of a replay in one line.
 
-On a terminal the line is kept up to date; elsewhere one is written now and then, so that a log
-stays short. How much is left is estimated from what of the file was read for the requests that are
-done; of standard input nobody knows.
+On a terminal the line is updated in place; elsewhere a new one is written from time to time, so
+that a log stays short. Progress is estimated from the part of the file read for the finished
+requests; for standard input it is unknown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ COLUMNS, BAR = 99, 20
 
 
 class Progress:
-    """Says how far one run is, of those of a sweep.
-
-    num_requests: at which reading stops. what: which run it is.
+    """Shows the progress of one run of a sweep. num_requests: at which reading stops. what: name of
+    the run.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Progress:
         self._start = self._shown = clock()
 
     def __call__(self, sample: Sample) -> None:
-        """Show a step that is over, if it is time to."""
+        """Show a finished step, if it is time to."""
         now = self._clock()
         if now - self._shown < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
             return
@@ -52,7 +51,7 @@ class Progress:
             print(line, file=self._out, flush=True)
 
     def end(self) -> None:
-        """Leave an empty line where the last one was."""
+        """Clear the line."""
         if self._live:
             print(f"\r{'':<{COLUMNS}}\r", end="", file=self._out, flush=True)
 
@@ -70,7 +69,7 @@ class Progress:
         )
 
     def _share(self, sample: Sample) -> float | None:
-        """About how much of the trace is done."""
+        """Estimate the finished share of the trace."""
         reader, total = self._reader, float("inf")
         if reader.size and reader.position:
             total = reader.num_lines * reader.size / reader.position

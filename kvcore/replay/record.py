@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counts of a replay while it runs, and the result made of it.
+"""Counts a replay while it runs, and makes its result.
 
-Memory is bounded whatever the length of the run, the bounds' look-ups apart: samples are
-thinned evenly, waits go into a histogram, refused requests are named up to REFUSED_MAX. A look-up
-is noted for the bounds before it is counted, so that an interrupt anywhere leaves them bounds.
+Memory is bounded whatever the length of the run, except for the look-ups of the bounds: samples are
+thinned evenly, waits go into a histogram, at most REFUSED_MAX refused requests are named. A look-up
+is noted for the bounds before it is counted, so that they stay bounds after an interrupt at any
+point.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from kvcore.types.commands import Allocate, Batch, Evict, Free, Touch
 from kvcore.types.config import Config
 
 _ENDING = frozenset({Allocate.kind, Touch.kind, Evict.kind})
-"""Commands after which a block is not cached without owner."""
+"""Commands after which a block is no longer cached without owner."""
 
 
 class Samples:
-    """One sample per stride of steps, at most SAMPLES_MAX, the newest one always."""
+    """Keeps one sample per stride of steps, at most SAMPLES_MAX, and always the newest."""
 
     def __init__(self) -> None:
         self._kept: list[Sample] = []
@@ -42,7 +43,7 @@ class Samples:
         self._newest: Sample | None = None
 
     def add(self, sample: Sample) -> None:
-        """Take the sample of the next step."""
+        """Add the sample of the next step."""
         self._newest = sample
         if sample.step % self._stride == 0:
             self._kept.append(sample)
@@ -51,7 +52,7 @@ class Samples:
                 self._kept = self._kept[::2]
 
     def all(self) -> tuple[Sample, ...]:
-        """The samples that were kept, in order."""
+        """Return the kept samples, in order."""
         last = self._newest
         if last is None or last is self._kept[-1]:
             return tuple(self._kept)
@@ -64,7 +65,7 @@ class Record:
     def __init__(self, options: Options, config: Config) -> None:
         self.finished = self.evictions = self.steps = 0
         self.preempted = Preemptions()
-        self.hit_tokens = self.looked_up_tokens = 0
+        self.hit_tokens = self.looked_up_tokens = self.far_hit_tokens = 0
         self.again_hit_tokens = self.again_looked_up_tokens = 0
         self.output_tokens = 0
         self.interrupted = False
@@ -82,7 +83,7 @@ class Record:
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks without owner whose content can be found."""
+        """Number of blocks without owner whose content is findable."""
         return len(self._cached)
 
     def take(self, batch: Batch) -> None:
@@ -97,16 +98,16 @@ class Record:
                 self._cached.discard(block)
 
     def freed(self, blocks: Iterable[int]) -> None:
-        """Note blocks of the next batch that are cached without owner already."""
+        """Note blocks that are cached without owner before the next batch."""
         self._cached.update(blocks)
 
     @property
     def preemptions(self) -> int:
-        """By recompute and by swap."""
+        """Number of preemptions, by recompute and by swap."""
         return self.preempted.total
 
     def accept(self, arrived: Arrived) -> bool:
-        """Count a request that was read; False for one that the empty pool could not hold."""
+        """Count a request that was read; False if even an empty pool could not hold it."""
         request = arrived.request
         self._prompt_tokens += request.prompt_len
         num_tokens = request.prompt_len + max(0, request.output_len - 1)
@@ -126,7 +127,7 @@ class Record:
         return False
 
     def admitted(self, request: TraceRequest, waited: float, num_hit: int) -> None:
-        """Count a first look-up that was used, and the wait before it."""
+        """Count a first look-up that led to admission, and the wait before it."""
         self._waits.add(round(waited * NANO))
         if self._ideal is not None:
             self._ideal.look_up(request.hash_ids, request.prompt_len, request.unit)
@@ -135,19 +136,25 @@ class Record:
         self.hit_tokens += num_hit
 
     def admitted_again(self, request: TraceRequest, num_tokens: int, num_hit: int) -> None:
-        """Count the look-up of a request that was preempted, over all its tokens."""
+        """Count the look-up of a preempted request, over all its tokens."""
         self._note(request, counts=False)
         self.again_looked_up_tokens += num_tokens
         self.again_hit_tokens += num_hit
 
     def swapped_in(self, request: TraceRequest) -> None:
-        """Note for the optimum that a request's blocks are back."""
+        """Note for the optimum that a request's blocks were swapped in."""
         self._note(request, counts=False)
 
     def result(
-        self, trace: tuple[str, int], num_read: int, backend: str, now: float, meter: Meter
+        self,
+        trace: tuple[str, int],
+        num_read: int,
+        backend: str,
+        now: float,
+        meter: Meter,
+        far_written: int | None = None,
     ) -> Result:
-        """All of it. trace: its name, and its skipped lines."""
+        """Make the result. trace: its name, its skipped lines. far_written: None without tier."""
         best = None
         if self._look_ups is not None:
             best = self._look_ups.best_hit_tokens(self._config.num_usable_blocks)
@@ -178,6 +185,8 @@ class Record:
             queueing=Queueing(*(each / NANO for each in waits)),
             samples=self.samples.all(),
             costs=meter.costs(),
+            far_hit_tokens=None if far_written is None else self.far_hit_tokens,
+            far_written=far_written,
         )
 
     def _note(self, request: TraceRequest, *, counts: bool) -> None:

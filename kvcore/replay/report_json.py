@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay's report as plain data, for programs.
 
-Keys stay what they are; new ones may join, and FORMAT grows when one changes its meaning.
-Rates are from 0 to 1, None if there is nothing to count; the unit of a time is the end of its
-key. docs/replay.md lists the keys.
+Keys are stable; new ones may be added, and FORMAT grows when one changes its meaning. Rates are
+from 0 to 1, None if there is nothing to count; the key of a time ends with its unit. docs/replay.md
+lists the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The report as dicts, lists, strings and numbers."""
+    """Return the report as dicts, lists, strings and numbers."""
     result = report.result
     return {
         "format": FORMAT,
@@ -84,6 +84,7 @@ def _tokens(result: Result) -> dict[str, int | None]:
         "hit": result.hit_tokens,
         "ideal_hit": result.ideal_hit_tokens,
         "optimum_hit": result.optimum_hit_tokens,
+        "far_hit": result.far_hit_tokens,
         "again_looked_up": result.again_looked_up_tokens,
         "again_hit": result.again_hit_tokens,
     }
@@ -109,17 +110,18 @@ def _cost(cost: Cost) -> dict[str, float]:
 
 
 def _samples(result: Result) -> dict[str, list[Any]]:
-    """A column per field: many times shorter than an object per sample."""
+    """Return a column per field, which is much shorter than an object per sample."""
     names = [each.name for each in attrs.fields(Sample)]
     return {name: [getattr(each, name) for each in result.samples] for name in names}
 
 
 def _outcome(result: Result) -> dict[str, Any]:
-    """The fields that a run shares with a row of a sweep."""
+    """Return the fields that a run shares with a row of a sweep."""
     return {
         "tokens": _tokens(result),
         "hit_rate": attrs.asdict(rates_of(result)),
         "evictions": result.evictions,
+        "far_written": result.far_written,
         "preemptions": result.preemptions,
         "swaps": result.swaps,
         "steps": result.steps,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay's report as text for a person: one figure per line, what it is beside it.
+"""A replay's report as text for people: one figure per line, with its meaning.
 
-What limits the report comes first (interrupted, refused, skipped); a bound that was not
-counted is not shown. Times of the manager are processor time, all others virtual.
+Limitations of the report come first (interrupted, refused, skipped); a bound that was not counted
+is not shown. Times of the manager are processor time, all others virtual.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kvcore.replay.summary import (
 )
 
 SHOWN_MAX = 10
-"""Refused requests that the text names; the JSON has all that the result names."""
+"""Number of refused requests in the text; the JSON has all that the result names."""
 LABEL = 12
 ADVICE_POINTS = 0.01
-"""A larger pool that brings less is not advised."""
+"""A larger pool that gains less is not recommended."""
 SATURATED = "waits and hit rate are those of a backlog, in which a prefix waits to be met again"
 
 
 def to_text(report: Report) -> str:
-    """The report in lines."""
+    """Yield the lines of the report."""
     return "\n".join(_lines(report))
 
 
 def headline(result: Result) -> str:
-    """The headline: what was replayed, and how far."""
+    """Return the headline: what was replayed, and how far."""
     cut = "interrupted: " if result.interrupted else ""
     return (
         f"{cut}{result.trace}: {counted(result.requests, 'request')} in "
@@ -43,13 +43,13 @@ def headline(result: Result) -> str:
 
 
 def setting(result: Result) -> str:
-    """The pool and the loop that it was replayed on."""
+    """Return the settings of the pool and the loop."""
     options = result.options
     preempt = "recompute" if options.preempt == "recompute" else f"swap to {_host(options)}"
     return (
         f"{counted(options.num_blocks, 'block')} of {counted(options.block_size, 'token')}, "
         f"{options.policy}, {options.max_running:,} running at most, "
-        f"{counted(options.token_budget, 'token')} a step, preempt by {preempt}, "
+        f"{counted(options.token_budget, 'token')} per step, preempt by {preempt}, "
         f"{result.backend} core"
     )
 
@@ -58,18 +58,18 @@ def clock_note(options: Options) -> str:
     """A note on the cost of a step in virtual time."""
     return (
         f"a step takes {_micro(options.base_seconds)} us, "
-        f"{_micro(options.seconds_per_prefill_token)} us a prompt token and "
-        f"{_micro(options.seconds_per_decode)} us a decoded one"
+        f"{_micro(options.seconds_per_prefill_token)} us per prompt token and "
+        f"{_micro(options.seconds_per_decode)} us per decoded one"
     )
 
 
 def figures(result: Result) -> Iterator[tuple[str, str, str]]:
-    """Label, figure and what is to be known about it, a line each."""
+    """Yield label, figure and explanation of each line."""
     yield from _requests(result)
     yield from _hits(result)
     yield "evictions", f"{result.evictions:,}", "blocks that lost their content to another"
     swapped = f", {result.swaps:,} of them by swap" if result.swaps else ""
-    yield "preemptions", f"{result.preemptions:,}", f"requests that had to give way{swapped}"
+    yield "preemptions", f"{result.preemptions:,}", f"preempted requests{swapped}"
     waited = result.queueing
     detail = f"median; 99 % within {span(waited.p99)}, worst {span(waited.worst)}"
     if result.looked_up_tokens:
@@ -83,7 +83,9 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def advice(report: Report) -> str | None:
-    """Advice on what would bring most: blocks, by the sweep, or at most what the bounds leave."""
+    """Yield advice on what would gain most: more blocks, by the sweep, or the most that the bounds
+    allow.
+    """
     result, rates = report.result, rates_of(report.result)
     if rates.run is None:
         return None
@@ -107,7 +109,7 @@ def advice(report: Report) -> str | None:
 
 
 def sweep_rows(report: Report) -> list[tuple[str, ...]]:
-    """A head and a row per pool size, and per policy if there are several."""
+    """Yield a header and a row per pool size, and per policy if there are several."""
     several = len({each.options.policy for each in report.sweep}) > 1
     head = (
         *(
@@ -140,7 +142,7 @@ def sweep_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
-    """A head and a row per operation, times in microseconds."""
+    """Yield a header and a row per operation, times in microseconds."""
     rows: list[tuple[str, ...]] = [
         ("us of CPU", "count", "mean", "median", "p99", "p99.9", "worst", "total")
     ]
@@ -153,7 +155,7 @@ def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
 
 
 def refused_line(refused: RefusedRequest) -> str:
-    """The requests that were refused, and why."""
+    """Return the line of a refused request, with the reason."""
     return (
         f"request {refused.request} (line {refused.line:,}) has "
         f"{counted(refused.num_tokens, 'token')} and needs "
@@ -162,7 +164,7 @@ def refused_line(refused: RefusedRequest) -> str:
 
 
 def refused_lines(result: Result, most: int) -> Iterator[str]:
-    """The first refused requests, and how many there are besides."""
+    """Yield the first refused requests, and the number of further ones."""
     shown = result.refused[:most]
     yield from map(refused_line, shown)
     if len(shown) < result.num_refused:
@@ -170,24 +172,26 @@ def refused_lines(result: Result, most: int) -> Iterator[str]:
 
 
 def percent(rate: float | None) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return "-" if rate is None else f"{100 * rate:.2f} %"
 
 
 def span(seconds: float) -> str:
-    """A time as people say it."""
+    """Format a time for people."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
     return f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of something."""
+    """Format a number with its noun."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def table(rows: Sequence[Sequence[str]], *, words: bool = False) -> Iterator[str]:
-    """The first column to the left, the others to the right; the last, if it is of words, left."""
+    """Format a table: the first column left-aligned, the others right-aligned; a last column of
+    words, left-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
@@ -253,6 +257,9 @@ def _hits(result: Result) -> Iterator[tuple[str, str, str]]:
             reached = share(result.hit_tokens, tokens)
             had = "" if reached is None else f"; the run had {percent(reached)} of it"
             yield name, percent(rate), f"{meaning}{had}"
+    if result.far_hit_tokens is not None:
+        detail = f"{result.far_hit_tokens:,} tokens behind the hits; {result.far_written:,} "
+        yield "far hits", percent(rates.far), f"{detail}blocks were stored"
     if rates.again is not None:
         detail = f"{result.again_hit_tokens:,} of {result.again_looked_up_tokens:,} tokens"
         yield "hit again", percent(rates.again), f"{detail}, looked up after a preemption"

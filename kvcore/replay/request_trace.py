@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of requests, read line by line: Mooncake JSONL, Qwen-Bailian's, and those of forms/.
+"""Reads traces of requests line by line: Mooncake JSONL, Qwen-Bailian's, and the forms in forms/.
 
-One line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
-is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
-nothing, and so does a byte order mark at the start. Which form a file has, its first good line
-says: Bailian's requests have a `chat_id`, timestamps in seconds and 16 tokens per id; Mooncake's
-milliseconds and 512.
+One line is held at a time, at most LINE_BYTES_MAX long. A bad line raises its error, or is counted
+and skipped (`skip_bad`). Blank lines and a byte order mark at the start are ignored. The first good
+line decides the form: Bailian's requests have a `chat_id`, timestamps in seconds and 16 tokens per
+id; Mooncake's have milliseconds and 512.
 """
 
 from __future__ import annotations
@@ -47,11 +46,13 @@ LENGTH_MAX = 2**62
 NUM_EXAMPLES = 10
 STDIN = "-"
 OPENERS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstandard"}
-"""How compressed files begin, and the module that opens them; the last is kvcore[zstd]."""
+"""The first bytes of compressed files, and the module that opens them; the last needs
+kvcore[zstd].
+"""
 
 
 class Row(msgspec.Struct):
-    """The fields of a line; other fields are left alone."""
+    """The fields of a line; other fields are ignored."""
 
     timestamp: float
     input_length: int
@@ -65,14 +66,13 @@ _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 class TraceReader:
-    """The requests of a trace, in its order, read while they are requested.
+    """Iterates over the requests of a trace, reading on demand.
 
     source: a path, "-" for standard input, or an open binary file (which can be read once). name:
-    what errors call it. rate: requests a second, for a form without times. num_skipped, examples:
-    bad lines that were left out since the reading began, and what was wrong with the first of them.
-    note: what is to be known of the form. position, size: bytes read, and bytes there are (None for
-    what is no file). Raises, while it is read: UnreadableTrace, UnreadForm, NeedsRate, EmptyTrace,
-    BadLine.
+    for errors. rate: requests per second, for a form without times. num_skipped, examples: number
+    of bad lines skipped so far, and the errors of the first ones. note: a remark on the form.
+    position, size: bytes read, and total bytes (None if it is not a file). Raises, while it is
+    read: UnreadableTrace, UnreadForm, NeedsRate, EmptyTrace, BadLine.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class TraceReader:
             raise EmptyTrace(file=self.name, num_lines=self.num_lines, num_skipped=self.num_skipped)
 
     def _reading(self, first: bytes | None) -> Read:
-        """What reads the lines of a trace that begins with this one: requests, and their times as
-        the file has them. Raises UnreadForm, NeedsRate.
+        """Return the reader for a trace that begins with this line: it yields requests, and their
+        times as in the file. Raises UnreadForm, NeedsRate.
         """
         form = None if first is None else form_of(first, self.name, self._rate)
         if form is None:
@@ -163,7 +163,7 @@ class TraceReader:
         return read
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes | None]:
-        """The lines that are not blank; None for one that is too long."""
+        """Yield the lines that are not blank; None for one that is too long."""
         while line := file.readline(LINE_BYTES_MAX):
             self.num_lines += 1
             self.position += len(line)
@@ -183,7 +183,7 @@ class TraceReader:
                 yield line
 
     def _unpacked(self, file: BinaryIO) -> BinaryIO:
-        """The file, or what a compressed one holds. Raises UnreadableTrace."""
+        """Return the file, or the content of a compressed one. Raises UnreadableTrace."""
         head = file.peek(8) if hasattr(file, "peek") else b""
         module = next((name for start, name in OPENERS.items() if head.startswith(start)), None)
         if module is None:
@@ -191,7 +191,7 @@ class TraceReader:
         try:
             opener: Any = importlib.import_module(module).open
         except ImportError:
-            reason = "it is compressed by zstd, which is read with kvcore[zstd]"
+            reason = "it is compressed with zstd: install kvcore[zstd]"
             raise UnreadableTrace(file=self.name, reason=reason) from None
         self.size = None
         return cast(BinaryIO, io.BufferedReader(opener(file, "rb")))
@@ -209,7 +209,7 @@ class TraceReader:
         raise self._explain(values, said)
 
     def _explain(self, values: Any, said: str) -> BadLine:
-        """The fault of JSON that is no request. said: what the decoder thinks of it."""
+        """Return the error of JSON that is not a request. said: the decoder's message."""
         if not isinstance(values, dict):
             return self._error(NotAnObject, value=values)
         for field in _FIELDS:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options and results of a replay: plain frozen values, read by every report.
+"""The options and results of a replay, as frozen values.
 
-Counts are totals of the run so far, tokens unless the name says otherwise. Times named
-`seconds` or `time` are virtual, but those of a `Cost`, which are processor time. A hit rate is hit
-tokens over looked-up prompt tokens of first look-ups: those of requests that were preempted are
-counted apart.
+Counts are totals of the run so far, in tokens unless the name says otherwise. Times named `seconds`
+or `time` are virtual, except those of a `Cost`, which are processor time. A hit rate is hit tokens
+over looked-up prompt tokens of first look-ups; look-ups of preempted requests are counted
+separately.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from kvcore.types.keys import Hashing
 
 BackendName = Literal["python", "rust"]
 Preemption = Literal["recompute", "swap"]
+StorePolicy = Literal["publication", "second_use"]
 
 REFUSED_MAX = 100
-"""Refused requests that a result names; further ones are counted only."""
+"""Number of refused requests that a result names; further ones are only counted."""
 SAMPLES_MAX = 2048
-"""Samples that a result holds: those of a longer run are thinned evenly."""
+"""Most samples of a result; a longer run is thinned evenly."""
 
 SPARED = 0.5
 BASE_SECONDS = 0.008
 SECONDS_PER_PREFILL_TOKEN = 0.00005
 SECONDS_PER_DECODE = 0.00004
-"""Virtual costs of a step: roughly an 8B model on one large GPU; 20,000 prompt tokens a second."""
+"""Virtual costs of a step: roughly an 8B model on one large GPU; 20,000 prompt tokens per
+second.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """How to replay.
+    """The options of a replay.
 
     num_blocks: of the pool, the null block included. policy: `Config.eviction`. max_running:
     requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
@@ -42,6 +45,8 @@ class Options:
     request that gives way loses its blocks, or they go to num_host_blocks host blocks (None: as
     many as num_blocks) while these have room. num_requests: stop reading behind this many. bounds:
     count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
+    far_blocks: of a far tier, which gives and takes blocks in no time; None for no tier.
+    store_policy: which blocks it keeps (far/far_blocks.py).
     """
 
     num_blocks: int
@@ -56,6 +61,8 @@ class Options:
     num_known: int = 0
     spared: float = SPARED
     bounds: bool = True
+    far_blocks: int | None = None
+    store_policy: StorePolicy = "publication"
     base_seconds: float = BASE_SECONDS
     seconds_per_prefill_token: float = SECONDS_PER_PREFILL_TOKEN
     seconds_per_decode: float = SECONDS_PER_DECODE
@@ -63,11 +70,11 @@ class Options:
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """How it stood when a step ended.
+    """The state when a step ended.
 
-    waiting: requests that have arrived and hold nothing; those behind the first WAITING_MAX of them
+    waiting: requests that have arrived and hold nothing; those after the first WAITING_MAX
     (loop.py) are not read yet, and not counted. swapped: requests in the host tier. used_blocks:
-    those with an owner. cached_blocks: those without, whose content can be found.
+    blocks with an owner. cached_blocks: findable blocks without owner.
     """
 
     step: int
@@ -103,7 +110,7 @@ class Cost:
 
 @attrs.frozen(kw_only=True)
 class RefusedRequest:
-    """A request that the whole pool cannot hold, prompt and outputs. line: of the trace, from 1."""
+    """A request whose prompt and outputs the whole pool cannot hold. line: of the trace, from 1."""
 
     request: str
     line: int
@@ -123,7 +130,7 @@ class Queueing:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """The result of a replay, also of one that was interrupted.
+    """The result of a replay, even if it was interrupted.
 
     requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
     hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.
@@ -131,6 +138,8 @@ class Result:
     optimum_hit_tokens: what no policy passes at this pool size (optimum.py); both None without
     `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
     recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
+    far_hit_tokens: of first look-ups, behind hit_tokens, loaded from the far tier; far_written:
+    blocks that it stored. Both None without a tier.
     """
 
     trace: str
@@ -158,3 +167,5 @@ class Result:
     queueing: Queueing
     samples: tuple[Sample, ...]
     costs: tuple[Cost, ...]
+    far_hit_tokens: int | None = None
+    far_written: int | None = None

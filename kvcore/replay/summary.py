@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a result that every report shows: rates, and use over time.
 
-Text, JSON and page take their numbers from here, so that they cannot differ. A sample speaks
-for the time since the one before it; medians and shares of time weigh samples by that.
+Text, JSON and page take their numbers from here, so that they cannot differ. A sample stands for
+the time since the previous one; medians and shares of time weight samples by that time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kvcore.replay.explain.explained import Explained
 from kvcore.replay.results import Result, Sample
 
 FULL_SHARE = 0.9
-"""From here on a pool is called nearly full."""
+"""The share of used blocks from which on a pool counts as nearly full."""
 SATURATED_SHARE = 0.75
-"""A queue that grows is in the middle of its growth at most this share of its end."""
+"""In the middle of its growth, a growing queue has at most this share of its final length."""
 
 
 @attrs.frozen
 class Report:
     """A run, and the same trace on pools of other sizes.
 
-    sweep: finished runs by pool size, the first one among them; empty if none was requested.
-    left_out: pool sizes that an interrupt kept from being run to their end. explained: what the run
-    computed again, if that was requested.
+    sweep: finished runs by pool size, including the first; empty if none was requested. left_out:
+    pool sizes that an interrupt prevented from finishing. explained: what the run computed again,
+    if requested.
     """
 
     result: Result
@@ -48,11 +48,12 @@ class Rates:
     ideal: float | None
     optimum: float | None
     again: float | None
+    far: float | None = None
 
 
 @attrs.frozen
 class Spread:
-    """A quantity over time: what it was below for half of the time, its mean, its most."""
+    """A quantity over time: median, mean and maximum."""
 
     median: float
     mean: float
@@ -61,11 +62,11 @@ class Spread:
 
 @attrs.frozen
 class Course:
-    """How a run went over its virtual time.
+    """The course of a run over its virtual time.
 
-    use: share of the blocks that have an owner. cached: of those without, whose content can be
-    found. nearly_full: share of the time at FULL_SHARE or more. first_full: when that was first so,
-    None for never.
+    use: share of the blocks with an owner. cached: share of the findable blocks without owner.
+    nearly_full: share of the time at FULL_SHARE or more. first_full: the first such time, None for
+    never.
     """
 
     use: Spread
@@ -78,7 +79,7 @@ class Course:
 
 @attrs.frozen
 class Saturation:
-    """A queue that grew for most of the run: since when, until when, and to how many requests."""
+    """A queue that grew for most of the run: start, end, and final length."""
 
     since: float
     until: float
@@ -86,23 +87,24 @@ class Saturation:
 
 
 def rates_of(result: Result) -> Rates:
-    """The hit rates of a run and of its bounds."""
+    """Return the hit rates of a run and of its bounds."""
     looked_up = result.looked_up_tokens
     return Rates(
         run=share(result.hit_tokens, looked_up),
         ideal=share(result.ideal_hit_tokens, looked_up),
         optimum=share(result.optimum_hit_tokens, looked_up),
         again=share(result.again_hit_tokens, result.again_looked_up_tokens),
+        far=share(result.far_hit_tokens, looked_up),
     )
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole, None if either is not there."""
+    """Return a part of a whole, None if either is missing."""
     return None if part is None or not whole else part / whole
 
 
 def course_of(result: Result) -> Course | None:
-    """How a run went, None if it made no step."""
+    """Return the course of a run, None if it made no step."""
     samples = result.samples
     if not samples:
         return None
@@ -120,10 +122,11 @@ def course_of(result: Result) -> Course | None:
 
 
 def saturation_of(result: Result) -> Saturation | None:
-    """Whether the queue grew without end while requests came; None if it did not.
+    """Return the growth of the queue if it grew without bound while requests arrived; else None.
 
-    It did if it was not empty in the last half of the time before its longest, was there at most
-    three quarters as long in the middle of that stretch, and more requests waited than ever ran.
+    That is the case if the queue was never empty in the last half of the time before its maximum,
+    had at most three quarters of its maximum in the middle of that stretch, and more requests
+    waited than ever ran.
     """
     samples = result.samples
     if not samples:
@@ -143,17 +146,17 @@ def saturation_of(result: Result) -> Saturation | None:
 
 
 def use_of(sample: Sample) -> float:
-    """The share of the blocks that have an owner."""
+    """Return the share of the blocks with an owner."""
     return sample.used_blocks / sample.num_blocks if sample.num_blocks else 0.0
 
 
 def cached_of(sample: Sample) -> float:
-    """The share of the blocks that have no owner, and a content that can be found."""
+    """Return the share of the findable blocks without owner."""
     return sample.cached_blocks / sample.num_blocks if sample.num_blocks else 0.0
 
 
 def weights_of(samples: Sequence[Sample]) -> list[float]:
-    """For how long each sample speaks; all alike if no time passed."""
+    """Return the time that each sample stands for; equal weights if no time passed."""
     starts = [0.0, *(each.time for each in samples)]
     weights = [each.time - start for each, start in zip(samples, starts, strict=False)]
     return weights if sum(weights) > 0 else [1.0] * len(samples)

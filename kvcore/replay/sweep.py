@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trace on several pools: the run that is asked about, and a shorter row for each other size.
+"""Replays one trace on several pools: a full result for the first, and a row for each other size.
 
-Each run reads the trace anew, so standard input is kept in a temporary file if there are
-several. An interrupt ends the run that it meets and all that would follow; sizes that were not run
-to their end have no row, since their share of the trace is another.
+Each run reads the trace again, so standard input is kept in a temporary file if there are several.
+An interrupt ends the current run and all later ones; unfinished sizes have no row, since they saw a
+different part of the trace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OpenTrace = Callable[[], TraceReader]
 
 
 class Watching(Protocol):
-    """Shows how far a run is."""
+    """Shows the progress of a run."""
 
     def __call__(self, sample: Sample) -> None: ...
 
@@ -36,7 +36,7 @@ class Watching(Protocol):
 
 
 MakeWatch = Callable[[TraceReader, Options, int], Watching]
-"""Makes what watches a run: its reader, its options, its place in the sweep, from 0."""
+"""Makes the watcher of a run from its reader, its options, and its place in the sweep, from 0."""
 MakeApply = Callable[[Options], Apply]
 
 
@@ -44,7 +44,7 @@ MakeApply = Callable[[Options], Apply]
 def opened(
     path: str, *, skip_bad: bool, several: bool, rate: float | None = None
 ) -> Iterator[OpenTrace]:
-    """A function that returns a new reader of a trace at each call. Raises UnreadableTrace."""
+    """Return a function that makes a new reader of a trace at each call. Raises UnreadableTrace."""
     if path != STDIN or not several:
         yield lambda: TraceReader(path, skip_bad=skip_bad, rate=rate)
         return
@@ -71,12 +71,11 @@ def run_sizes(
     make_apply: MakeApply | None = None,
     explained: Explained | None = None,
 ) -> tuple[Report, TraceReader]:
-    """Replay on the pool of the options, then on the other sizes; the report, and the reader of
-    the first run, which knows its bad lines.
+    """Replay on the pool of the options, then on the other sizes; return the report, and the reader
+    of the first run, which knows its bad lines.
 
-    explained: gathers the explanations of the first run.
-
-    Raises what `replay` raises, and KeyboardInterrupt where not even the first run began.
+    explained: collects the explanations of the first run. Raises what `replay` raises, and
+    KeyboardInterrupt if not even the first run began.
     """
     wanted = [each for each in sorted(set(sizes)) if each != options.num_blocks]
     plans = [options, *(attrs.evolve(options, num_blocks=each) for each in wanted)]
@@ -119,7 +118,7 @@ def run_sizes(
 
 
 def _both(watching: Watching | None, explained: Explained | None) -> Watch | None:
-    """One watch that reports to both, or to the one that there is."""
+    """Return one watcher that reports to both, or to the only one."""
     if explained is None:
         return watching
 
@@ -132,7 +131,9 @@ def _both(watching: Watching | None, explained: Explained | None) -> Watch | Non
 
 
 def _report(done: Sequence[Result], left_out: Sequence[int], *, is_sweep: bool) -> Report:
-    """The first result in full; in the sweep all that are finished, small pools first."""
+    """Make the report: the first result in full, and the sweep of all finished ones, small pools
+    first.
+    """
     rows = [each for each in done if not each.interrupted] if is_sweep else []
     rows.sort(key=lambda each: each.options.num_blocks)
     return Report(done[0], tuple(rows), tuple(sorted(left_out)))
@@ -140,7 +141,7 @@ def _report(done: Sequence[Result], left_out: Sequence[int], *, is_sweep: bool) 
 
 @contextmanager
 def _kept(name: str, source: BinaryIO) -> Iterator[BinaryIO]:
-    """A temporary file with all that a stream has, at its end. Raises UnreadableTrace."""
+    """Copy a stream to a temporary file. Raises UnreadableTrace."""
     with tempfile.TemporaryFile() as file:
         try:
             shutil.copyfileobj(source, file)

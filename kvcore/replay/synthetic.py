@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up traces of four kinds of traffic, from a seed, in the form of Mooncake's.
+"""Generates traces of four kinds of traffic from a seed, in Mooncake's form.
 
-One `random.Random(seed)` decides everything: the same seed gives the same bytes. Sessions
-start as a Poisson process does, lengths are lognormal, choices among shared texts fall off like
-Zipf's law. A full chunk of UNIT tokens has an id that all prompts with this prefix share; the
-partial chunk at a prompt's end has one of its own. Requests come one by one, in the order of their
-arrival, and only sessions under way are held.
+One `random.Random(seed)` decides everything: the same seed gives the same bytes. Session starts are
+a Poisson process, lengths are lognormal, choices among shared texts follow Zipf's law. A full chunk
+of UNIT tokens has an id that all prompts with this prefix share; the partial chunk at a prompt's
+end has its own id. Requests are generated one by one, in the order of their arrival, and only
+active sessions are held.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECONDS_PER_OUTPUT = 0.02
 
 @attrs.frozen
 class GrowingPrompt:
-    """A prompt in the making. chunks: the ids of its full chunks."""
+    """A growing prompt. chunks: the ids of its full chunks."""
 
     length: int = 0
     chunks: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class GrowingPrompt:
 
 @attrs.frozen
 class Ask:
-    """A request of a session, this many seconds after the one before, or after its start."""
+    """A request of a session, this many seconds after the previous one, or after its start."""
 
     after: float
     text: GrowingPrompt
@@ -48,39 +48,39 @@ class Ask:
 
 
 Session = Iterator["Ask | Session"]
-"""Requests one after the other; a session among them starts beside it, when it is come to."""
+"""Requests in order; a nested session starts in parallel when it is reached."""
 
 
 class SessionWriter:
-    """The source of what sessions write: random numbers, and ids for what is new."""
+    """What sessions write: random numbers, and ids for new text."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self._ids = count()
 
     def length(self, median: float, spread: float, most: int) -> int:
-        """A number of tokens from 1 to most. spread: of its logarithm."""
+        """Draw a number of tokens from 1 to `most`. spread: of its logarithm."""
         return max(1, min(most, round(median * self.random.lognormvariate(0.0, spread))))
 
     def extend(self, text: GrowingPrompt, num_tokens: int) -> GrowingPrompt:
-        """The text with this many new tokens behind it; what is extended twice is two texts."""
+        """Append new tokens to a text; extending a text twice gives two different texts."""
         length = text.length + num_tokens
         new = length // UNIT - len(text.chunks)
         return GrowingPrompt(length, text.chunks + tuple(next(self._ids) for _ in range(new)))
 
     def ids(self, text: GrowingPrompt) -> array[int]:
-        """The ids of a text as a prompt."""
+        """Return the ids of a text as a prompt."""
         tail = (next(self._ids),) if text.length % UNIT else ()
         return array("Q", text.chunks + tail)
 
     def pick(self, texts: list[GrowingPrompt]) -> int:
-        """The place of one of several texts, earlier ones more often."""
+        """Draw the index of a text, earlier ones more often."""
         weights = list(accumulate(1 / (place + 1) for place in range(len(texts))))
         return bisect(weights, self.random.random() * weights[-1])
 
 
 def shared(writer: SessionWriter) -> Callable[[], Session]:
-    """One question behind one of a few system prompts."""
+    """One question after one of a few system prompts."""
     systems = [writer.extend(GrowingPrompt(), writer.length(2500, 0.6, 16_000)) for _ in range(8)]
 
     def session() -> Session:
@@ -113,7 +113,7 @@ def turns(writer: SessionWriter) -> Callable[[], Session]:
 
 
 def agents(writer: SessionWriter) -> Callable[[], Session]:
-    """Agents that call tools, one step after the other, and branch to try several ways at once."""
+    """Agents that call tools step by step, and branch to try several ways at once."""
     systems = [writer.extend(GrowingPrompt(), writer.length(5000, 0.5, 20_000)) for _ in range(4)]
 
     def work(text: GrowingPrompt, goes_on: float, branches: float) -> Session:
@@ -139,7 +139,9 @@ def agents(writer: SessionWriter) -> Callable[[], Session]:
 
 
 def documents(writer: SessionWriter) -> Callable[[], Session]:
-    """Questions about documents, some asked about often; at times one gives way to a new one."""
+    """Questions about documents, some more popular than others; sometimes a new document replaces
+    one.
+    """
 
     def document() -> GrowingPrompt:
         return writer.extend(GrowingPrompt(), writer.length(9000, 0.8, PROMPT_MAX - 2_000))
@@ -165,7 +167,7 @@ SESSIONS_PER_SECOND = {"shared": 4.0, "turns": 0.6, "agents": 0.25, "documents":
 def generate(
     kind: str, num_requests: int, seed: int, *, sessions_per_second: float | None = None
 ) -> Iterator[TraceRequest]:
-    """The requests of a made-up trace, by their arrival.
+    """Yield the requests of a generated trace, by arrival.
 
     kind: of KINDS. seed: at least 0. sessions_per_second: on average; the kind's own if None.
     Raises InvalidReplayOption, InvalidCount.

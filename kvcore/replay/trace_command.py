@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore trace`: makes traces up, and says what a trace has.
+"""The command `kvcore trace`: generates traces, and shows the facts of a trace.
 
-What is requested goes to standard output, what was wrong to standard error. A file is
-written whole or not at all. Exit code 0: done; 2: the call or the trace was wrong; 130:
-interrupted.
+Results go to standard output, errors to standard error. A file is written completely or not at all.
+Exit code 0: done; 2: bad arguments or a bad trace; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from kvcore.types.errors import KvcoreError
 
 @ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make or show one trace; returns the exit code.
+    """Generate or show one trace; return the exit code.
 
-    arguments: those behind `kvcore trace`, the process's by default.
+    arguments: those after `kvcore trace`; by default, those of the process.
     """
     parser = _make_parser()
     options = parse(parser, arguments)
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    """Write a made-up trace. Raises CannotWrite."""
+    """Write a generated trace. Raises CannotWrite."""
     lines = to_lines(
         generate(options.kind, options.requests, options.seed, sessions_per_second=options.rate)
     )
@@ -63,7 +62,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    """Say what a trace has. Raises TraceFileError."""
+    """Show the facts of a trace. Raises TraceFileError."""
     reader = TraceReader(options.trace, skip_bad=options.skip_bad, rate=options.rate)
     counting, interrupted = trace_facts.Counting(options.block_size), False
     try:
@@ -83,24 +82,36 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore trace",
         description="Traces of requests, as `kvcore replay` reads them.",
-        epilog="Exit code: 0 done, 2 the call or the trace was wrong, 130 interrupted.",
+        epilog="Exit code: 0 done, 2 bad arguments or a bad trace, 130 interrupted.",
     )
     parts = parser.add_subparsers(dest="what", metavar="generate | show")
-    made = parts.add_parser("generate", help="make a trace up, from a seed")
+    made = parts.add_parser("generate", help="generate a trace from a seed")
     add = made.add_argument
     add("--kind", choices=tuple(KINDS), required=True, help="the traffic: " + ", ".join(_KINDS))
     add("--requests", type=count, metavar="N", required=True, help="how many")
-    add("--seed", type=natural, metavar="N", default=0, help="decides everything (0)")
+    add(
+        "--seed",
+        type=natural,
+        metavar="N",
+        default=0,
+        help="the seed, which decides everything (0)",
+    )
     rates = ", ".join(f"{kind} {rate:g}" for kind, rate in SESSIONS_PER_SECOND.items())
-    add("--rate", type=positive, metavar="N", help=f"sessions that start a second ({rates})")
-    add("--out", metavar="FILE", help="where to write it (standard output)")
-    shown = parts.add_parser("show", help="say what a trace has, without replaying it")
+    add("--rate", type=positive, metavar="N", help=f"sessions that start per second ({rates})")
+    add("--out", metavar="FILE", help="the file to write (standard output)")
+    shown = parts.add_parser("show", help="show the facts of a trace, without replaying it")
     add = shown.add_argument
     add("trace", metavar="TRACE", help=TRACES)
-    add("--block-size", type=count, metavar="TOKENS", default=16, help="of the ideal (16)")
-    add("--skip-bad", action="store_true", help="count and leave out bad lines")
+    add(
+        "--block-size",
+        type=count,
+        metavar="TOKENS",
+        default=16,
+        help="tokens per block for the ideal (16)",
+    )
+    add("--skip-bad", action="store_true", help="skip bad lines, and count them")
     add_rate(shown)
-    add("--json", action="store_true", help="plain data instead of text")
+    add("--json", action="store_true", help="write plain data instead of text")
     return parser
 
 
@@ -108,5 +119,5 @@ _KINDS = (
     "shared system prompts",
     "turns of conversations",
     "agents that branch",
-    "documents asked about repeatedly",
+    "repeated questions about documents",
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a trace, counted without replaying it.
+"""Counts the facts of a trace without replaying it.
 
-One request is held at a time; what grows is the tree of distinct prefixes. Percentiles are
-read from buckets that are 1.6 % wide, totals are exact.
+One request is held at a time; only the tree of distinct prefixes grows. Percentiles are read from
+buckets that are 1.6 % wide, totals are exact.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LengthFacts:
 class Facts:
     """The facts of a trace. seconds: from time 0 to the last arrival. unit: tokens per id.
 
-    repeated_ids: those whose prefix came before, of num_ids. ideal_hit_tokens: of an unlimited
-    cache with blocks of block_size tokens. interrupted: there may be more.
+    repeated_ids: those of num_ids whose prefix occurred before. ideal_hit_tokens: of an unlimited
+    cache with blocks of block_size tokens. interrupted: the counts are incomplete.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Facts:
 
 
 class Counting:
-    """Facts in the making."""
+    """Facts while they are counted."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -62,7 +62,7 @@ class Counting:
         self._seconds, self._unit, self._num_ids = 0.0, 0, 0
 
     def read(self, requests: Iterable[TraceRequest]) -> None:
-        """Count requests; what was counted stays, also where reading ends by an error."""
+        """Count requests; the counts stay even if reading ends with an error."""
         for each in requests:
             self._ideal.look_up(each.hash_ids, each.prompt_len, each.unit)
             self._prompts.add(each.prompt_len)
@@ -71,7 +71,7 @@ class Counting:
             self._seconds, self._unit = each.arrival, each.unit
 
     def facts(self, name: str, skipped_lines: int, *, interrupted: bool = False) -> Facts:
-        """The counts so far."""
+        """Return the counts so far."""
         return Facts(
             name=name,
             requests=self._prompts.count,
@@ -89,7 +89,7 @@ class Counting:
 
 
 def to_lines(facts: Facts) -> Iterator[str]:
-    """The facts for a person."""
+    """Yield the facts as lines for people."""
     skipped = f"; {counted(facts.skipped_lines, 'bad line')} skipped" if facts.skipped_lines else ""
     cut = "interrupted: " if facts.interrupted else ""
     requests = counted(facts.requests, "request")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trace under several policies and pool sizes: read once, and run on all cores.
+"""Replays one trace under several policies and pool sizes: read once, run on all cores.
 
-The processes are forked, so each has the trace that was read. An interrupt ends all that run;
-variants that were not run to their end have no row.
+The processes are forked, so each has the trace. An interrupt ends all of them; unfinished variants
+have no row.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def run_variants(
     backend: BackendName | None = None,
     done: Done | None = None,
 ) -> Report:
-    """Replay under each of the options; the report is of the first, with a row for each.
+    """Replay under each of the options; return the report of the first, with a row for each.
 
-    done: called with each result when it is there. Raises what `replay` and reading raise, and
-    KeyboardInterrupt if the first one was not run to its end.
+    done: called with each result. Raises what `replay` and reading raise, and KeyboardInterrupt if
+    the first one did not finish.
     """
     requests = list(reader)
     results: dict[int, Result] = {}

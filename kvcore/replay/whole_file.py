@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written whole or not at all.
+"""Writes files completely or not at all.
 
-A text goes to a temporary file beside its place and is renamed when it is complete; whatever
-happens before, the place is as it was. A place that cannot be written is refused before the work
-that its text needs.
+A text goes to a temporary file in the same folder, which is renamed when it is complete; until then
+the target is unchanged. A target that cannot be written is refused before the work for its text is
+done.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class CannotWrite(KvcoreError):
 
 
 def check_writable(path: str) -> None:
-    """Raise CannotWrite unless a file can be put there. Leaves nothing behind."""
+    """Raise CannotWrite unless a file can be written there. Leaves nothing behind."""
     place = Path(path).resolve()
     if not path or place.is_dir():
-        raise CannotWrite(file=path, reason="it is no file name" if not path else "a folder")
+        raise CannotWrite(file=path, reason="it is not a file name" if not path else "a folder")
     if place.exists() and not place.is_file():
-        raise CannotWrite(file=path, reason="it is no plain file")
+        raise CannotWrite(file=path, reason="it is not a plain file")
     if place.exists() and not os.access(place, os.W_OK):
         raise CannotWrite(file=path, reason="it is read-only")
     _opened(path, _beside(place))
@@ -35,7 +35,7 @@ def check_writable(path: str) -> None:
 
 
 def write_whole(path: str, parts: Iterable[str]) -> None:
-    """Put the parts, one after the other, into a file. Raises CannotWrite."""
+    """Write the parts to a file, one after the other. Raises CannotWrite."""
     place = Path(path).resolve()
     temporary = _beside(place)
     _opened(path, temporary)
@@ -52,7 +52,7 @@ def write_whole(path: str, parts: Iterable[str]) -> None:
 
 
 def _opened(path: str, temporary: Path) -> None:
-    """Make the temporary file, anew if one of this name was left. Raises CannotWrite."""
+    """Create the temporary file, replacing a leftover of the same name. Raises CannotWrite."""
     try:
         temporary.unlink(missing_ok=True)
         temporary.open("x").close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request of a trace.
 
-A request names its prompt by hash ids, one for each `unit` tokens, the last perhaps partial;
-equal ids from the start mean an equal prefix.
+A request names its prompt by hash ids, one per `unit` tokens, the last possibly partial; equal
+leading ids mean an equal prefix.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded workload on many replicas behind a router, in virtual time."""
+"""Replays a recorded workload on many replicas behind a router, in virtual time."""

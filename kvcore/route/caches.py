@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica has cached: in a manager, or in the least that routing needs of one.
+"""The cache of a replica: a real manager, or the smallest model of one that routing needs.
 
-The model holds blocks in the order of their last use, the end of a prompt before its beginning. It
-has no owners: blocks of running requests can leave it, and outputs take no room. A manager counts
-both, and never finds the last block of a prompt, of which a token is left to compute.
+The model keeps blocks in the order of their last use, the end of a prompt before its beginning. It
+has no owners: blocks of running requests can be evicted, and outputs take no space. A manager
+counts both, and never hits the last block of a prompt, because one token is left to compute.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ from kvcore.types.values import Reason, Refused, Request
 
 
 class NeverFits(Exception):
-    """A request that is larger than the whole pool; the fleet counts it."""
+    """A request is larger than the whole pool; the fleet counts it."""
 
 
 class Cache(Protocol):
-    """What a replica does with a request, in this order."""
+    """A cache, with the calls of one request in their order."""
 
     def start(self, job: Job) -> int | None:
-        """Take the hit, in blocks, and what else the request needs; None: not now."""
+        """Take the blocks of the hit and the others that the request needs; return the hit. None:
+        not now.
+        """
 
     def computed(self, job: Job) -> None:
-        """The prompt is computed: others can find it."""
+        """Make the computed prompt findable."""
 
     def end(self, job: Job) -> None:
-        """The last output is there."""
+        """End a request after its last output."""
 
     def take_events(self) -> list[EventMap]:
         """Return and drop the events so far."""
 
     def names(self) -> set[int]:
-        """The blocks that can be found."""
+        """Return the findable blocks."""
 
 
 class LruCache:
-    """The model. num_blocks: that it holds. block_size: tokens, for the events."""
+    """The LRU model. num_blocks: capacity. block_size: tokens, for the events."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
@@ -53,7 +55,7 @@ class LruCache:
         self._events: list[EventMap] = []
 
     def start(self, job: Job) -> int:
-        """The blocks found from the start on. They are used when the prompt is computed."""
+        """Return the leading blocks found. They count as used once the prompt is computed."""
         hit = 0
         for name in job.names:
             if name not in self._blocks:
@@ -62,7 +64,7 @@ class LruCache:
         return hit
 
     def computed(self, job: Job) -> None:
-        """Put the prompt there, and let leave what was not used for longest."""
+        """Store the prompt, and evict the least recently used blocks."""
         kept = job.names[: self._num_blocks]
         new = [name for name in kept if name not in self._blocks]
         for name in reversed(kept):
@@ -84,20 +86,20 @@ class LruCache:
             )
 
     def end(self, job: Job) -> None:
-        """Nothing: no block has an owner."""
+        """Do nothing: no block has an owner."""
 
     def take_events(self) -> list[EventMap]:
-        """Return and drop the events so far; they have no tokens, which no trace knows."""
+        """Return and drop the events so far; they have no tokens, because traces have none."""
         taken, self._events = self._events, []
         return taken
 
     def names(self) -> set[int]:
-        """The blocks that can be found."""
+        """Return the findable blocks."""
         return set(self._blocks)
 
 
 class ManagedCache:
-    """A real manager with the block hashes of the trace: a name is a hash of 32 bytes."""
+    """A real manager that uses the trace's names as block hashes of 32 bytes."""
 
     def __init__(self, num_blocks: int, block_size: int, backend: BackendName | None) -> None:
         config = Config(num_blocks, block_size, null_block=False, enable_events=True)
@@ -132,7 +134,7 @@ class ManagedCache:
         self._manager.cache_blocks(str(job.number), job.request.prompt_len)
 
     def end(self, job: Job) -> None:
-        """Give the blocks back; what was published stays cached."""
+        """Free the blocks; published ones stay cached."""
         self._manager.free(str(job.number))
         self._manager.remove_request(str(job.number))
 
@@ -141,7 +143,7 @@ class ManagedCache:
         return event_maps(self._manager.take_events())
 
     def names(self) -> set[int]:
-        """The blocks that can be found."""
+        """Return the findable blocks."""
         blocks = range(self._manager.config.num_blocks)
         keys = filter(None, map(self._manager.get_block_key, blocks))
         return {external_hash(each[:HASH_SIZE]) for each in keys}

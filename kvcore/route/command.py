@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore route`: a recorded workload on replicas behind a router, by several rules.
+"""The command `kvcore route`: replays a recorded workload behind a router, by several rules.
 
-The report goes to standard output, the same for the same seed; which runs are done, to standard
-error. Exit code 0: replayed; 2: the call or the trace was wrong; 130: interrupted, with a report of
-the runs that were done.
+The report goes to standard output and is the same for the same seed; progress goes to standard
+error. Exit code 0: replayed; 2: bad arguments or a bad trace; 130: interrupted, with a report of
+the finished runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvcore.types.errors import KvcoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one trace on each fleet; returns the exit code.
 
-    arguments: those behind `kvcore route`, the process's by default.
+    arguments: those after `kvcore route`; by default, those of the process.
     """
     given = parse(make_parser(), arguments)
     try:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kvcore route: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        print("kvcore route: interrupted before there was anything to report", file=sys.stderr)
+        print("kvcore route: interrupted before the first run was finished", file=sys.stderr)
         return STOPPED
     if call.json:
         print(json.dumps(to_json(report, timing=call.timing)))

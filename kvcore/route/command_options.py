@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `kvcore route`, and the runs that they come to.
+"""The options of `kvcore route`, and the runs that they describe.
 
-Options with several values are combined, each with each, but for what makes no difference: a weight
-to rules other than `cost`, a delay or a loss of events to rules that ask no index.
+All combinations of options with several values are run, except those that make no difference: a
+weight for rules other than `cost`, a delay or loss of events for rules without an index.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPLICAS_MAX = 65_536
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """Arguments of one call of the command. runs: in the order of the report."""
+    """The arguments of one call of the command. runs: in the order of the report."""
 
     trace: str
     runs: tuple[Options, ...]
@@ -50,41 +50,51 @@ class Arguments:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
+    """Build the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="kvcore route",
         description="Replay a recorded workload on replicas behind a router, in virtual time.",
-        epilog="Where several values can be given, each is combined with each. Exit code: 0 "
-        "replayed, 2 the call or the trace was wrong, 130 interrupted.",
+        epilog="If options have several values, all combinations are run. Exit code: 0 replayed, "
+        "2 bad arguments or a bad trace, 130 interrupted.",
     )
     parser.add_argument("trace", metavar="TRACE", help=TRACES)
     _add_fleet(parser.add_argument_group("the replicas"))
     _add_router(parser.add_argument_group("the router"))
     _add_workload(parser.add_argument_group("the workload"))
-    add = parser.add_argument_group("what comes out").add_argument
-    add("--json", action="store_true", help="plain data instead of text")
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="write plain data instead of text")
     add(
         "--timing",
         action="store_true",
-        help="say what the router's choice costs, too: the only figure that no seed fixes",
+        help="also report the time of the router's choice (varies between runs)",
     )
     return parser
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--replicas", type=counts, metavar="R,R,...", default=(64,), help="how many there are (64)")
-    add("--blocks", type=count, metavar="N", required=True, help="blocks of each, of one id each")
-    add("--model", choices=MODELS, default="lru", help="what a replica caches with (lru)")
-    add("--backend", choices=get_args(BackendName), help="the managers' core (rust, if compiled)")
-    rate = f"prompt tokens a second of each ({PREFILL_RATE:,.0f})"
+    add("--replicas", type=counts, metavar="R,R,...", default=(64,), help="number of replicas (64)")
+    add(
+        "--blocks",
+        type=count,
+        metavar="N",
+        required=True,
+        help="blocks per replica, of one id each",
+    )
+    add("--model", choices=MODELS, default="lru", help="the cache of a replica (lru)")
+    add(
+        "--backend",
+        choices=get_args(BackendName),
+        help="the core of the managers (rust, if compiled)",
+    )
+    rate = f"prompt tokens per second of each replica ({PREFILL_RATE:,.0f})"
     add("--prefill-rate", type=positive, metavar="TOKENS", default=PREFILL_RATE, help=rate)
     add(
         "--decode-ms",
         type=_from_zero,
         metavar="MS",
         default=1000 * SECONDS_PER_DECODE,
-        help=f"milliseconds of one output token ({1000 * SECONDS_PER_DECODE:g})",
+        help=f"milliseconds per output token ({1000 * SECONDS_PER_DECODE:g})",
     )
     add(
         "--die",
@@ -116,32 +126,38 @@ def _add_router(group: argparse._ArgumentGroup) -> None:
         type=_several(_from_zero),
         metavar="S,S,...",
         default=(0.0,),
-        help="seconds that events are on their way (0)",
+        help="delay of events in seconds (0)",
     )
     add(
         "--loss",
         type=_several(_share),
         metavar="P,P,...",
         default=(0.0,),
-        help="share of the messages of events that are lost (0)",
+        help="share of event messages that are lost (0)",
     )
-    add("--no-replay", action="store_true", help="nobody asks for what was lost")
-    seed = "of losses, deaths and the hash rule (0)"
+    add("--no-replay", action="store_true", help="lost events are never requested again")
+    seed = "seed seed of losses, deaths and the hash rule (0)"
     add("--seed", type=natural, metavar="N", default=0, help=seed)
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--requests", type=count, metavar="N", help="read at most this many")
-    add("--speed", type=positive, metavar="X", default=1.0, help="times as fast as recorded (1)")
-    add("--skip-bad", action="store_true", help="count and leave out bad lines")
+    add("--requests", type=count, metavar="N", help="read at most this many requests")
+    add(
+        "--speed",
+        type=positive,
+        metavar="X",
+        default=1.0,
+        help="replay this many replay this many times as fast as recorded (1)",
+    )
+    add("--skip-bad", action="store_true", help="skip bad lines, and count them")
     add_rate(group)
 
 
 def read_arguments(given: argparse.Namespace) -> Arguments:
     """Read the options. Raises BadOptions."""
     if given.backend == "rust" and not _twin.available():
-        raise BadOptions(reason="the compiled twin is missing: say --backend python")
+        raise BadOptions(reason="the compiled twin is missing: use --backend python")
     if max(given.replicas) > REPLICAS_MAX:
         reason = f"--replicas {max(given.replicas)} are more than {REPLICAS_MAX:,}"
         raise BadOptions(reason=reason)
@@ -162,7 +178,7 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
 
 
 def _runs(given: argparse.Namespace) -> Iterator[Options]:
-    """The runs, with repetitions."""
+    """Yield the runs, with repetitions."""
     first = Options(
         num_replicas=1,
         num_blocks=given.blocks,
@@ -191,7 +207,7 @@ def _runs(given: argparse.Namespace) -> Iterator[Options]:
 
 
 def _several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """A reader of values with commas between."""
+    """Make a reader of comma-separated values."""
     return lambda text: tuple(read(each.strip()) for each in text.split(","))
 
 
@@ -200,7 +216,7 @@ def _rules(text: str) -> tuple[RuleName, ...]:
     for name in names:
         if name not in RULES:
             listed = ", ".join(RULES)
-            raise argparse.ArgumentTypeError(f"must be all or of {listed}, not {name!r}")
+            raise argparse.ArgumentTypeError(f"must be all, or some of {listed}; not {name!r}")
     return tuple(dict.fromkeys(names))
 
 

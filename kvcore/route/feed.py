@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of events from the replicas to the router's index: late, and not always there.
+"""Carries events from the replicas to the router's index, with delays and losses.
 
-Messages are those of a publisher, `EventLog`, and go into an `EventIndex`. A message is lost on its
-own. An index that misses one asks the publisher, whose answer comes two delays later and is not
-lost. Without replay it numbers what comes, and so does not know that it missed anything.
+An `EventLog` publishes the messages, and an `EventIndex` receives them. Each message is lost
+independently. If one is missing, the index requests a replay, which arrives two delays later and is
+not lost. Without replay, messages are numbered on arrival, so the index does not notice a loss.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from kvcore.event_index.index import EventIndex, Gap
 from kvcore.route.results import WITH_INDEX, Options
 
 KEPT_MAX = 64
-"""Messages that a replica keeps to send again. What is older comes as the whole index."""
+"""Messages that a replica keeps for replay. For older ones it sends the whole index."""
 
 At = Callable[..., Any]
-"""Called with a time, a function and its arguments: calls it at that time."""
+"""Schedules a call: takes a time, a function and its arguments."""
 
 
 class Feed:
-    """All replicas' events. index: None if the rule has no use for one. lost: messages so far."""
+    """The events of all replicas. index: None if the rule needs none. lost: messages lost
+    so far.
+    """
 
     def __init__(self, options: Options, at: At) -> None:
         self._options, self._at = options, at
@@ -41,12 +43,12 @@ class Feed:
             self._send(replica, self._logs[replica].begin(0.0), 1, 0.0)
 
     def publish(self, replica: int, events: list[EventMap], now: float) -> None:
-        """Send what a replica's cache said, if it said anything."""
+        """Send the events of a replica's cache, if any."""
         for message in self._logs[replica].append(events, now) if events else ():
             self._send(replica, message, len(events), now)
 
     def drop(self, replica: int) -> None:
-        """The replica is dead, and the router knows; what it sent before comes to nothing."""
+        """Remove a dead replica; its messages on the way are ignored."""
         del self._logs[replica]
         if self.index is not None:
             self.index.drop(str(replica))
@@ -63,7 +65,7 @@ class Feed:
             self._later(now, self._deliver, replica, message)
 
     def _later(self, now: float, function: Callable[..., None], *args: Any) -> None:
-        """Do it a delay later; without one, now."""
+        """Call a function after the delay, or now if there is none."""
         if self._options.delay:
             then = now + self._options.delay
             self._at(then, function, *args, then)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload through a router and its replicas, event by event.
+"""Simulates a workload on a router and its replicas, event by event.
 
-A replica computes one prompt after the other, at a constant rate, and decodes beside that. A prompt
-can be found by others when it is computed. A request of a replica that dies before its first token
-is routed again, as if it came then; its wait began with its arrival.
+A replica computes one prompt after the other, at a constant rate, and decodes beside that. Others
+can hit a prompt once it is computed. If a replica dies before a request's first token, the request
+is routed again as if it arrived then, but its wait counts from its first arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvcore.route.rules import Router
 
 
 class Fleet:
-    """One run. Afterwards, `replicas` and `feed` are as it left them."""
+    """One run. Afterwards, `replicas` and `feed` have their final states."""
 
     def __init__(self, workload: Workload, options: Options, backend: BackendName | None) -> None:
         self._workload, self._options = workload, options
@@ -50,7 +50,7 @@ class Fleet:
         self._router_ns = 0
 
     def run(self) -> Result:
-        """Run to the end."""
+        """Run until no event is left."""
         jobs = self._workload.jobs
         for job in jobs:
             self._at(job.arrival, self._arrive, job, job.arrival)
@@ -76,7 +76,7 @@ class Fleet:
         self._start(replica, now)
 
     def _start(self, replica: Replica, now: float) -> None:
-        """Compute the next prompt, if none is being computed and there is room for one."""
+        """Start the next prompt, if none is being computed and its blocks are available."""
         while replica.alive and replica.current is None and replica.queue:
             job = replica.queue[0].job
             try:
@@ -120,7 +120,7 @@ class Fleet:
         self._start(replica, now)
 
     def _die(self, now: float) -> None:
-        """Let some replicas die, and route again what they had not answered."""
+        """Kill some replicas, and route their unanswered requests again."""
         random = Random(f"deaths {self._options.seed}")
         dead = random.sample(self.replicas, self._options.num_dead)
         for each in dead:

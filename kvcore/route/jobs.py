@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a trace as a router sees them: with one name per block, equal for equal prefixes."""
+"""The requests of a trace as a router sees them: one name per block, equal for equal prefixes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvcore.replay.workload import TraceRequest
 
 
 class UnitsDiffer(TraceFileError):
-    """Requests of one trace whose ids stand for different numbers of tokens."""
+    """The ids of a trace stand for different numbers of tokens."""
 
     message = "line {line} has {unit} tokens per id, those before it {before}"
 
 
 @attrs.frozen
 class Job:
-    """A request. arrival: seconds. names: of its blocks, one per id, the last perhaps partial."""
+    """A request. arrival: seconds. names: of its blocks, one per id; the last may be partial."""
 
     number: int
     arrival: float
@@ -30,7 +30,7 @@ class Job:
 
 @attrs.frozen
 class Workload:
-    """All requests of a trace, by arrival. num_distinct: blocks with different names."""
+    """All requests of a trace, by arrival. num_distinct: number of distinct blocks."""
 
     jobs: tuple[Job, ...]
     unit: int

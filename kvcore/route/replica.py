@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One replica: a queue, one prompt that is computed, and requests that decode.
+"""One replica: a queue, one prompt being computed, and requests that decode.
 
-Its load, as a router knows it, is in blocks: of prompts that have no first token yet, and of
+The router knows its load in blocks: those of prompts without a first token yet, and those of
 requests that decode.
 """
 
@@ -17,7 +17,9 @@ from kvcore.route.jobs import Job
 
 @attrs.define(eq=False)
 class Task:
-    """A request on its replica. left: blocks to compute, as the router expected. hit: blocks."""
+    """A request on its replica. left: blocks to compute, as the router expected. hit:
+    blocks hit.
+    """
 
     job: Job
     left: int
@@ -27,9 +29,9 @@ class Task:
 
 @attrs.define(eq=False)
 class Replica:
-    """A replica. waiting: blocks of prompts without a first token. queued: of those that have not
-    begun, what is left to compute. until: when the prompt that is computed is done. active: blocks
-    of requests that decode. work: tokens computed.
+    """A replica. waiting: blocks of prompts without a first token. queued: blocks to compute of
+    prompts not yet started. until: end time of the current prompt. active: blocks of requests that
+    decode. work: tokens computed.
     """
 
     number: int
@@ -44,19 +46,19 @@ class Replica:
     work: int = 0
 
     def add(self, task: Task) -> None:
-        """Let a request wait."""
+        """Put a request into the queue."""
         self.queue.append(task)
         self.waiting += len(task.job.names)
         self.queued += task.left
 
     def take(self) -> Task:
-        """The first that waits is computed from now on, or leaves."""
+        """Take the first request out of the queue."""
         task = self.queue.popleft()
         self.queued -= task.left
         return task
 
     def prefill_left(self, now: float, blocks_per_second: float) -> float:
-        """Blocks of prompts that are still to be computed."""
+        """Return how many blocks of prompts are still to be computed."""
         if self.current is None:
             return self.queued
         return self.queued + (self.until - now) * blocks_per_second

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a trace behind a router, as text for a person and as plain data for programs.
+"""The report of a trace behind a router, as text for people and as plain data for programs.
 
-The text has a row per run, and of the options only those that are not as usual. docs/scale.md
-lists the keys of the data; they keep their meaning, and FORMAT grows when one changes.
+The text has a row per run, and shows only the options that differ from their defaults.
+docs/scale.md lists the keys of the data; they keep their meaning, and FORMAT grows when one
+changes.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from kvcore.route.results import WITH_INDEX, Options, Report, Result
 
 FORMAT = 1
 USUAL = {"scale": "1", "delay": "0 s", "loss": "0 %", "died": "0"}
-"""What needs no column."""
+"""Values that need no column."""
 MODELS = {"lru": "an LRU model", "manager": "a manager"}
 
 
 def to_text(report: Report, *, timing: bool) -> str:
-    """The report in lines. timing: with what the router's choice cost."""
+    """Format the report as lines. timing: include the time of the router's choice."""
     return "\n".join(_lines(report, timing=timing))
 
 
 def to_json(report: Report, *, timing: bool) -> dict[str, Any]:
-    """The report as dicts, lists, strings and numbers."""
+    """Return the report as dicts, lists, strings and numbers."""
     return {
         "format": FORMAT,
         "trace": report.trace,
@@ -74,15 +75,15 @@ def _lines(report: Report, *, timing: bool) -> Iterator[str]:
     yield f"{cut}{report.trace}: {counted(report.requests, 'request')}, {blocks}{speed}"
     yield _setting(report.runs[0].options)
     ideal = percent(share(report.ideal_hit_blocks, report.blocks))
-    yield f"ideal hit rate {ideal}: one cache without limit"
+    yield f"ideal hit rate {ideal}: one unlimited cache"
     yield ""
     yield from table(_rows(report, timing=timing))
     yield ""
-    yield "first token: seconds from arrival; busiest: its computed tokens over the mean, and their"
+    yield "first token: seconds from arrival; busiest: most tokens computed over the mean, and the"
     yield "deviation over the mean; copies of a cached block at the end; events of all replicas"
     if any(run.options.num_dead for run in report.runs):
-        yield "died: replicas; only there: distinct blocks that no other replica had; lost: hits,"
-        yield "against the same run without deaths"
+        yield "died: replicas; only there: distinct blocks that no other replica had; lost: hits"
+        yield "compared with the same run without deaths"
     for run in report.runs:
         if run.refused:
             yield f"{_name(run.options)}: {counted(run.refused, 'request')} refused: too large"
@@ -91,8 +92,8 @@ def _lines(report: Report, *, timing: bool) -> Iterator[str]:
 def _setting(options: Options) -> str:
     replay = "" if options.replay else ", lost events stay lost"
     return (
-        f"{counted(options.num_blocks, 'block')} a replica in {MODELS[options.model]}, "
-        f"{options.prefill_rate:,g} prompt tokens a second, "
+        f"{counted(options.num_blocks, 'block')} per replica in {MODELS[options.model]}, "
+        f"{options.prefill_rate:,g} prompt tokens per second, "
         f"{span(options.seconds_per_decode)} a decoded token, seed {options.seed}{replay}"
     )
 
@@ -102,7 +103,7 @@ def _name(options: Options) -> str:
 
 
 def _rows(report: Report, *, timing: bool) -> list[tuple[str, ...]]:
-    """A head and a row per run, without the columns that have what is usual in all rows."""
+    """Return a header and a row per run, without columns that have the default in all rows."""
     runs = report.runs
     columns: dict[str, list[str]] = {
         "rule": [each.options.rule for each in runs],
@@ -137,12 +138,14 @@ def _rows(report: Report, *, timing: bool) -> list[tuple[str, ...]]:
 
 
 def _if(run: Result, text: str, *rules: str) -> str:
-    """The text, where the rule makes it matter."""
+    """Return the text if it matters for the rule."""
     return text if run.options.rule in rules else "-"
 
 
 def _hits_lost(run: Result, report: Report) -> float | None:
-    """The hit rate of the same run without deaths, less that of the run; None without one."""
+    """Return the hit rate of the same run without deaths, less that of the run; None if there is no
+    such run.
+    """
     if not run.options.num_dead:
         return None
     alike = attrs.evolve(run.options, num_dead=0)

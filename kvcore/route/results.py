@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options and results of a run of replicas: plain frozen values, read by every report.
+"""The options and results of a run of replicas, as frozen values.
 
-Times are virtual, but `router_seconds`, which is processor time. A block is one id of the trace.
+Times are virtual, except `router_seconds`, which is processor time. A block is one id of the trace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RuleName = Literal["round-robin", "least-loaded", "hash", "prefix", "cost"]
 ModelName = Literal["lru", "manager"]
 
 WITH_INDEX: tuple[RuleName, ...] = ("prefix", "cost")
-"""Rules that ask who has cached what. To the others no delay and no loss makes a difference."""
+"""Rules that use the index. A delay or loss of events makes no difference to the others."""
 
 PREFILL_RATE = 4_000.0
 SECONDS_PER_DECODE = 0.013
@@ -24,12 +24,12 @@ SECONDS_PER_DECODE = 0.013
 class Options:
     """How to run.
 
-    num_blocks: of each replica. scale: weight of prefill in the cost rule. delay: seconds that a
-    message of events is on its way. loss: the share of the messages that do not arrive. replay:
-    missing messages are requested again; else the index goes on without them. num_dead: replicas
-    that die when half of the requests have arrived. prefill_rate: prompt tokens per second of a
-    replica, one request at a time. seconds_per_decode: of one output token, however many requests
-    decode. seed: of losses, deaths and the hash rule.
+    num_blocks: of each replica. scale: weight of prefill in the cost rule. delay: of a message of
+    events, in seconds. loss: share of the messages that do not arrive. replay: missing messages are
+    requested again; else the index goes on without them. num_dead: replicas that die when half of
+    the requests have arrived. prefill_rate: prompt tokens per second of a replica, one request at a
+    time. seconds_per_decode: of one output token, however many requests decode. seed: of losses,
+    deaths and the hash rule.
     """
 
     num_replicas: int
@@ -57,15 +57,15 @@ class Waits:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """The outcome of one run.
+    """The result of one run.
 
-    requests: that got a first token. refused: larger than a replica. again: begun on a replica that
-    died, and routed once more. blocks, hit_blocks: of the prompts. first_token: None without
-    requests. busiest: computed tokens of the busiest replica over the mean. deviation: standard
-    deviation of the computed tokens over their mean. copies: cached blocks of the living replicas
-    over the distinct ones, at the end. died_blocks: distinct blocks that only replicas which died
-    had. events, payload_bytes, messages: published by all replicas;
-    lost: messages among them that did not arrive. seconds: until the last first token.
+    requests: those that got a first token. refused: those larger than a replica. again: those
+    routed a second time because their replica died. blocks, hit_blocks: of the prompts.
+    first_token: None without requests. busiest: computed tokens of the busiest replica over the
+    mean. deviation: standard deviation of the computed tokens over their mean. copies: cached
+    blocks of the living replicas over the distinct ones, at the end. died_blocks: distinct blocks
+    that only dead replicas had. events, payload_bytes, messages: published by all replicas; lost:
+    messages that did not arrive. seconds: time of the last first token.
     """
 
     options: Options
@@ -94,10 +94,10 @@ class Result:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """Runs of one trace.
+    """The runs of one trace.
 
-    speed: by how much its times are shortened. block_size: tokens per block. ideal_hit_blocks: of
-    one cache without limit. interrupted: whether runs are missing.
+    speed: factor by which its times are shortened. block_size: tokens per block. ideal_hit_blocks:
+    those of one unlimited cache. interrupted: whether runs are missing.
     """
 
     trace: str

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica gets a request. Between equals the lowest number decides.
+"""Chooses the replica of a request. Ties go to the lowest number.
 
 `least-loaded` counts the blocks of prompts without a first token. `cost` is the rule of Dynamo's
-router: prefill that is left, the queue's and, behind its hit, the request's own, times a weight,
-and the blocks of requests that decode.
+router: the remaining prefill (of the queue, and of the request after its hit) times a weight, plus
+the blocks of requests that decode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HASHED_BLOCKS = 2
 
 
 class Router:
-    """Chooses, by one rule. blocks_per_second: that a replica computes."""
+    """Chooses replicas by one rule. blocks_per_second: computing speed of a replica."""
 
     def __init__(self, options: Options, blocks_per_second: float) -> None:
         self._options = options
@@ -29,7 +29,9 @@ class Router:
     def choose(
         self, job: Job, replicas: Sequence[Replica], found: Mapping[int, int], now: float
     ) -> Replica:
-        """The replica for a request. replicas: the living ones. found: leading blocks by number."""
+        """Return the replica for a request. replicas: the living ones. found: leading blocks per
+        replica number.
+        """
         match self._options.rule:
             case "round-robin":
                 return self._after(replicas)
@@ -43,14 +45,14 @@ class Router:
                 return self._cheapest(job, replicas, found, now)
 
     def _after(self, replicas: Sequence[Replica]) -> Replica:
-        """The next one behind the one that was chosen last."""
+        """Return the replica after the one chosen last."""
         later = (each for each in replicas if each.number > self._turn)
         chosen = next(later, replicas[0])
         self._turn = chosen.number
         return chosen
 
     def _hashed(self, job: Job, replicas: Sequence[Replica]) -> Replica:
-        """By the first blocks; only what a dead replica had goes elsewhere, to the next one."""
+        """Choose by a hash of the first blocks; if that replica is dead, take the next one."""
         ids = list(job.request.hash_ids[:HASHED_BLOCKS])
         first = f"{self._options.seed} {ids}".encode()
         place = int.from_bytes(hashlib.sha256(first).digest()[:8], "big")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sanitizer for paged KV caches of any engine: it follows what each slot holds.
+"""A sanitizer for the paged KV cache of any engine: it tracks what each slot holds.
 
-An adapter tells what an engine does, and nothing of kvcore is in the engine. What a query reads
-must be what was written for its prefix; all else is a finding (docs/sanitizer.md).
+An adapter reports what an engine does; the engine itself contains nothing of kvcore. A query must
+read what was written for its prefix; anything else is a finding (docs/sanitizer.md).
 """
 
 from kvcore.sanitizer.chunks import CacheGroup, Chunk, SlotChunk

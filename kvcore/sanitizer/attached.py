@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sanitizer in a serving engine: what it does is set in the environment, and it never stops it.
+"""A sanitizer in a serving engine, controlled by environment variables.
 
-KVCORE_SANITIZER=off|log|raise, log unless set: `log` writes each finding once and lets the engine
-go on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n checks one request in n. An
-adapter that errs switches its sanitizer off with one line of log.
+KVCORE_SANITIZER=off|log|raise, by default log: `log` logs each finding once and lets the engine go
+on, `raise` raises it after the step. KVCORE_SANITIZER_EVERY=n checks one request in n. If the
+adapter fails, it logs one line and switches the sanitizer off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MODES = ("log", "off", "raise")
 
 
 class WrongKv(RuntimeError):
-    """A certain finding, raised in the engine's own thread. finding: the first one of the step."""
+    """The engine read wrong KV; raised in the engine's own thread. finding: the first one of the
+    step.
+    """
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
@@ -51,7 +53,7 @@ def check_version(engine: str, found: str, tested: tuple[str, ...]) -> None:
 
 
 class Guard:
-    """Tells a sanitizer of an engine, reports what it finds, and ends with the first error."""
+    """Runs the adapter of an engine, reports findings, and switches off at the first error."""
 
     def __init__(self, attach: Callable[[], Sanitizer]) -> None:
         self.sanitizer: Sanitizer | None = None if mode() == "off" else attach()
@@ -59,12 +61,12 @@ class Guard:
         self._num_suspicions = 0
 
     def observe(self, tell: Callable[[Sanitizer], list[Finding] | None]) -> list[Finding]:
-        """Let an adapter observe; what was found, none once it is off."""
+        """Run an observation of the adapter; return the findings, none once it is off."""
         if self.sanitizer is None:
             return []
         try:
             return tell(self.sanitizer) or []
-        except Exception as error:  # of any kind: the engine goes on
+        except Exception as error:  # any error: the engine must go on
             LOG.error("the sanitizer is off from here on: %s: %s", type(error).__name__, error)
             self.sanitizer = None
             return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that an adapter states about a cache, and what one step does for one request."""
+"""The facts about a cache that an adapter states, and the work of one step for one request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class CacheGroup:
     """The blocks of layers that share tables.
 
     block_size: slots per block. window: queries at p see [max(0, p - window + 1), p]; None: all.
-    chunked: they see the chunk of `window` positions that they stand in instead. ring: tables wrap
+    chunked: they see the chunk of `window` positions that contains them instead. ring: tables wrap
     around, and a step reads before it writes. num_null: device blocks below this id are null
-    blocks, neither read inside the window nor written. zeros_readable: blocks that were zeroed may
-    be read. pool: groups of one pool share the ids of blocks. Raises AdapterError.
+    blocks, which are neither written nor read inside the window. zeros_readable: zeroed blocks may
+    be read. pool: groups of one pool share block ids. Raises AdapterError.
     """
 
     block_size: int
@@ -39,7 +39,7 @@ class CacheGroup:
                 raise AdapterError(observation="CacheGroup", reason=reason)
 
     def first(self, start: int) -> int:
-        """The first position that the queries from start on see."""
+        """Return the first position that the queries from `start` on see."""
         if self.window is None:
             return 0
         return start - start % self.window if self.chunked else max(0, start - self.window + 1)
@@ -61,10 +61,10 @@ class Chunk:
 
 @attrs.frozen
 class SlotChunk:
-    """The same in one group by the very slots, `block * block_size + offset`.
+    """The same in one group, given by slots, `block * block_size + offset`.
 
-    writes: of positions from start on, one each; a negative one is not written. reads: of the
-    positions that end with the chunk's last one, of a ring with the one before its first.
+    writes: one per position from start on; a negative one is not written. reads: of the positions
+    up to the chunk's last one; for a ring, up to the one before its first.
     """
 
     name: str

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents of every slot, who wrote them, and the last events of every block.
+"""The contents of every slot, the writers, and the last events of every block.
 
-Real memory: nothing is forgotten when a block is freed. A slot remembers the event of its block
-under which it was written; when that event is older than the block's last 8, its writer is
-forgotten and its content is not.
+As in real memory, nothing is forgotten when a block is freed. A slot remembers the event of its
+block under which it was written; once that event is older than the block's last 8, the writer is
+forgotten, but not the content.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Place = tuple[str, int, int]
 """A tier, a pool of blocks, and a block."""
 
 NUM_EVENTS = 8
-"""How many events a block keeps, and a request."""
+"""How many events a block keeps, and how many a request."""
 DELTA_MAX = 4095
-"""Up to this many steps behind its event the step of a write is known."""
+"""The step of a write is known up to this many steps after its event."""
 
 
 @attrs.frozen(eq=False)
 class Event:
     """An event of a block: `given`, `dropped`, `written`, `copied`, `zeroed` or `lost`.
 
-    serial: of the request, None if it was none. index: the block's place in that request's table,
-    or the block that was copied.
+    serial: of the request, if any. index: the block's place in that request's table, or the copied
+    block.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Event:
 
 @attrs.frozen
 class Held:
-    """The content of a slot: the digest of a prefix and the oldest weights it was computed by."""
+    """The content of a slot: the digest of a prefix, and the oldest weights used for it."""
 
     digest: int
     oldest_epoch: int
@@ -65,7 +65,7 @@ class Block:
         return event
 
     def written_by(self, serial: int, index: int, step: int) -> Event:
-        """The last event by which a request has this block at a place of its table."""
+        """Return the last event by which a request has this block at a place of its table."""
         for event in reversed(self.events):
             if (event.serial, event.index) == (serial, index) and event.kind in GIVES:
                 return event
@@ -83,7 +83,7 @@ class Blocks:
         self._blocks: dict[Place, Block] = {}
 
     def at(self, place: Place) -> Block:
-        """A block, empty if it was never named."""
+        """Return a block, empty if it was never named."""
         block = self._blocks.get(place)
         if block is None:
             block = self._blocks[place] = Block(self._num_slots[place[1]])

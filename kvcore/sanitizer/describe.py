@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a finding of what a slot checker saw: names for serials, and the last events."""
+"""Turns the verdict of a slot checker into a finding, with names and the last events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Describer:
         self._show_tokens, self._engine = show_tokens, engine
 
     def describe(self, wrong: WrongAccess) -> Finding:
-        """The finding that a slot checker's verdict is."""
+        """Return the finding for a slot checker's verdict."""
         request = self._names.of(wrong.serial)
         event = wrong.event
         writer = self._names.of(event.serial) if event is not None else None
@@ -65,7 +65,7 @@ class Describer:
         )
 
     def empty_step(self, step: int, num_chunks: int) -> Finding:
-        """A step whose chunks have no tokens."""
+        """Return the finding for a step whose chunks have no tokens."""
         detail = f"step {step} has {num_chunks} chunks and no tokens"
         return Finding(
             name="empty-step", certain=True, step=step, detail=detail, engine=self._engine
@@ -120,7 +120,7 @@ class Describer:
 
 
 def _step_of(wrong: WrongAccess) -> int | None:
-    """The step of the write of what is held, None if it is not known."""
+    """Return the step in which the content was written, None if unknown."""
     if wrong.held is None or wrong.event is None or wrong.held.delta >= DELTA_MAX:
         return None
     return wrong.event.step + wrong.held.delta

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings, as values with the text that a person needs to follow it in the engine."""
+"""Findings, as values with the text that a person needs to trace them in the engine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ CERTAIN = {
     "no-slot": "has no block for a position",
     "empty-step": "is in a step without tokens",
 }
-"""Each finding that is proved by the observations alone."""
+"""The findings that the observations alone prove."""
 
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """One finding. str() is the whole text.
+    """One finding. str() returns the whole text.
 
     name: one of CERTAIN, of the hunter's, or a suspicion: `alias`, `use-after-free`, `double-free`.
     position: the token that was read or written. start: the first query of the chunk. held, wanted:
-    what the slot holds and should. writer, written: who wrote it, in which step; None if nobody did
-    or it is forgotten.
-    block_events, request_events: the last of each, the oldest first. differs: of cross-tenant, the
+    actual and expected content of the slot. writer, written: which request wrote it, in which step;
+    None if unwritten or forgotten.
+
+    block_events, request_events: the last events, oldest first. differs: for cross-tenant, the
     parts of the namespaces that differ.
     """
 
@@ -54,7 +55,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding in one line."""
+        """Return the finding in one line."""
         parts = [f"{self.name}:"]
         if self.request is not None:
             where = f" (group {self.group_id}, queries from {self.start})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step from its issue until its tokens are known, and what makes one an adapter's mistake."""
+"""A step from its issue until its tokens are known, and checks for mistakes of an adapter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvcore.sanitizer.errors import AdapterError
 from kvcore.sanitizer.lines import BlockLists, SlotLists
 
 STEP_MAX = END_MAX = 2**32 - 1
-"""Steps, and the positions that chunks end at, are numbered up to here."""
+"""The highest number of a step, and the highest end of a chunk."""
 EPOCH_MAX = 2**16 - 1
-"""How often weights may change: a slot keeps the number of its weights in 16 bits."""
+"""How often weights may change: a slot stores the number of its weights in 16 bits."""
 
 
 @attrs.define
@@ -34,7 +34,7 @@ class Issued:
 def check_step(step: int, last: int) -> None:
     """Check the number of a step against the last one."""
     if step <= last:
-        reason = f"step {last} came before it, and steps rise"
+        reason = f"step {last} came before it, and steps must ascend"
         raise AdapterError(observation=f"issue({step})", reason=reason)
     if step > STEP_MAX:
         reason = f"steps are numbered up to {STEP_MAX}"
@@ -48,7 +48,7 @@ def check_numbered(
     drafts: Mapping[int, Sequence[int]],
     tables: Mapping[int, BlockLists],
 ) -> None:
-    """Check what chunks have by their numbers: drafts and blocks."""
+    """Check the drafts and blocks that are given by the number of a chunk."""
     for at in (*drafts, *tables):
         if not isinstance(at, int) or not 0 <= at < len(names):
             raise AdapterError(observation=what, reason=f"no chunk {at!r} of {len(names)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chunk of a step while it is checked, and what may be wrong with it.
+"""A chunk of a step while it is checked, and its possible errors.
 
 Twin: rust/src/sanitizer/lines.rs.
 """
@@ -14,7 +14,7 @@ from kvcore.sanitizer.contents import Event, Held
 from kvcore.sanitizer.requests import Followed
 
 SlotLists = tuple[int, Sequence[int], Sequence[int]]
-"""A group, the slots that are written and those that are read."""
+"""A group, its written slots and its read slots."""
 BlockLists = Sequence[Sequence[int]]
 """Blocks of each group."""
 
@@ -23,8 +23,9 @@ BlockLists = Sequence[Sequence[int]]
 class Line:
     """One chunk of a step while it is checked.
 
-    oldest_epoch: of what it read and writes; written: what that was when it wrote. loads: what it
-    writes comes from elsewhere, null blocks left out, and in one group if that is given.
+    oldest_epoch: of the contents that it reads and writes; written: its value at the time of
+    writing. loads: it only writes, from outside, without null blocks, and in one group if that is
+    given.
     """
 
     request: Followed
@@ -41,7 +42,7 @@ class Line:
 
 @attrs.frozen
 class WrongAccess:
-    """A wrong read or write of a chunk; `alias` is the one that proves nothing.
+    """A wrong read or write of a chunk; only `alias` proves nothing.
 
     block, slot, held and event are None if the table has no block for the position.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens with media items in their places, for engines whose prompts have them.
+"""Tokens with media items at their positions, for engines with media in prompts.
 
-What precedes an item does not depend on it, so an item belongs to its positions and not to a
+Content before an item does not depend on it, so an item belongs to its positions, not to a
 request's namespace.
 """
 
@@ -16,7 +16,9 @@ import attrs
 
 @attrs.frozen
 class Item:
-    """A media item, or embeddings, in the place of tokens. content: what it is, or names it."""
+    """A media item, or embeddings, at the place of tokens. content: its bytes, or a name
+    for them.
+    """
 
     first: int
     length: int
@@ -24,12 +26,12 @@ class Item:
 
     @property
     def number(self) -> int:
-        """The number that stands for its first position; the next ones count up."""
+        """Return the number that stands for its first position; the next positions count up."""
         return int.from_bytes(blake2b(self.content, digest_size=8).digest(), "big")
 
 
 class MediaTokens(Sequence[int]):
-    """An engine's list of tokens with items in their places."""
+    """An engine's list of tokens with items at their positions."""
 
     def __init__(self, tokens: Sequence[int], items: Sequence[Item]) -> None:
         self._tokens = tokens

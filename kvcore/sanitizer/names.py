@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests by name: who lives, their last events, and the names of those that left."""
+"""The requests by name: live ones with their last events, and the names of ended ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PARTS = ("LoRA adapter", "salt", "media", "embeddings")
 
 @attrs.define
 class Named:
-    """A request as an adapter sees it. serial: its number, never used again. events: of each the
-    step, a text, and what is put into it.
+    """A request as an adapter sees it. serial: its unique number. events: for each, the step, a
+    text, and the values for the text.
     """
 
     serial: int
@@ -30,7 +30,7 @@ class Named:
     events: deque[tuple[Any, ...]] = attrs.field(factory=lambda: deque(maxlen=NUM_EVENTS))
 
     def said(self) -> list[str]:
-        """The last events, the oldest first."""
+        """Return the last events, the oldest first."""
         return [f"step {step}: {text.format(*fields)}" for step, text, *fields in self.events]
 
 
@@ -55,7 +55,7 @@ class Names:
         return named
 
     def end(self, name: str) -> None:
-        """Let a request leave; its name is kept while few left after it."""
+        """End a request; its name is kept for some time."""
         named = self.live.pop(name)
         del self.serials[name]
         named.tokens = ()
@@ -64,12 +64,12 @@ class Names:
             del self._by_serial[self._ended.popleft()]
 
     def of(self, serial: int | None) -> Named | None:
-        """The request of a serial, None if it is forgotten."""
+        """Return the request of a serial, None if it is forgotten."""
         return None if serial is None else self._by_serial.get(serial)
 
 
 def differing(first: tuple[object, ...], second: tuple[object, ...]) -> list[str]:
-    """The parts in which two namespaces differ."""
+    """Return the parts in which two namespaces differ."""
     length = max(len(first), len(second))
     pairs = zip(*((*each, *[None] * (length - len(each))) for each in (first, second)), strict=True)
     return [

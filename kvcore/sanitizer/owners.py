@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's statements about its blocks' owners, and the suspicions that follow.
+"""An engine's statements about the owners of its blocks, and the suspicions that follow.
 
-All of it is optional, and proves nothing: content decides.
+They are optional and prove nothing: only contents do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kvcore.sanitizer.findings import Finding
 
 
 class Owners:
-    """Released blocks, and each suspicion once per cause."""
+    """Tracks released blocks, and reports each suspicion once per cause."""
 
     def __init__(self, engine: str) -> None:
         self.suspicions: list[Finding] = []
@@ -21,11 +21,11 @@ class Owners:
         self._causes: set[tuple[object, ...]] = set()
 
     def allocate(self, block: int, pool: int = 0) -> None:
-        """Say that the engine handed out a block."""
+        """Report that the engine handed out a block."""
         self._released.discard((pool, block))
 
     def release(self, block: int, pool: int = 0) -> None:
-        """Say that a block's last owner gave it back."""
+        """Report that a block's last owner gave it back."""
         if (pool, block) in self._released:
             self._suspect("double-free", None, None, (pool, block))
         self._released.add((pool, block))

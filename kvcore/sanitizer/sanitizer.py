@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An adapter's observations of an engine, in the order of issue, and what follows from it.
+"""The sanitizer: takes an adapter's observations of an engine, in the order of issue.
 
-An observation is checked when it comes and takes effect in its turn: what was issued before it and
-whose tokens are not known yet goes first. So a step is checked by the tables of its issue, however
-late its tokens are known. An observation that contradicts those before it raises AdapterError, and
-nothing has changed.
+An observation is validated when it arrives, and takes effect in its turn, after earlier steps whose
+tokens are not known yet. So a step is checked by the tables at its issue, however late its tokens
+are known. An observation that contradicts those before it raises AdapterError and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ class Sanitizer(Owners):
     """Follows the slots of one engine's cache and checks what its steps read.
 
     num_blocks: device blocks of each pool, null blocks included. full: read everything in every
-    step, which finds the same and costs more. every: check the requests whose name's hash is 0 mod
-    this; the writes of all are followed. show_tokens: print tokens in findings. engine: its name
-    and version, for the texts. findings: the certain ones; suspicions: the others, once per cause.
+    step, which finds the same and costs more. every: check the requests whose hashed name is 0
+    modulo this; writes of all requests are followed. show_tokens: print tokens in findings. engine:
+    name and version, for the texts. findings: certain ones; suspicions: the others, once per cause.
 
     Blocks are ids of the group's pool; starts, counts and positions are in tokens of the request; a
-    place in a table is in blocks. Each method that takes one of these raises AdapterError unless
-    the request lives (for `begin`: unless it does not), group and block exist, the place is in the
-    table or at its end, no position is above 2**32 - 1, and steps rise, each completed or cancelled
-    once. Nothing has changed then. Raises AdapterError, BackendMissing.
+    place in a table is in blocks. Methods raise AdapterError, without any change, unless the
+    request lives (for `begin`: does not live), group and block exist, the place is in the table or
+    at its end, no position is above 2**32 - 1, and steps ascend, each completed or cancelled once.
+    Raises AdapterError, BackendMissing.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Sanitizer(Owners):
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
         super().__init__(engine)
         self.findings: list[Finding] = []
-        self._num_told = 0  # by a step; a load tells nobody
+        self._num_told = 0  # by a step; a load is not reported
         self._num_epochs = 0
         self._names = Names()
         self._checker = make_slot_checker(self.groups, num_blocks, full, backend)
@@ -89,7 +88,7 @@ class Sanitizer(Owners):
 
     @property
     def _now(self) -> int:
-        """The step that was issued last, for texts."""
+        """Return the step issued last, for texts."""
         return max(self._last, 0)
 
     def begin(
@@ -100,8 +99,7 @@ class Sanitizer(Owners):
         parent: str | None = None,
     ) -> None:
         """Follow a request. tokens: the engine's own growing list, read when a step completes.
-
-        namespace: LoRA adapter, salt, media, embeddings. parent: the request that it is a fork of.
+        namespace: LoRA adapter, salt, media, embeddings. parent: the forked request.
         """
         if name in self._names.live:
             raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
@@ -112,15 +110,14 @@ class Sanitizer(Owners):
         self._do(self._checker.begin, named.serial, tokens, base, origin, checked)
 
     def renew(self, name: str) -> None:
-        """Let a request that gave up its blocks expect KV of the present weights."""
+        """Let a request that gave up its blocks expect KV of the current weights."""
         self._do(self._checker.renew, self._live("renew", name).serial)
 
     def extend(
         self, name: str, group_id: int, blocks: Sequence[int], position: int | None = None
     ) -> None:
-        """Put blocks into a request's table of a group, new ones or hits alike.
-
-        position: the place of the first one, for what stands there; the table's end unless given.
+        """Put blocks, new ones or hits, into a request's table of a group. position: place of the
+        first block, which replaces those there; default: the table's end.
         """
         named = self._live("extend", name)
         self._check_blocks("extend", group_id, blocks)
@@ -142,30 +139,29 @@ class Sanitizer(Owners):
         self._do(self._checker.cut, named.serial, group_id, length, self._now)
 
     def drop(self, name: str) -> None:
-        """Give up a request's tables: preempted, finished, or sent anew."""
+        """Give up a request's tables: it was preempted, has finished, or is sent again."""
         named = self._live("drop", name)
         named.num_blocks = [0] * len(self.groups)
         named.events.append((self._now, "gives up its tables"))
         self._do(self._checker.drop, named.serial, self._now)
 
     def end(self, name: str) -> None:
-        """Let a request leave, and its tables with it."""
+        """End a request, and give up its tables."""
         named = self._live("end", name)
         named.events.append((self._now, "ends"))
         self._names.end(name)
         self._do(self._checker.end, named.serial, self._now)
 
     def load(self, name: str, start: int, num_tokens: int, group_id: int | None = None) -> None:
-        """Say that the KV of these positions came from elsewhere, and is what it should be.
-
-        group_id: the only one that it came to; all of them unless given.
+        """Report that the KV of these positions was loaded from outside, correctly. group_id: the
+        only group loaded; default: all.
         """
         serial = self._check_chunk(f"load({name!r})", Chunk(name, start, num_tokens))
         self._check_blocks("load", group_id or 0, ())
         self._do(self._load, serial, group_id, start, num_tokens, self._now)
 
     def issue(self, step: int, chunks: Sequence[Chunk | SlotChunk]) -> None:
-        """Say what a step does, when it is issued. step: above those before it."""
+        """Report the work of a step when it is issued. step: above earlier ones."""
         check_step(step, self._last)
         serials = [self._check_chunk(f"issue({step})", chunk) for chunk in chunks]
         drafts = {
@@ -182,12 +178,16 @@ class Sanitizer(Owners):
         self._issue(Issued(step, serials, starts, counts, drafts, slots, NO_TABLES))
 
     def complete(self, step: int) -> list[Finding]:
-        """Say that the tokens of a step are known; what is certain in all steps checked since."""
+        """Report that the tokens of a step are known; return the certain findings of all steps
+        checked now.
+        """
         self._pending("complete", step).is_complete = True
         return self._drain()
 
     def cancel(self, step: int) -> list[Finding]:
-        """Say that an issued step never ran; what is certain in the steps that waited for it."""
+        """Report that an issued step never ran; return the certain findings of the steps that
+        waited for it.
+        """
         self._pending("cancel", step).is_cancelled = True
         return self._drain()
 
@@ -202,7 +202,7 @@ class Sanitizer(Owners):
     ) -> list[Finding]:
         """Issue a step and complete it at once, chunks by column.
 
-        drafts, and blocks that are appended to the tables of all groups: by the chunk's number.
+        drafts, tables: by the number of the chunk; tables: blocks appended in all groups.
         """
         check_step(step, self._last)
         try:
@@ -214,7 +214,7 @@ class Sanitizer(Owners):
             raise AdapterError(observation=f"step({step})", reason="columns of different lengths")
         if serials and (min(starts) < 0 or min(counts) < 0):
             raise AdapterError(observation=f"step({step})", reason="a negative start or count")
-        if serials and max(starts) + max(counts) > END_MAX:  # seldom: then each chunk
+        if serials and max(starts) + max(counts) > END_MAX:  # rare: then check each chunk
             for chunk in zip(names, starts, counts, strict=True):
                 check_end(f"step({step})", *chunk)
         drafts, tables = drafts or NO_DRAFTS, tables or NO_TABLES
@@ -222,7 +222,7 @@ class Sanitizer(Owners):
             check_numbered(f"step({step})", names, counts, drafts, tables)
         if tables:
             self._append(f"step({step})", [(names[at], tables[at]) for at in tables])
-        if self._queue:  # it is read later, and the engine may go on with its lists
+        if self._queue:  # it is read later, and the engine may reuse its lists
             starts, counts = tuple(starts), tuple(counts)
             drafts = {at: tuple(tokens) for at, tokens in drafts.items()}
             tables = {at: tuple(map(tuple, lists)) for at, lists in tables.items()}
@@ -242,25 +242,28 @@ class Sanitizer(Owners):
         self._transfer("move", pairs, group_id, source, target)
 
     def fail(self, blocks: Sequence[int], group_id: int = 0, target: str = DEVICE) -> None:
-        """Say that copies to these blocks failed: they are unwritten."""
+        """Report that copies to these blocks failed: they are unwritten."""
         self._check_blocks("fail", group_id, blocks, target)
         for block in blocks:
             place = (target, self.groups[group_id].pool, block)
             self._do(self._checker.lose, place, self._now)
 
     def zero(self, blocks: Sequence[int], group_id: int = 0) -> None:
-        """Zero blocks: unwritten, but readable if the group says so."""
+        """Report that blocks were zeroed: they are unwritten, but readable if the group
+        allows it.
+        """
         self._check_blocks("zero", group_id, blocks)
         for block in blocks:
             self._do(self._checker.zero, (DEVICE, self.groups[group_id].pool, block), self._now)
 
     def epoch(self) -> None:
-        """Say that the weights changed: requests that begin from here on expect KV of these.
+        """Report that the weights changed: requests that begin from now on expect KV of the new
+        ones.
 
         Raises AdapterError at the 65,536th change.
         """
         if self._num_epochs == EPOCH_MAX:
-            reason = f"weights change up to {EPOCH_MAX} times"
+            reason = f"weights can change {EPOCH_MAX} times"
             raise AdapterError(observation="epoch()", reason=reason)
         self._num_epochs += 1
         self._do(self._checker.advance_epoch)
@@ -300,7 +303,7 @@ class Sanitizer(Owners):
         raise AdapterError(observation=f"{what}({name!r})", reason=reason)
 
     def _do(self, change: Callable[..., object], *args: Any) -> None:
-        """Carry out a change now, or behind the steps that wait."""
+        """Apply a change now, or after the waiting steps."""
         if self._queue:
             self._queue.append(lambda: change(*args))
         else:
@@ -319,12 +322,12 @@ class Sanitizer(Owners):
         return issued
 
     def _drain(self) -> list[Finding]:
-        """Let all take effect up to the first step whose tokens are not known."""
+        """Apply everything before the first step whose tokens are not known."""
         while self._queue:
             first = self._queue[0]
             if isinstance(first, Issued) and not (first.is_complete or first.is_cancelled):
                 break
-            self._queue.popleft()  # before it runs: what raises is not done again
+            self._queue.popleft()  # before it runs, so that a change that raises is not repeated
             if not isinstance(first, Issued):
                 first()
                 continue
@@ -344,7 +347,7 @@ class Sanitizer(Owners):
             self.findings.append(empty)
 
     def _sort(self, wrongs: Sequence[WrongAccess]) -> None:
-        """Keep what was found as findings and suspicions."""
+        """Sort the results into findings and suspicions."""
         for finding in map(self._describer.describe, wrongs):
             if finding.certain:
                 self.findings.append(finding)

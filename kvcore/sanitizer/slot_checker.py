@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows what every slot holds, and checks what the queries of a step read.
+"""Tracks the content of every slot, and checks what the queries of a step read.
 
 A step's writes take effect before its reads; a ring group reads first. A request's verified length
-says up to where its tables hold its prefix: a chunk is read again only if that falls short of its
-start, and a write that changes a block takes the length away (-1) from every other table with that
-block. `full` reads everything in every step, and finds the same. A request is checked up to its
-first finding; what it writes is followed on.
+is the length up to which its tables are known to hold its prefix: positions are read again only if
+it is less than the chunk's start, and a write that changes a block resets it (to -1) for every
+other table with that block. `full` reads everything in every step, and finds the same. A request is
+checked up to its first finding; its writes are followed further.
 
 Twin: rust/src/sanitizer/slot_checker.rs.
 """
@@ -36,7 +36,7 @@ class SlotChecker(Tables):
     def load(
         self, serial: int, group_id: int | None, start: int, count: int, step: int
     ) -> list[WrongAccess]:
-        """Write what comes from elsewhere, as a step does that reads nothing."""
+        """Write loaded content, like a step that reads nothing."""
         self._found, end = [], start + count
         line = Line(self._requests[serial], start, end, (), None, loads=True, group_id=group_id)
         line.oldest_epoch = self._epoch
@@ -54,9 +54,9 @@ class SlotChecker(Tables):
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
     ) -> list[WrongAccess]:
-        """Write and read as the chunks of a step do; what is wrong, at most once a chunk.
+        """Write and read what the chunks of a step do; return the errors, at most one per chunk.
 
-        drafts, slots, tables: of the chunks of these numbers; tables are appended to first.
+        drafts, slots, tables: by the number of the chunk; tables are appended to first.
         """
         for at, lists in tables.items():
             request = self._requests[serials[at]]
@@ -67,7 +67,7 @@ class SlotChecker(Tables):
         lines = []
         for at, (serial, start, count) in enumerate(zip(serials, starts, counts, strict=True)):
             request = self._requests[serial]
-            if count == 0:  # no query reads anything
+            if count == 0:  # there are no queries
                 continue
             line = Line(request, start, start + count, drafts.get(at, ()), slots.get(at))
             lines.append(line)
@@ -82,7 +82,7 @@ class SlotChecker(Tables):
         return self._found
 
     def _set_out(self, line: Line) -> None:
-        """Cut the verified length if a chunk goes back, and say of which epoch its writes are."""
+        """Lower the verified length if a chunk goes back, and set the epoch of its writes."""
         request = line.request
         if line.slots is not None:
             line.oldest_epoch = self._epoch
@@ -125,7 +125,7 @@ class SlotChecker(Tables):
         position: int,
         step: int,
     ) -> None:
-        """Write a slot, and disturb the other requests with its block if that changes it."""
+        """Write a slot; if that changes it, reset the other requests with its block."""
         before, serial = block.slots[offset], line.request.serial
         block.slots[offset] = held
         if before == held and held.digest != UNKNOWN:
@@ -138,7 +138,7 @@ class SlotChecker(Tables):
         self._disturb(place, serial)
 
     def _read(self, line: Line, step: int, rings: bool) -> None:
-        """Find the first wrong slot that the queries of a chunk see."""
+        """Return the first wrong slot that the queries of a chunk see."""
         request, known = line.request, line.request.verified
         if not request.checked or line.wrong:
             return
@@ -168,7 +168,9 @@ class SlotChecker(Tables):
         total: int | None,
         step: int,
     ) -> bool:
-        """Whether a slot holds what a query must find; a chunk is as old as what it reads."""
+        """Whether a slot holds the content that a query expects; also lower the chunk's oldest
+        epoch to the slot's.
+        """
         group, request = self.groups[group_id], line.request
         _, block_id, offset = place
         block = self._blocks.at((DEVICE, group.pool, block_id))
@@ -191,7 +193,7 @@ class SlotChecker(Tables):
         return name is None
 
     def _record_verified(self, line: Line) -> None:
-        """Carry an older epoch that was read into what the chunk wrote; say what is verified."""
+        """Apply an older epoch that was read to the chunk's writes, and set the verified length."""
         request = line.request
         for group_id, slots in self._written(line) if line.oldest_epoch < line.written else ():
             group = self.groups[group_id]
@@ -221,7 +223,7 @@ class SlotChecker(Tables):
         request.verified, request.oldest_epoch = known, line.oldest_epoch
 
     def _overtakes(self, line: Line, known: int) -> bool:
-        """Whether a chunk wrote in a ring over what the next chunk may see."""
+        """Whether a chunk overwrote ring slots that the next chunk may see."""
         for group_id, group in enumerate(self.groups):
             if group.ring:
                 length = len(line.request.tables[group_id]) * group.block_size
@@ -230,7 +232,7 @@ class SlotChecker(Tables):
         return False
 
     def _totals(self, line: Line, first: int) -> list[int | None]:
-        """The sums of the prefixes that end at [first, the chunk's end); None: not known."""
+        """Return the sums of the prefixes that end at [first, the chunk's end); None: not known."""
         request, known_end = line.request, line.end - len(line.drafts)
         tokens, begin, total = request.tokens, 0, request.base
         if not self._full and request.summed <= first:
@@ -252,7 +254,7 @@ class SlotChecker(Tables):
         return totals
 
     def _written(self, line: Line) -> Iterator[tuple[int, Iterator[tuple[int, int | None]]]]:
-        """The positions that a chunk writes, by group, each with its slot if the chunk says it."""
+        """Yield the positions that a chunk writes, by group, each with its slot if given."""
         if line.slots is not None:
             group_id, writes, _ = line.slots
             pairs = zip(range(line.start, line.end), writes, strict=False)
@@ -264,7 +266,7 @@ class SlotChecker(Tables):
     def _visible(
         self, line: Line, rings: bool, verified: int, whole: bool
     ) -> Iterator[tuple[int, Iterator[tuple[int, int | None]]]]:
-        """The positions to read of the groups that are rings, or of the others."""
+        """Yield the positions to read, either of the ring groups or of the others."""
         if line.slots is not None:
             group_id, _, reads = line.slots
             if self.groups[group_id].ring is rings:
@@ -280,7 +282,7 @@ class SlotChecker(Tables):
     def _place(
         self, line: Line, group_id: int, position: int, slot: int | None, step: int, null: str
     ) -> tuple[int, int, int] | None:
-        """The index, block and offset of a position; None after a finding."""
+        """Return the index, block and offset of a position; None after a finding."""
         found = self._slot_of(line, group_id, position, slot)
         if found is None:
             self._find("no-slot", line, group_id, position, (None, None), None, step)
@@ -332,5 +334,5 @@ class SlotChecker(Tables):
 
 
 def _writer(block: Block, held: Held) -> Event | None:
-    """The event under which a slot was written; None if it is forgotten."""
+    """Return the event under which a slot was written; None if it is forgotten."""
     return held.event if held.event in block.events else None

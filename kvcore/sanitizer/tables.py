@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests, their tables, and which requests a change of a block disturbs."""
+"""The requests, their tables, and the requests affected by the change of a block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tables:
     def begin(
         self, serial: int, tokens: Sequence[int], base: int, parent: int | None, checked: bool
     ) -> None:
-        """Follow a request from here on; a fork reads what its parent may read."""
+        """Follow a request from now on; a fork may read what its parent may read."""
         epoch = self._epoch if parent is None else self._requests[parent].epoch
         request = self._requests[serial] = Followed(serial, tokens, base, epoch)
         request.checked = checked
@@ -44,7 +44,7 @@ class Tables:
     def extend(
         self, serial: int, group_id: int, position: int, blocks: Sequence[int], step: int
     ) -> None:
-        """Put blocks into a table from a place on, for those that stand there."""
+        """Put blocks into a table from a place on, replacing those there."""
         request, group = self._requests[serial], self.groups[group_id]
         table = request.tables[group_id]
         for at, block in enumerate(blocks, position):
@@ -76,12 +76,12 @@ class Tables:
         self._requests[serial].empty_tables(len(self.groups))
 
     def end(self, serial: int, step: int) -> None:
-        """Give up all tables of a request, and follow it no more."""
+        """Give up all tables of a request, and stop following it."""
         self.drop(serial, step)
         del self._requests[serial]
 
     def advance_epoch(self) -> None:
-        """Say that the weights changed."""
+        """Note that the weights changed."""
         self._epoch += 1
 
     def copy(self, source: Place, target: Place, step: int, moves: bool) -> None:
@@ -102,7 +102,7 @@ class Tables:
         self._disturb(place, None)
 
     def events(self, place: Place) -> Sequence[Event]:
-        """The last events of a block, the oldest first."""
+        """Return the last events of a block, the oldest first."""
         return tuple(self._blocks.at(place).events)
 
     def _release(self, request: Followed, group_id: int, at: int, step: int) -> None:
@@ -115,13 +115,13 @@ class Tables:
                 self._unclaim(place, request.serial)
 
     def _forget_from(self, request: Followed, group: CacheGroup, position: int) -> None:
-        """Take away what is verified in the blocks from a place of a table on."""
+        """Lower the verified length to the blocks before a place of a table."""
         if group.ring:
             request.verified = DISTURBED
         request.forget_from(position * group.block_size, self._epoch)
 
     def _claim(self, place: Place, serial: int) -> int:
-        """Claim a block once more; how many times the request claims it."""
+        """Claim a block once more; return how many times the request claims it."""
         claims = self._claims.setdefault(place, {})
         claims[serial] = claims.get(serial, 0) + 1
         return claims[serial]
@@ -138,7 +138,7 @@ class Tables:
                 self._requests[serial].verified = DISTURBED
 
     def _trim(self, request: Followed, group_id: int, first: int) -> None:
-        """Claim of a table the blocks from the first visible one on, and no others."""
+        """Claim exactly the blocks of a table from the first visible one on."""
         group, table = self.groups[group_id], request.tables[group_id]
         first, before = min(first, len(table)), request.trimmed[group_id]
         for block in table[before:first]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slot checker of slot_checker.py, compiled: the same calls and values; and which one is used.
+"""The compiled slot checker, with the calls and values of slot_checker.py, and the choice between
+both.
 
 Twin: rust/src/bindings/sanitizer.rs.
 """
@@ -47,12 +48,12 @@ class TwinSlotChecker:
     def load(
         self, serial: int, group_id: int | None, start: int, count: int, step: int
     ) -> list[WrongAccess]:
-        """Write what comes from elsewhere, as a step does that reads nothing."""
+        """Write loaded content, like a step that reads nothing."""
         found = self._twin.load(serial, group_id, start, count, step)
         return [_wrong(*fields) for fields in found]
 
     def events(self, place: Place) -> Sequence[Event]:
-        """The last events of a block, the oldest first."""
+        """Return the last events of a block, the oldest first."""
         return tuple(Event(*fields) for fields in self._twin.events(self._numbered(place)))
 
     def step(
@@ -65,13 +66,13 @@ class TwinSlotChecker:
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
     ) -> list[WrongAccess]:
-        """Write and read as the chunks of a step do; what is wrong, at most once a chunk."""
+        """Write and read what the chunks of a step do; return the errors, at most one per chunk."""
         columns = serials, starts, counts, dict(drafts), dict(slots), dict(tables)
         found = self._twin.step(step, *columns)
         return [_wrong(*fields) for fields in found] if found else []
 
     def num_bytes(self) -> int:
-        """The bytes of contents, events and claims of the device."""
+        """Return the bytes of contents, events and claims of the device."""
         return self._twin.num_bytes()
 
     def _numbered(self, place: Place) -> NumberedPlace:
@@ -90,7 +91,7 @@ def _wrong(
     event: tuple[str, int, int | None, int] | None,
     step: int,
 ) -> WrongAccess:
-    """A value of the twin's as the slot checker's."""
+    """Convert a value of the twin to the slot checker's."""
     by = None if event is None else Event(*event)
     content = None if held is None else Held(held[0], held[1], by, held[2])
     return WrongAccess(name, serial, group_id, start, position, block, slot, content, by, step)
@@ -99,7 +100,7 @@ def _wrong(
 def make_slot_checker(
     groups: Sequence[CacheGroup], num_blocks: int, full: bool, backend: str | None
 ) -> SlotChecker | TwinSlotChecker:
-    """The slot checker of a backend, "rust" or "python"; None: the twin if it is compiled.
+    """Make the slot checker of a backend, "rust" or "python"; None: the twin if it is compiled.
 
     Raises BackendMissing.
     """

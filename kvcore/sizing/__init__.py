@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a model's key-value cache is, and how its layers become groups of one pool.
+"""Computes the size of a model's key-value cache, and how its layers form groups of one pool.
 
-From layers (`FullAttentionSpec`, `SlidingWindowSpec`, ...), or from a Hugging Face config.json
-(`read_model`), to groups, blocks and tensors (`KVCacheConfig`), and from there to the configuration
-of a manager (`make_manager_config`). `kvcore size` is the same as a command. This is configuration:
-it runs once, before the first request, so it has no twin in Rust.
+It turns layers (`FullAttentionSpec`, `SlidingWindowSpec`, ...), or a Hugging Face config.json
+(`read_model`), into groups, blocks and tensors (`KVCacheConfig`), and these into the configuration
+of a manager (`make_manager_config`). `kvcore size` is the command for this. It runs once, before
+the first request, so it has no twin in Rust.
 """
 
 from kvcore.sizing.configs import (

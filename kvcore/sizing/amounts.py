@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes as they are shown to people: only their texts are rounded."""
+"""Formats sizes for people: only the texts are rounded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ GIB = 2**30
 
 
 def format_gib(num_bytes: int) -> str:
-    """Bytes as GiB with two decimals."""
+    """Format bytes as GiB with two decimals."""
     return f"{num_bytes / GIB:.2f} GiB"
 
 
 def format_memory(num_bytes: int) -> str:
-    """Bytes in the largest of GiB, MiB and KiB that they reach, with two decimals; else bytes."""
+    """Format bytes in the largest of GiB, MiB and KiB that they reach, with two decimals; else as
+    bytes.
+    """
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if num_bytes >= 2**power:
             return f"{num_bytes / 2**power:.2f} {unit}"
@@ -22,10 +24,10 @@ def format_memory(num_bytes: int) -> str:
 
 
 def longest_hint(longest: int) -> str:
-    """A refusal's words on the longest request that fits; empty if there is none."""
+    """Return the part of a refusal about the longest request that fits; empty if there is none."""
     return f"; the longest request that fits has {longest} tokens" if longest else ""
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names with commas between them, or that there is none."""
+    """List names with commas, or say that there are none."""
     return ", ".join(names) or "none"

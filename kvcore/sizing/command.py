@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore size`: what a model's cache comes to in a given memory.
+"""The command `kvcore size`: computes what a given memory holds of a model's cache.
 
-The answer goes to standard output, what was wrong with the question to standard error. Exit
-code 0: a request of full length fits; 1: it does not; 2: the call or the file was wrong.
+The result goes to standard output, errors to standard error. Exit code 0: a request of full length
+fits; 1: it does not; 2: bad arguments or a bad file.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ DEFAULT_UTILIZATION = Decimal("0.9")
 
 @ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one question; returns the exit code.
+    """Run the command; return the exit code.
 
-    arguments: those behind `kvcore size`, the process's by default.
+    arguments: those after `kvcore size`; by default, those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _make_parser()
@@ -76,7 +76,8 @@ def _size(options: argparse.Namespace) -> SizeReport:
 
 
 def _join_negative(arguments: list[str]) -> list[str]:
-    """The arguments with `--gpu -5GiB` as `--gpu=-5GiB`: argparse takes -5GiB for an option.
+    """Return the arguments with `--gpu -5GiB` as `--gpu=-5GiB`, since argparse takes -5GiB for an
+    option.
 
     So a negative amount gets the message of `parse_memory`.
     """
@@ -100,7 +101,7 @@ def _make_budget(options: argparse.Namespace, model: Model) -> Budget:
 
 
 def _fraction(text: str) -> Decimal:
-    """A number above 0 and at most 1, for argparse."""
+    """Read a number above 0 and at most 1, for argparse."""
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -112,7 +113,7 @@ def _fraction(text: str) -> Decimal:
 
 def _own_length(model: Model) -> int:
     if model.max_position_embeddings is None:
-        reason = "it is the longest length unless --max-model-len says one"
+        reason = "it is the longest length unless --max-model-len gives one"
         raise MissingField(file=model.file, field="max_position_embeddings", reason=reason)
     return model.max_position_embeddings
 
@@ -120,8 +121,8 @@ def _own_length(model: Model) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore size",
-        description="How much of a model's key-value cache fits into a given memory.",
-        epilog="Exit code: 0 a request of full length fits, 1 it does not, 2 the call was wrong.",
+        description="Compute how much of a model's key-value cache fits into a given memory.",
+        epilog="Exit code: 0 a request of full length fits, 1 it does not, 2 bad arguments.",
     )
     add = parser.add_argument
     add("config", metavar="CONFIG", help="the model's Hugging Face config.json")
@@ -130,9 +131,18 @@ def _make_parser() -> argparse.ArgumentParser:
     memory.add_argument("--gpu", metavar="MEMORY", help=_GPU)
     add("--weights", metavar="MEMORY", help=_WEIGHTS)
     add("--utilization", type=_fraction, metavar="FRACTION", help=_UTILIZATION)
-    add("--max-model-len", type=count, metavar="TOKENS", help="longest request (the model's own)")
+    add(
+        "--max-model-len",
+        type=count,
+        metavar="TOKENS",
+        help="longest request in tokens (the model's own)",
+    )
     add("--block-size", type=count, default=16, metavar="TOKENS", help="tokens per block (16)")
-    add("--dtype", default="auto", help="of the cache: bfloat16, fp8, ... (the weights')")
+    add(
+        "--dtype",
+        default="auto",
+        help="number format of the cache: bfloat16, fp8, ... (that of the weights)",
+    )
     add("--tp", dest="tensor_parallel", type=count, default=1, metavar="DEVICES", help=_TP)
     add(
         "--max-num-batched-tokens",
@@ -143,21 +153,19 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add("--checkpoint-interval", type=count, metavar="TOKENS", help=_INTERVAL)
     add("--no-windows", dest="windows", action="store_false", help=_NO_WINDOWS)
-    add("--json", action="store_true", help="plain data instead of text")
+    add("--json", action="store_true", help="write write plain data instead of text")
     return parser
 
 
 _AMOUNTS = ("--memory", "--gpu", "--weights")
-_MEMORY = "for the cache alone, on each device: 80GiB, 512MiB, 24GB"
-_GPU = "memory of each device, of which --utilization is used: the weights and the cache"
+_MEMORY = "memory of each device for the cache alone: 80GiB, 512MiB, 24GB"
+_GPU = "total memory of each device; --utilization of it is used for weights and cache"
 _WEIGHTS = (
     "size of the whole model's weights, spread over the devices (by default counted from CONFIG, "
     f"if its model_type is one of {COUNTED}, without experts, quantization and other parts)"
 )
-_UTILIZATION = f"part of --gpu that weights and cache take together ({DEFAULT_UTILIZATION})"
-_NOT_COUNTED = (
-    "activations and CUDA graphs, which take their part of the same memory, are not counted"
-)
+_UTILIZATION = f"share of --gpu for weights and cache together ({DEFAULT_UTILIZATION})"
+_NOT_COUNTED = "activations and CUDA graphs, which use the same memory, are not counted"
 _TP = "devices that share the attention heads (1)"
 _INTERVAL = "tokens between states that are kept for other requests (a block of attention)"
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"

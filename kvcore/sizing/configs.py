@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache configurations: one group, several groups, and the same for all workers.
+"""Cache configurations: with one group, with several groups, and common to all workers.
 
-A model of one kind gives one group. A model of several kinds gives several groups
-(`make_grouped_config`), or one where its windows and chunks are kept as full attention
-(`get_kv_cache_config`). What a request needs is checked after such a change, on the layers as they
-will be kept: checked before it, a model passes with the need of its windows and then lacks the
-blocks for one full request. A number of blocks that is set must be enough for that request too. No
-call changes its argument. Source: S001-58 to 70.
+A model with one kind of layers gives one group. A model with several kinds gives several groups
+(`make_grouped_config`), or one group in which windows and chunks are kept as full attention
+(`get_kv_cache_config`). The need of a request is checked after such a change, on the layers as they
+will be kept: if it were checked before, a model would pass with the need of its windows and then
+lack the blocks for one full request. A configured number of blocks must also be enough for that
+request. No call changes its argument. Source: S001-58 to 70.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from kvcore.sizing.specs import FullAttentionSpec, LayerSpec, Limits, WindowedSp
 
 
 def is_kv_cache_type_uniform(specs: Specs) -> bool:
-    """Whether blocks of all layers are alike; False without layers."""
+    """Whether the blocks of all layers are alike; False without layers."""
     return len({spec.type_id for spec in specs.values()}) == 1
 
 
 def unify_hybrid_kv_cache_specs(specs: Specs) -> dict[str, LayerSpec]:
-    """The layers with windows and chunks as full attention, if the model has full attention too.
+    """Return the layers with windows and chunks as full attention, if the model also has full
+    attention.
 
-    Without a layer of full attention they stay as they are. Does not modify specs.
+    Without a layer of full attention they are unchanged. Does not modify specs.
     """
     if not any(isinstance(spec, FullAttentionSpec) for spec in specs.values()):
         return dict(specs)
@@ -59,7 +60,7 @@ def unify_hybrid_kv_cache_specs(specs: Specs) -> dict[str, LayerSpec]:
 
 
 def make_uniform_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
-    """One group of all layers; as many blocks as fit, or `limits.num_blocks`.
+    """Make one group of all layers, with as many blocks as fit, or `limits.num_blocks`.
 
     Does not check that a request fits. Raises NoLayers, SpecsDiffer, NoCacheMemory below 0 bytes,
     InvalidMemory above a PiB, WrongArgument.
@@ -72,7 +73,8 @@ def make_uniform_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 
 
 def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
-    """One group of all layers; beside full attention, windows and chunks are kept as full too.
+    """Make one group of all layers; if some have full attention, windows and chunks are kept as
+    full too.
 
     `make_grouped_config` gives each kind its own group, which takes less memory.
     Raises NoLayers, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory, MixedSpecs,
@@ -84,9 +86,10 @@ def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 
 
 def make_unified_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
-    """The result of `get_kv_cache_config` with `limits.num_blocks` as it is: so did vLLM 0.8.5.
+    """Return the result of `get_kv_cache_config` with unchecked `limits.num_blocks`, as vLLM 0.8.5
+    did.
 
-    Raises what it raises except NotEnoughBlocks.
+    Raises what that raises, except NotEnoughBlocks.
     """
     unified = unify_hybrid_kv_cache_specs(specs)
     check_enough_kv_cache_memory(unified, available_bytes, limits)
@@ -97,7 +100,7 @@ def make_unified_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 
 
 def make_grouped_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
-    """Groups of equal blocks over one pool, each kind with its own rule; see grouping.py.
+    """Make groups of equal blocks over one pool, each kind with its own rule; see grouping.py.
 
     Raises NoLayers, GroupsDoNotFit, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory,
     NotEnoughBlocks.
@@ -109,19 +112,22 @@ def make_grouped_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 
 
 def request_bytes(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
-    """Bytes of the blocks that one request of the longest length holds, and of the null block."""
+    """Return the bytes of the blocks that one request of maximum length holds, plus the
+    null block.
+    """
     return request_blocks(groups, limits) * block_bytes(groups)
 
 
 def request_blocks(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
-    """Blocks that one request of the longest length holds, and the null block."""
+    """Count the blocks that one request of maximum length holds, plus the null block."""
     return blocks_per_request(groups, limits) + int(limits.null_block)
 
 
 def estimate_max_model_len(specs: Specs, available_bytes: int, limits: Limits) -> int:
-    """The longest request that fits, at most `limits.max_model_len`; 0 if not even one token.
+    """Return the longest request that fits, at most `limits.max_model_len`; 0 if not even one token
+    fits.
 
-    It fits into the memory, and into `limits.num_blocks` of `make_grouped_config` if they are set.
+    It fits into the memory, and into `limits.num_blocks` of `make_grouped_config` if set.
     Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB; with
     `limits.num_blocks` also what `group_layers` raises.
     """
@@ -132,18 +138,21 @@ def estimate_max_model_len(specs: Specs, available_bytes: int, limits: Limits) -
 
 
 def longest_in_blocks(groups: Sequence[KVCacheGroupSpec], num_blocks: int, limits: Limits) -> int:
-    """The longest request that these blocks hold, at most `limits.max_model_len`; 0 if none."""
+    """Return the longest request that these blocks hold, at most `limits.max_model_len`; 0
+    if none.
+    """
     return longest_length(lambda probe: request_blocks(groups, probe), num_blocks, limits)
 
 
 def unify_kv_cache_configs(
     configs: Sequence[KVCacheConfig], *, same_layers: bool = True
 ) -> tuple[KVCacheConfig, ...]:
-    """The workers' configurations for one manager: groups in one order, the fewest blocks of all.
+    """Unify the workers' configurations for one manager: groups in one order, the lowest number of
+    blocks.
 
     Groups are ordered by type id; those of one type keep their order. Tensors keep their sizes: a
-    worker with more memory uses the first blocks. same_layers: False for the stages of a pipeline,
-    whose layers differ. Does not modify configs.
+    worker with more memory uses only the first blocks. same_layers: False for the stages of a
+    pipeline, whose layers differ. Does not modify configs.
     Raises GroupCountDiffers, GroupKindDiffers, GroupLayersDiffer.
     """
     if not configs:
@@ -218,7 +227,7 @@ def _as_full(spec: LayerSpec) -> LayerSpec:
         num_kv_heads=spec.num_kv_heads,
         head_size=spec.head_size,
         dtype=spec.dtype,
-    )  # never MLA: a window has none
+    )  # never MLA, which has no window
 
 
 def _type_ids(groups: Sequence[KVCacheGroupSpec]) -> list[str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of sizing, each as a type of its own.
+"""Errors of sizing, each with a type of its own.
 
-What is read from a file names the file and the field; sizes that do not fit name both sides of the
-comparison. `fields` has sizes in bytes, which the messages show in larger units.
+Errors of a file name the file and the field; errors of sizes name both sides of the comparison.
+`fields` has sizes in bytes, which the messages show in larger units.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from kvcore.types.errors import KvcoreError
 
 
 class SizingError(KvcoreError):
-    """Base of the errors in this file."""
+    """The base class of the errors in this file."""
 
     fields: dict[str, Any]
 
 
 class UnknownDtype(SizingError):
-    """A number format that no cache here is kept in."""
+    """The number format is not supported for a cache."""
 
     message = "dtype {value} is not known; known are {known}"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return {**self.fields, "known": listed(self.fields["known"])}
 
 
 class InvalidMemory(SizingError):
-    """A value that is no amount of memory, or none that a machine has."""
+    """The value is not an amount of memory, or an impossible one."""
 
     message = "memory {value}: {reason}"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         value = self.fields["value"]
         return {
             **self.fields,
@@ -51,7 +51,7 @@ class WindowOnLatent(SizingError):
 
 
 class NoLayers(SizingError):
-    """There is no layer with a cache."""
+    """No layer has a cache."""
 
     message = "no layer has a cache: there is nothing to size"
 
@@ -78,13 +78,13 @@ class UnknownLayer(SizingError):
 
 
 class EmptyGroup(SizingError):
-    """A group has at least one layer."""
+    """A group must have at least one layer."""
 
     message = "group {group_id} has no layer"
 
 
 class SpecsDiffer(SizingError):
-    """Layers of one group keep their cache alike."""
+    """The layers of a group must keep their cache alike."""
 
     message = "group {group_id}: layer {layer} is {spec}, its first layer {first_layer} {first}"
 
@@ -95,18 +95,18 @@ class MixedSpecs(SizingError):
     message = "the layers have {count} kinds that do not become one: {type_ids}"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return {**self.fields, "type_ids": listed(self.fields["type_ids"])}
 
 
 class NoCacheMemory(SizingError):
-    """Nothing is left for the cache."""
+    """No memory is left for the cache."""
 
     message = "no memory is available for the cache blocks ({available} bytes): give the cache more"
 
 
 class WeightsDoNotFit(NoCacheMemory):
-    """The model's weights take all the memory that is used."""
+    """The model's weights take all the usable memory."""
 
     message = (
         "the weights take {weights_bytes} of {usable_bytes} ({utilization} of {gpu_bytes}): "
@@ -114,7 +114,7 @@ class WeightsDoNotFit(NoCacheMemory):
     )
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return self.fields | {
             name: format_memory(self.fields[name])
             for name in ("weights_bytes", "usable_bytes", "gpu_bytes")
@@ -125,12 +125,12 @@ class NotEnoughMemory(SizingError):
     """One request of full length does not fit."""
 
     message = (
-        "one request of {max_model_len} tokens needs {needed_bytes} of KV cache, {available_bytes} "
-        "are available{hint}"
+        "one request of {max_model_len} tokens needs {needed_bytes} of KV cache, but "
+        "{available_bytes} are available{hint}"
     )
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return {
             **self.fields,
             "needed_bytes": format_gib(self.fields["needed_bytes"]),
@@ -140,7 +140,7 @@ class NotEnoughMemory(SizingError):
 
 
 class NotEnoughBlocks(SizingError):
-    """A pool that is set to fewer blocks than one request of full length needs."""
+    """The pool has fewer blocks than one request of full length needs."""
 
     message = (
         "one request of {max_model_len} tokens needs {needed} blocks{null}, num_blocks is "
@@ -148,7 +148,7 @@ class NotEnoughBlocks(SizingError):
     )
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return {
             **self.fields,
             "null": " with the null block" if self.fields["null_block"] else "",
@@ -157,72 +157,72 @@ class NotEnoughBlocks(SizingError):
 
 
 class GroupCountDiffers(SizingError):
-    """Workers under one manager have the same groups."""
+    """Workers under one manager must have the same groups."""
 
     message = "rank {rank} has {count} groups ({type_ids}), rank 0 has {expected} ({first})"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return self.fields | {name: listed(self.fields[name]) for name in ("type_ids", "first")}
 
 
 class GroupKindDiffers(SizingError):
-    """Workers under one manager keep their groups alike."""
+    """Workers under one manager must keep their groups alike."""
 
     message = "rank {rank}: group {group_id} is {spec}, on rank 0 it is {first}"
 
 
 class GroupLayersDiffer(SizingError):
-    """Workers that split one model's heads have the same layers in each group."""
+    """Workers that split one model's heads must have the same layers in each group."""
 
     message = "rank {rank}: group {group_id} lacks {missing} of rank 0 and has {extra} besides"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return self.fields | {name: listed(self.fields[name]) for name in ("missing", "extra")}
 
 
 class UnreadableModel(SizingError):
-    """A file that holds no description of a model."""
+    """The file does not describe a model."""
 
     message = "{file}: {reason}"
 
 
 class MissingField(SizingError):
-    """A description without something that the sizes follow from."""
+    """The description lacks a field that the sizes depend on."""
 
     message = "{file}: field {field} is missing: {reason}"
 
 
 class InvalidField(SizingError):
-    """A field whose value no model has."""
+    """A field has an impossible value."""
 
     message = "{file}: field {field} is {value}, must be {expected}"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return {**self.fields, "value": json.dumps(self.fields["value"])}
 
 
 class ContradictoryFields(SizingError):
-    """Two fields that cannot both be right."""
+    """Two fields contradict each other."""
 
     message = "{file}: fields {first} and {second} contradict each other: {reason}"
 
 
 class UnsupportedModel(SizingError):
-    """A model that keeps something else than blocks of keys and values."""
+    """The model caches something other than blocks of keys and values."""
 
     message = "{file}: field {field} is {value}: {reason}"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         value = self.fields["value"]
         is_large = isinstance(value, dict | list)
         return {**self.fields, "value": "set" if is_large else json.dumps(value)}
 
 
 class HeadsDoNotSplit(SizingError):
-    """Tensor parallelism gives every device as many heads, or a copy of one."""
+    """Tensor parallelism must give every device the same number of heads, or a copy of one."""
 
     message = "{num_heads} {heads} do not split over {tensor_parallel} devices"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which families of models sizing knows, and which it refuses.
+"""The families of models that sizing knows, and those that it refuses.
 
-Models that keep something else than keys and values (an indexer, states of a family that
-hybrids.py does not know) are refused by their type or by a field, and so is a family with latent
-vectors whose file does not say their size: a size without them would be wrong. A type that is in
-neither list is sized by the fields of its file alone, and the report says so.
+Models that cache something other than keys and values (an indexer, states of a family that
+hybrids.py does not know) are refused by their type or by a field. So is a family with latent
+vectors whose file does not give their size, since the result would be wrong. A type that is in
+neither list is sized only by the fields of its file, and the report says so.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kvcore.sizing.fields import Fields
 from kvcore.sizing.hybrids import HYBRID_FAMILIES
 
 UNKNOWN = "unknown"
-"""The type of a model whose file says none."""
+"""The type of a model whose file does not name one."""
 
 _STATE = f"state layers are sized for {', '.join(sorted(HYBRID_FAMILIES))} alone"
-_SHAPES = "layers with shapes of their own are not sized"
+_SHAPES = "layers with special shapes are not sized"
 _UNSUPPORTED = {
     "attn_layer_period": _STATE,
     "attn_type_list": _STATE,
@@ -91,14 +91,16 @@ def check_supported(fields: Fields, family: str) -> None:
     if family in _LATENT_FAMILIES:
         fields.count("kv_lora_rank", f"models of type {family} keep latent vectors of this size")
     elif fields.has("qk_rope_head_dim"):
-        fields.count("kv_lora_rank", "qk_rope_head_dim is there, which only MLA has")
+        fields.count("kv_lora_rank", "qk_rope_head_dim is set, which only MLA has")
 
 
 def family_note(family: str) -> str | None:
-    """A note on a size that follows from no rule for its family; None if there is one."""
+    """Return a note if there is no rule for a model's family, else None."""
     if family in _FAMILIES:
         return None
-    named = "the file names no model_type" if family == UNKNOWN else f"{family} is not known here"
+    named = (
+        "the file names no model_type" if family == UNKNOWN else f"{family} is an unknown family"
+    )
     return f"{named}: sized as a transformer, by the file's fields alone"
 
 

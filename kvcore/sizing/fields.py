@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields of a config.json, read with errors that name field and file.
+"""Reads the fields of a config.json, with errors that name field and file.
 
 A byte order mark at the start is skipped. A field that is null counts as missing. A model with
-several parts has its language model in `text_config`; what is not said there is looked up around
-it, and shapes said twice must agree.
+several parts has its language model in `text_config`; fields missing there are looked up outside
+it, and shapes given twice must agree.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Fields:
     values: Mapping[str, Any]
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field exists and is not null."""
         return self.values.get(name) is not None
 
     def find_count(self, name: str, *, least: int = 1, most: int = MAX_VALUE) -> int | None:
-        """An integer in these bounds, None if it is missing. Raises InvalidField."""
+        """Return an integer within bounds, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -54,39 +54,39 @@ class Fields:
         return value
 
     def count(self, name: str, reason: str, *, least: int = 1, most: int = MAX_VALUE) -> int:
-        """An integer in these bounds. Raises MissingField, InvalidField."""
+        """Return an integer within bounds. Raises MissingField, InvalidField."""
         value = self.find_count(name, least=least, most=most)
         if value is None:
             raise MissingField(file=self.file, field=name, reason=reason)
         return value
 
     def find_flag(self, name: str) -> bool | None:
-        """True or False, None if it is missing. Raises InvalidField."""
+        """Return Return Return True or False, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.invalid(name, "true or false")
         return value
 
     def find_text(self, name: str) -> str | None:
-        """Text, None if it is missing. Raises InvalidField."""
+        """Return text, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, str):
             raise self.invalid(name, "text")
         return value
 
     def find_list(self, name: str) -> list[Any] | None:
-        """A list, None if it is missing or empty. Raises InvalidField."""
+        """Return a list, None if it is missing or empty. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, list):
             raise self.invalid(name, "a list with one item per layer")
         return value or None
 
     def invalid(self, name: str, expected: str) -> InvalidField:
-        """The error for a field of another kind or size."""
+        """Make the error for a field with a wrong type or value."""
         return InvalidField(file=self.file, field=name, value=self.values[name], expected=expected)
 
     def contradiction(self, first: str, second: str, reason: str) -> ContradictoryFields:
-        """The error for two fields that cannot both be right."""
+        """Make the error for two fields that contradict each other."""
         return ContradictoryFields(
             file=self.file,
             first=first,
@@ -98,7 +98,7 @@ class Fields:
 
 
 def read_fields(path: str | Path) -> Fields:
-    """The fields of a JSON file.
+    """Read the fields of a JSON file.
 
     Raises UnreadableModel, InvalidField, ContradictoryFields.
     """
@@ -111,7 +111,7 @@ def read_fields(path: str | Path) -> Fields:
     except (ValueError, RecursionError) as error:
         raise UnreadableModel(file=file, reason=f"is not JSON: {error}") from error
     if not isinstance(outer, dict):
-        raise UnreadableModel(file=file, reason="is no JSON object with a model's fields")
+        raise UnreadableModel(file=file, reason="is not a JSON object with a model's fields")
     inner = outer.get(NESTED)
     if inner is None:
         return Fields(file, outer)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of equal blocks for a model whose layers keep their cache in several ways.
+"""Makes groups of equal blocks for a model whose layers keep their cache in several ways.
 
-Layers that are kept alike are split, in the model's order, into groups of equally many
-slots, so that every group's block has the same bytes. The number of slots is the one, with at most
-`NUM_GROUPS_MAX` groups, that leaves the fewest slots empty: first in groups that keep everything,
-where an empty slot costs as much as the request is long, then in all; of equals, the one with the
-fewest groups. Where one token takes different bytes, the blocks of the smaller kind hold more
-tokens. What cannot be made equal so is refused. A state has a size of its own: blocks of attention
-get so many tokens that they reach the largest one, and all states are padded to them.
+Layers of one kind are split, in the model's order, into groups with the same number of slots, so
+that every group's block has the same size in bytes. With at most `NUM_GROUPS_MAX` groups, the
+number of slots is chosen to leave the fewest slots empty: first in groups that keep everything,
+where the cost of an empty slot grows with the request, then in all groups; ties go to the fewest
+groups. If tokens of two kinds have different sizes, blocks of the smaller kind hold more tokens. If
+sizes cannot be made equal in this way, the model is refused. A state has a size of its own: blocks
+of attention get enough tokens to reach the largest state, and all states are padded to that size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcore.sizing.memory import Specs
 from kvcore.sizing.specs import LayerSpec, StateSpec, blocks_of
 
 NUM_GROUPS_MAX = 8
-"""More groups cost every step time; more kinds than that have a group each."""
+"""More groups cost time in every step; with more kinds than this, each has one group."""
 NUM_GROUPS_MAX_WITH_STATES = 16
 """Models with states have few layers of attention: fewer groups would leave slots of them empty."""
 
@@ -28,10 +28,10 @@ NUM_GROUPS_MAX_WITH_STATES = 16
 def group_layers(
     specs: Specs, checkpoint_interval: int | None = None
 ) -> tuple[KVCacheGroupSpec, ...]:
-    """Groups for these layers, those that keep everything first.
+    """Make groups for these layers, those that keep everything first.
 
-    checkpoint_interval: tokens between the states that are kept; as many as a block of attention
-    has if None. Does not modify specs. Raises NoLayers, NoInterval, GroupsDoNotFit.
+    checkpoint_interval: tokens between kept states; None: the tokens of a block of attention. Does
+    not modify specs. Raises NoLayers, NoInterval, GroupsDoNotFit.
     """
     if not specs:
         raise NoLayers
@@ -47,7 +47,7 @@ def group_layers(
 
 
 def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
-    """Layers per group, from how many layers each kind has; see the rules above."""
+    """Choose the layers per group from the number of layers of each kind; see the rules above."""
     has_states = any(isinstance(spec, StateSpec) for spec in num_layers)
     bound = NUM_GROUPS_MAX_WITH_STATES if has_states else NUM_GROUPS_MAX
     most_groups = max(bound, len(num_layers))
@@ -64,8 +64,8 @@ def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:
 
 
 def _fit_states(specs: Specs, interval: int | None) -> dict[str, LayerSpec]:
-    """The layers with one page: blocks of attention as long as the largest state needs, and states
-    padded to them.
+    """Return the layers with one page size: blocks of attention large enough for the largest state,
+    and padded states.
     """
     states = {name: spec for name, spec in specs.items() if isinstance(spec, StateSpec)}
     if not states:
@@ -92,7 +92,7 @@ def _fit_states(specs: Specs, interval: int | None) -> dict[str, LayerSpec]:
 
 
 def _equal_pages(specs: Specs) -> dict[str, LayerSpec]:
-    """The layers with block sizes that give all of them the largest page."""
+    """Return the layers with block sizes that give all of them the largest page."""
     largest = max((spec.page_bytes for spec in specs.values()), default=0)
     if any(largest % spec.page_bytes for spec in specs.values()):
         check_pages(list(_kinds(specs)))
@@ -103,7 +103,7 @@ def _equal_pages(specs: Specs) -> dict[str, LayerSpec]:
 
 
 def _kinds(specs: Specs) -> dict[LayerSpec, list[str]]:
-    """Layer names by how the layers are kept, those that keep everything first."""
+    """Return layer names by kind, those that keep everything first."""
     kinds: dict[LayerSpec, list[str]] = {}
     for keeps_all in (True, False):
         for name, spec in specs.items():

@@ -32,7 +32,7 @@ class KVCacheGroupSpec:
 
 @attrs.frozen
 class KVCacheTensor:
-    """One slot of all blocks. shared_by: the layers that have it, of different groups."""
+    """One slot of all blocks. shared_by: the layers, of different groups, that use it."""
 
     size_bytes: int
     shared_by: tuple[str, ...]
@@ -40,7 +40,7 @@ class KVCacheTensor:
 
 @attrs.frozen
 class KVCacheConfig:
-    """The cache that a worker allocates and a manager is made for."""
+    """The cache that a worker allocates and a manager manages."""
 
     num_blocks: int
     tensors: tuple[KVCacheTensor, ...]
@@ -48,7 +48,7 @@ class KVCacheConfig:
 
     @property
     def num_slots(self) -> int:
-        """Layers that a block has room for."""
+        """Number of layers that fit into a block."""
         return num_slots(self.groups)
 
     @property
@@ -60,7 +60,7 @@ class KVCacheConfig:
 def create_kv_cache_group_specs(
     specs: Specs, grouped_layer_names: Sequence[Sequence[str]]
 ) -> tuple[KVCacheGroupSpec, ...]:
-    """One group for each list of layer names, in order.
+    """Make one group for each list of layer names, in order.
 
     Raises EmptyGroup, UnknownLayer, SpecsDiffer.
     """
@@ -71,7 +71,7 @@ def create_kv_cache_group_specs(
 
 
 def make_layout(groups: Sequence[KVCacheGroupSpec], num_blocks: int) -> KVCacheConfig:
-    """Blocks and tensors for groups whose blocks have one size.
+    """Make blocks and tensors for groups whose blocks have one size.
 
     Raises NoLayers, GroupsDoNotFit, WrongArgument, InvalidCount, InvalidMemory above a PiB.
     """
@@ -96,20 +96,21 @@ def check_pages(specs: Sequence[LayerSpec]) -> None:
 
 
 def num_slots(groups: Sequence[KVCacheGroupSpec]) -> int:
-    """Layers of the largest group."""
+    """Return the number of layers of the largest group."""
     return max(len(group.layer_names) for group in groups)
 
 
 def block_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
-    """Bytes of one block of the pool."""
+    """Return the bytes of one block of the pool."""
     return num_slots(groups) * groups[0].spec.page_bytes
 
 
 def blocks_per_request(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
-    """Most blocks that one request holds on its way to the longest length, over all groups.
+    """Return the most blocks that one request holds until it reaches the maximum length, over all
+    groups.
 
-    A windowed group holds no more than its tokens fill, so this is at most the sum of what the
-    layers reserve (`max_blocks`). Cross-attention counts with all its encoder tokens.
+    A windowed group holds no more than its tokens fill, so this is at most the sum of the layers'
+    reservations (`max_blocks`). Cross-attention counts all its encoder tokens.
     """
     total = 0
     for group in groups:
@@ -121,15 +122,15 @@ def blocks_per_request(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> in
 
 
 def usable_blocks(config: KVCacheConfig, limits: Limits) -> int:
-    """Blocks that can hold tokens."""
+    """Return the number of blocks that can hold tokens."""
     return max(config.num_blocks - int(limits.null_block), 0)
 
 
 def max_concurrency(config: KVCacheConfig, limits: Limits) -> float:
-    """Requests of the longest length that fit at once, with the fraction.
+    """Return how many requests of maximum length fit at once, as a fraction.
 
-    One group of full attention: its tokens over the longest length. Else: blocks over the blocks of
-    one request.
+    For one group of full attention: its tokens over the maximum length; otherwise: blocks over the
+    blocks of one request.
     """
     blocks = usable_blocks(config, limits)
     if len(config.groups) == 1 and config.groups[0].spec.keeps_all:
@@ -138,7 +139,7 @@ def max_concurrency(config: KVCacheConfig, limits: Limits) -> float:
 
 
 def num_cache_tokens(config: KVCacheConfig, limits: Limits) -> int:
-    """Tokens that the blocks hold: with windows, those of requests of the longest length."""
+    """Return how many tokens the blocks hold; with windows, those of requests of maximum length."""
     blocks = usable_blocks(config, limits)
     if len(config.groups) == 1 and config.groups[0].spec.keeps_all:
         return blocks * config.groups[0].spec.block_size
@@ -146,12 +147,12 @@ def num_cache_tokens(config: KVCacheConfig, limits: Limits) -> int:
 
 
 def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -> Config:
-    """The configuration of a `KVCacheManager` for these groups and blocks.
+    """Make the configuration of a `KVCacheManager` for these groups and blocks.
 
-    Groups with a window or chunk get the null block, which they cannot work without; limits with
-    `null_block=True` have counted it when memory was checked, and one more block is needed for it.
-    options: further fields of `kvcore.Config`. Raises InvalidConfig as it does, also if limits
-    without the null block left no room for it, and StatesNotManaged.
+    Groups with a window or chunk need the null block, which takes one more block; limits with
+    `null_block=True` include it when memory is checked. options: further fields of `kvcore.Config`.
+    Raises InvalidConfig as that does, also if limits without the null block left no space for it,
+    and StatesNotManaged.
     """
     groups = tuple(
         Group(

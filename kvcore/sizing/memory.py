@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the cache of one full-length request fits, and the longest that does.
+"""Checks whether the cache of one full-length request fits, and finds the longest that does.
 
-Need grows with the length, so the longest length that fits is found by binary search between
-1 and the configured one. A search is only made for a request that does not fit, and changes
-nothing. An amount of memory that no device has is refused before anything is computed from it.
+Need grows with the length, so the longest length that fits is found by binary search between 1 and
+the configured one, only if the request does not fit. An impossible amount of memory is refused
+before anything is computed from it.
 Source: S001-48 to 56.
 """
 
@@ -22,18 +22,19 @@ Specs = Mapping[str, LayerSpec]
 
 
 def max_request_bytes(specs: Specs, limits: Limits) -> int:
-    """Bytes to reserve for one request of the longest length, summed over the layers.
+    """Return the bytes to reserve for one request of maximum length, summed over the layers.
 
-    With `limits.null_block`, one block of every layer more.
+    With `limits.null_block`, this includes one more block of every layer.
     """
     null = sum(spec.page_bytes for spec in specs.values()) if limits.null_block else 0
     return null + sum(spec.max_bytes(limits) for spec in specs.values())
 
 
 def longest_length(need: Callable[[Limits], int], available: int, limits: Limits) -> int:
-    """The greatest length up to `limits.max_model_len` whose need is available; 0 if none is.
+    """Return the greatest length up to `limits.max_model_len` whose need is available; 0 if there
+    is none.
 
-    need: amount for one request under these limits, which does not fall as the length grows.
+    need: amount for one request under these limits; must not fall as the length grows.
     """
     low, high, longest = 1, limits.max_model_len, 0
     while low <= high:  # at most log2 of the length
@@ -46,7 +47,7 @@ def longest_length(need: Callable[[Limits], int], available: int, limits: Limits
 
 
 def longest_in_memory(specs: Specs, available_bytes: int, limits: Limits) -> int:
-    """The longest request that this memory holds, at most `limits.max_model_len`; 0 if none.
+    """Return the longest request that this memory holds, at most `limits.max_model_len`; 0 if none.
 
     Does not look at `limits.num_blocks`.
     Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB.
@@ -63,7 +64,7 @@ def check_enough_kv_cache_memory(specs: Specs, available_bytes: int, limits: Lim
 
 
 def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limits) -> None:
-    """Raise unless what one request of full length needs, in bytes, is available.
+    """Raise unless the bytes that one request of full length needs are available.
 
     Raises what `check_memory` does, and NotEnoughMemory with the longest length that fits, if any.
     """
@@ -81,7 +82,9 @@ def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limi
 
 
 def at_least_none(available_bytes: int) -> int:
-    """These bytes of memory, 0 if they are negative. Raises WrongArgument for no integer."""
+    """Return an amount of memory, 0 if it is negative. Raises WrongArgument unless it is an
+    integer.
+    """
     check_integer("available_bytes", available_bytes)
     return max(0, available_bytes)
 
@@ -89,8 +92,8 @@ def at_least_none(available_bytes: int) -> int:
 def check_memory(name: str, num_bytes: int, *, least: int = 1) -> None:
     """Raise unless this many bytes can be a device's memory for the cache.
 
-    name: the argument's. least: 0 if a call answers for no memory too.
-    Raises WrongArgument for what is no integer, NoCacheMemory, InvalidMemory above a PiB.
+    name: of the argument. least: 0 if the call also works for no memory. Raises WrongArgument
+    unless it is an integer, NoCacheMemory, InvalidMemory above a PiB.
     """
     check_integer(name, num_bytes)
     if num_bytes < least:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties of a model that the cache's size depends on, read from a Hugging Face config.json.
+"""Reads the properties of a model that determine the cache's size from a Hugging Face config.json.
 
-Shapes as transformers names them. What is missing, no model's value, or contradicts another
-field is an error that names field and file; the only defaults are those of the model's own family.
-What families are known and refused is in families.py.
+Shapes have transformers' names. A field that is missing, impossible, or contradicts another is an
+error that names field and file; the only defaults are those of the model's own family. families.py
+lists known and refused families.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Layer:
 
 @attrs.frozen
 class Model:
-    """A model's cache. dtype: the weights', None if the file does not say it.
+    """A model's cache. dtype: of the weights, None if the file does not give it.
 
-    layer_names: of the layers, which are then not all of the model's, or not one each; `layers.0`
-    and so on if empty.
+    layer_names: of the layers, if they are not one per layer of the model; `layers.0` and so on if
+    empty.
     """
 
     file: str
@@ -84,7 +84,7 @@ class Model:
 
 
 def read_model(path: str | Path) -> Model:
-    """The model that a config.json describes.
+    """Read the model that a config.json describes.
 
     Raises UnreadableModel, MissingField, InvalidField, ContradictoryFields, UnsupportedModel.
     """
@@ -106,7 +106,7 @@ def read_model(path: str | Path) -> Model:
         )
     num_shared = fields.find_count("num_kv_shared_layers", least=0) or 0
     if num_shared >= num_layers:
-        reason = f"{num_shared} of {num_layers} layers would share another's cache"
+        reason = f"{num_shared} of {num_layers} layers would share the cache of another"
         raise fields.contradiction("num_kv_shared_layers", "num_hidden_layers", reason)
     return Model(
         file=fields.file,
@@ -147,10 +147,10 @@ def _read_hybrid(fields: Fields, family: str, num_layers: int, num_heads: int) -
 def make_layer_specs(
     model: Model, *, block_size: int = 16, dtype: str | None = None, tensor_parallel: int = 1
 ) -> dict[str, LayerSpec]:
-    """The layers as one device keeps them, named `layers.0` and so on.
+    """Return the layers as one device keeps them, named `layers.0` and so on.
 
-    dtype: of the cache, the weights' if None. tensor_parallel: devices that share the heads; a
-    device keeps a copy if there are fewer heads than devices, and of a latent vector always.
+    dtype: of the cache; None: that of the weights. tensor_parallel: devices that share the heads;
+    if there are fewer heads than devices, a device keeps a copy, as always of a latent vector.
     Raises HeadsDoNotSplit, MissingField, InvalidField, UnknownDtype, InvalidCount.
     """
     check_count("tensor_parallel", tensor_parallel)
@@ -170,12 +170,14 @@ def make_layer_specs(
 def _cache_dtype(model: Model, dtype: str | None) -> str:
     if dtype is not None:
         return read_dtype(dtype)
-    reason = "it is the cache's number format, and none is assumed: give one, like bfloat16"
+    reason = "it is the cache's number format, which has no default: give one, like bfloat16"
     return weights_dtype(model, reason)
 
 
 def weights_dtype(model: Model, reason: str) -> str:
-    """The weights' number format. reason: why it is needed. Raises MissingField, InvalidField."""
+    """Return the weights' number format. reason: why it is needed. Raises MissingField,
+    InvalidField.
+    """
     if model.dtype is None:
         raise MissingField(file=model.file, field="torch_dtype", reason=reason)
     try:
@@ -185,7 +187,7 @@ def weights_dtype(model: Model, reason: str) -> str:
             file=model.file,
             field="torch_dtype",
             value=model.dtype,
-            expected=f"one of {', '.join(DTYPE_BYTES)}, or another must be given",
+            expected=f"one of {', '.join(DTYPE_BYTES)}, or another format must be given",
         ) from error
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a model see everything, which a sliding window, which a chunk.
+"""Decides which layers of a model see everything, which a sliding window, and which a chunk.
 
-A list (`layer_types`) says it layer by layer and goes before every rule. Without one, the
+A list (`layer_types`) gives the kind of each layer and overrides every rule. Without one, the
 model's family decides: Llama 4 by `no_rope_layers` or every fourth layer, Gemma 3 by
-`sliding_window_pattern`, Gemma 2 and gpt-oss in turn, Qwen from layer `max_window_layers` on, and
-only if `use_sliding_window` says so; all others (Mistral) have the window in every layer.
+`sliding_window_pattern`, Gemma 2 and gpt-oss alternate, Qwen from layer `max_window_layers` on, and
+only if `use_sliding_window` is set; all others (Mistral) have the window in every layer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _FULL: Kind = "full_attention"
 _SLIDING: Kind = "sliding_window"
 _PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 _PATTERN_OF = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6}
-"""Family to its distance between layers of full attention, where the file does not say it."""
+"""Family -> its distance between layers of full attention, if the file does not give it."""
 _CHUNKED = ("llama4", "llama4_text")
 _NO_ROPE_INTERVAL = 4
 
 
 def read_kinds(fields: Fields, num_layers: int) -> tuple[Kind, ...]:
-    """The kind of each layer.
-
-    Raises MissingField, InvalidField, ContradictoryFields, UnsupportedModel.
+    """Return the kind of each layer. Raises MissingField, InvalidField, ContradictoryFields,
+    UnsupportedModel.
     """
     listed = _read_layer_types(fields, num_layers)
     kinds = listed if listed is not None else _kinds_by_rule(fields, num_layers)
@@ -45,7 +44,9 @@ def read_kinds(fields: Fields, num_layers: int) -> tuple[Kind, ...]:
 
 
 def read_window(fields: Fields, kind: Kind) -> int | None:
-    """Tokens of this kind's window or chunk; None for kinds without one. Raises MissingField."""
+    """Return the tokens of this kind's window or chunk; None for kinds without one. Raises
+    MissingField.
+    """
     name = _WINDOW_FIELD.get(kind)
     return None if name is None else fields.count(name, f"the model has {kind} layers")
 
@@ -82,11 +83,11 @@ def _read_layer_types(fields: Fields, num_layers: int) -> tuple[Kind, ...] | Non
             )
     kinds = tuple(_LAYER_TYPES[name] for name in types)
     if _SLIDING in kinds and fields.find_flag("use_sliding_window") is False:
-        reason = "sliding_attention layers, and no window in use"
+        reason = "sliding_attention layers, but no window in use"
         raise fields.contradiction("layer_types", "use_sliding_window", reason)
     pattern = _read_pattern(fields)
     if pattern is not None and kinds != _every(pattern, num_layers, _SLIDING):
-        reason = f"every layer whose number {pattern} divides would be full_attention, no other"
+        reason = f"exactly the layers whose number {pattern} divides would be full_attention"
         raise fields.contradiction("layer_types", "sliding_window_pattern", reason)
     return kinds
 
@@ -99,7 +100,9 @@ def _read_pattern(fields: Fields) -> int | None:
 
 
 def _by_rope(fields: Fields, num_layers: int, family: str) -> tuple[Kind, ...] | None:
-    """Llama 4: layers with rotary positions see their chunk, those without see everything."""
+    """Return the kinds of Llama 4: layers with rotary positions see their chunk, others
+    everything.
+    """
     if family in _CHUNKED and "attention_chunk_size" not in fields.values:
         raise _missing(fields, "attention_chunk_size", family)
     if not fields.has("attention_chunk_size"):
@@ -126,12 +129,12 @@ def _uses_window(fields: Fields, family: str) -> bool:
 
 
 def _every(distance: int, num_layers: int, between: Kind) -> tuple[Kind, ...]:
-    """Full attention in every layer whose number, from 1, `distance` divides."""
+    """Return full attention for every layer whose number, from 1, is a multiple of `distance`."""
     return tuple(
         between if number % distance else "full_attention" for number in range(1, num_layers + 1)
     )
 
 
 def _missing(fields: Fields, name: str, family: str) -> MissingField:
-    reason = f"models of type {family} have it, null where it is unused"
+    reason = f"models of type {family} have it; it is null if unused"
     return MissingField(file=fields.file, field=name, reason=reason)

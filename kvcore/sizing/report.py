@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report on a model's cache in a given memory, for people and for programs.
 
-The report is the arithmetic of the manager itself: its groups, its null block, and what it
-lets a request hold. A request that does not fit is an answer here, no error. Sizes are those of one
-device.
+The report uses the manager's own arithmetic: its groups, its null block, and its limits of a
+request. A request that does not fit is a result here, not an error. Sizes are those of one device.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class SizeReport:
     """A model's cache in a given memory.
 
     longest_model_len: the longest request that fits, at most `limits.max_model_len`; 0 if none.
-    notes: what a reader should know of how this was sized, a sentence each. budget: where the
-    memory comes from, None if it was given.
+    notes: remarks on the sizing, one sentence each. budget: source of the memory, None if it was
+    given.
     """
 
     model: Model
@@ -58,12 +57,12 @@ class SizeReport:
 
     @property
     def blocks_per_request(self) -> int:
-        """Most blocks that one request of full length holds."""
+        """The most blocks that one request of full length holds."""
         return blocks_per_request(self.config.groups, self.limits)
 
     @property
     def num_full_requests(self) -> int:
-        """Requests of full length that fit at once."""
+        """Number of requests of full length that fit at once."""
         return usable_blocks(self.config, self.limits) // self.blocks_per_request
 
     @property
@@ -73,7 +72,7 @@ class SizeReport:
 
     @property
     def lasting_token_bytes(self) -> int:
-        """Bytes of one token in the layers that keep it when every window has passed it."""
+        """Bytes of one token in the layers that keep it after it has left every window."""
         return sum(
             len(each.layer_names) * each.spec.token_bytes
             for each in self.config.groups
@@ -92,12 +91,13 @@ def size_model(
     windows: bool = True,
     checkpoint_interval: int | None = None,
 ) -> SizeReport:
-    """The report for a model.
+    """Make the report for a model.
 
-    memory_bytes: for the cache, on each device. limits.num_blocks replaces the blocks that fit, and
-    a request must fit into both. windows: False to keep windows and chunks as full attention in a
-    model that has both. checkpoint_interval: see `group_layers`. Raises WrongArgument,
-    NoCacheMemory, InvalidMemory above a PiB, and what `make_layer_specs` and `group_layers` raise.
+    memory_bytes: for the cache, on each device. limits.num_blocks replaces the number of blocks
+    that fit; a request must fit into both. windows: False to keep windows and chunks as full
+    attention in a model that has both. checkpoint_interval: see `group_layers`. Raises
+    WrongArgument, NoCacheMemory, InvalidMemory above a PiB, and what `make_layer_specs` and
+    `group_layers` raise.
     """
     check_memory("memory_bytes", memory_bytes)
     specs = make_layer_specs(
@@ -119,7 +119,7 @@ def size_model(
 
 
 def to_json(report: SizeReport) -> dict[str, Any]:
-    """The report as plain data."""
+    """Return the report as plain data."""
     config, limits = report.config, report.limits
     return {
         "file": report.model.file,
@@ -165,7 +165,7 @@ def _state_json(spec: LayerSpec) -> dict[str, Any]:
 
 
 def to_text(report: SizeReport) -> str:
-    """The report as lines for people."""
+    """Yield the report as lines for people."""
     lines = [("model", _model_line(report))]
     if report.tensor_parallel > 1:
         lines.append(("devices", _devices_line(report)))
@@ -280,7 +280,9 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
 
 
 def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
-    """What of a request's blocks holds its states, however long it is."""
+    """Return the part of a request's blocks that holds its states, which does not depend on its
+    length.
+    """
     config, limits = report.config, report.limits
     states = [group.spec for group in config.groups if isinstance(group.spec, StateSpec)]
     if not states:
@@ -295,7 +297,9 @@ def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
 
 
 def _token_lines(report: SizeReport) -> list[tuple[str, str]]:
-    """How many tokens the pool holds; with windows, in requests of full length, if one fits."""
+    """Yield how many tokens the pool holds; with windows, in requests of full length, if
+    one fits.
+    """
     num_tokens = num_cache_tokens(report.config, report.limits)
     groups = report.config.groups
     if len(groups) == 1 and groups[0].spec.keeps_all:

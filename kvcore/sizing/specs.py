@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a layer keeps its cache: frozen values that know their sizes in bytes.
+"""Specs of layers: frozen values that know the sizes of their cache in bytes.
 
-A page is what one block takes in one layer. What a request can hold at once follows from its
-kind alone: full attention and MLA keep everything, a window and a chunk keep what the next query
-can still see and what one step adds, cross-attention keeps the encoder's tokens. Sizes are exact
+A page is the memory of one block in one layer. The kind alone determines what a request can hold at
+once: full attention and MLA keep everything, a window and a chunk keep what the next query can
+still see and what one step adds, cross-attention keeps the encoder's tokens. Sizes are exact
 integers; a spec that cannot work is refused when it is made.
 """
 
@@ -27,9 +27,9 @@ class Limits:
     """The limits of one request, and the settings of the pool.
 
     max_model_len: longest request in tokens. max_num_batched_tokens: most tokens that one step
-    adds, as many as the longest request if None. num_blocks: blocks of the pool, whatever the
-    memory would give. null_block: count the block that a `kvcore.Config` sets aside for positions
-    out of every window. Raises InvalidCount, WrongArgument.
+    adds; None: max_model_len. num_blocks: blocks of the pool, regardless of the memory. null_block:
+    include the block that a `kvcore.Config` reserves for positions outside every window. Raises
+    InvalidCount, WrongArgument.
     """
 
     max_model_len: int
@@ -45,7 +45,9 @@ class Limits:
             check_count("num_blocks", self.num_blocks)
 
     def max_tokens_with(self, num_kept: int) -> int:
-        """Most tokens that a request holds which keeps this many and computes one step more."""
+        """Return the most tokens that a request holds if it keeps this many and computes one more
+        step.
+        """
         batched = self.max_num_batched_tokens
         step = self.max_model_len if batched is None else batched
         return min(num_kept + step, self.max_model_len)
@@ -64,7 +66,7 @@ class LayerSpec:
 
     name: ClassVar[LayerKind]
     keeps_all: ClassVar[bool] = False
-    """Whether a request's blocks grow with its length without bound."""
+    """Whether a request's blocks grow with its length without limit."""
 
     def __attrs_post_init__(self) -> None:
         check_count("block_size", self.block_size)
@@ -72,7 +74,7 @@ class LayerSpec:
 
     @property
     def kind(self) -> LayerKind:
-        """The kind of a `kvcore.Group` of such layers."""
+        """The kind of the `kvcore.Group` of these layers."""
         return self.name
 
     @property
@@ -92,15 +94,15 @@ class LayerSpec:
 
     @property
     def type_id(self) -> str:
-        """Text that is equal where blocks of two layers are alike."""
+        """A text that is equal if the blocks of two layers are alike."""
         return f"{self.kind}_{self.block_size}_{self.page_bytes}"
 
     def max_blocks(self, limits: Limits) -> int:
-        """Blocks to reserve for one request of the longest length."""
+        """Return the blocks to reserve for one request of maximum length."""
         return blocks_of(limits.max_model_len, self.block_size)
 
     def max_bytes(self, limits: Limits) -> int:
-        """Bytes to reserve for one request of the longest length."""
+        """Return the bytes to reserve for one request of maximum length."""
         return self.max_blocks(limits) * self.page_bytes
 
 
@@ -108,8 +110,8 @@ class LayerSpec:
 class AttentionSpec(LayerSpec):
     """A layer that keeps keys and values of its tokens.
 
-    num_kv_heads, head_size: of what one device keeps. use_mla: one latent vector per token instead
-    of a key and a value per head.
+    num_kv_heads, head_size: of the part that one device keeps. use_mla: one latent vector per token
+    instead of a key and a value per head.
     """
 
     num_kv_heads: int
@@ -120,7 +122,7 @@ class AttentionSpec(LayerSpec):
 
     @property
     def kind(self) -> Kind:
-        """The kind of a `kvcore.Group` of such layers."""
+        """The kind of the `kvcore.Group` of these layers."""
         return self.name
 
     def __attrs_post_init__(self) -> None:
@@ -165,14 +167,14 @@ class StateSpec(LayerSpec):
 
 @attrs.frozen(kw_only=True)
 class FullAttentionSpec(AttentionSpec):
-    """Every query sees all tokens before it; with `use_mla` as latent vectors."""
+    """Every query sees all tokens before it; with `use_mla`, as latent vectors."""
 
     name: ClassVar[Kind] = "full_attention"
     keeps_all: ClassVar[bool] = True
 
     @property
     def kind(self) -> Kind:
-        """The kind of a `kvcore.Group` of such layers."""
+        """The kind of the `kvcore.Group` of these layers."""
         return "mla" if self.use_mla else self.name
 
 
@@ -190,7 +192,7 @@ class WindowedSpec(AttentionSpec):
 
     @property
     def type_id(self) -> str:
-        """Text that is equal where blocks of two layers are alike."""
+        """A text that is equal if the blocks of two layers are alike."""
         return f"{self.kind}_{self.window}_{self.block_size}_{self.page_bytes}"
 
 
@@ -207,19 +209,19 @@ class SlidingWindowSpec(WindowedSpec):
 
 @attrs.frozen(kw_only=True)
 class ChunkedLocalSpec(WindowedSpec):
-    """A query sees what is before it in its chunk of `window` tokens."""
+    """A query sees the tokens before it in its chunk of `window` tokens."""
 
     name: ClassVar[Kind] = "chunked_local"
 
     def max_blocks(self, limits: Limits) -> int:
-        """The chunk before a step, the step, and one block where a chunk may start within one."""
+        """The chunk before a step, the step, and one block if a chunk may start within one."""
         blocks = blocks_of(limits.max_tokens_with(self.window), self.block_size)
         return blocks + int(self.window % self.block_size > 0)
 
 
 @attrs.frozen(kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
-    """A query sees the encoder's tokens, at most `max_encoder_tokens` a request."""
+    """A query sees the encoder's tokens, at most `max_encoder_tokens` per request."""
 
     max_encoder_tokens: int
 
@@ -235,18 +237,18 @@ class CrossAttentionSpec(AttentionSpec):
 
 
 def blocks_of(num_tokens: int, block_size: int) -> int:
-    """Blocks that this many tokens take."""
+    """Return how many blocks this many tokens take."""
     return -(-num_tokens // block_size)
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise WrongArgument unless an integer, InvalidCount if below `least`."""
+    """Raise WrongArgument unless it is an integer, InvalidCount if it is below `least`."""
     check_integer(name, value)
     if value < least:
         raise InvalidCount(name=name, value=value, least=least)
 
 
 def check_integer(name: str, value: int) -> None:
-    """Raise WrongArgument unless an integer; True and False are none."""
+    """Raise WrongArgument unless it is an integer; True and False are not."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise WrongArgument(name=name, expected="an integer", value=value)

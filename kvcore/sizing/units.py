@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts of memory and number formats, as people write them.
+"""Reads amounts of memory and number formats as people write them.
 
-Sizes are exact integers of bytes. `GiB` is 2**30 and
-`GB` is 10**9; a unit that could mean either (`80G`) is refused, and so is a number without one.
+Sizes are exact integers of bytes. `GiB` is 2**30 and `GB` is 10**9; an ambiguous unit (`80G`) is
+refused, and so is a number without a unit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from decimal import Decimal
 from kvcore.sizing.errors import InvalidMemory, UnknownDtype
 
 MAX_MEMORY_BYTES = 2**50
-"""A PiB on one device is a slip of the pen."""
+"""A PiB on one device must be a mistake."""
 TOO_MUCH = f"must be at most {MAX_MEMORY_BYTES // 2**40} TiB"
 
 DTYPE_BYTES = {
@@ -40,7 +40,7 @@ _AMOUNT = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)", re.ASCII)
 
 
 def read_dtype(text: str) -> str:
-    """The full name of a number format. Raises UnknownDtype."""
+    """Return the full name of a number format. Raises UnknownDtype."""
     name = _SHORT.get(text.lower(), text.lower())
     if name not in DTYPE_BYTES:
         raise UnknownDtype(value=text, known=tuple(DTYPE_BYTES))
@@ -48,16 +48,17 @@ def read_dtype(text: str) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of an amount like `80GiB`, `80 GB`, `512MiB` or `4096 bytes`, rounded down.
+    """Return the bytes of an amount like `80GiB`, `80 GB`, `512MiB` or `4096 bytes`, rounded down.
 
-    Raises InvalidMemory: no amount, no or an unknown unit, less than a byte, more than a PiB.
+    Raises InvalidMemory for text that is not an amount, a missing or unknown unit, less than a
+    byte, or more than a PiB.
     """
     found = _AMOUNT.fullmatch(text.strip().lower())
     if found is None:
         raise InvalidMemory(value=text, reason="must be a number and a unit, like 80GiB")
     sign, number, unit = found.groups()
     if unit not in _UNITS:
-        wrong = f"unit {unit} is none of" if unit else "a unit must be said, one of"
+        wrong = f"unit {unit} is not one of" if unit else "the unit is missing: give one of"
         reason = f"{wrong} bytes, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
         raise InvalidMemory(value=text, reason=reason)
     size = int(Decimal(number) * _UNITS[unit])

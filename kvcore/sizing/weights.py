@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of a device for the cache: a part of it, less the model's weights.
+"""Computes the memory of a device for the cache: a share of the total, less the model's weights.
 
 The parameters of dense models are counted from their config.json: embeddings, attention, MLP, norms
-and the output head, as one of several devices keeps them (a copy of the norms, and of key-value
-heads if there are fewer than devices). Only families in `_FAMILIES` are counted. Experts, quantized
-weights and parts beside the language model are refused by field: a wrong number would promise
-memory that is not there.
+and the output head, as one of several devices keeps them (with a copy of the norms, and of
+key-value heads if there are fewer than devices). Only families in `_FAMILIES` are counted. Experts,
+quantized weights and parts besides the language model are refused by field, since a wrong number
+would promise memory that does not exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvcore.sizing.units import DTYPE_BYTES
 
 @attrs.frozen(kw_only=True)
 class Budget:
-    """One device's memory. num_parameters: those counted, None if the weights' size was given."""
+    """One device's memory. num_parameters: number counted, None if the weights' size was given."""
 
     gpu_bytes: int
     utilization: Decimal
@@ -33,12 +33,12 @@ class Budget:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes that weights and cache may take together."""
+        """Bytes for weights and cache together."""
         return int(self.gpu_bytes * self.utilization)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that are left for the cache. Raises WeightsDoNotFit."""
+        """Bytes left for the cache. Raises WeightsDoNotFit."""
         left = self.usable_bytes - self.weights_bytes
         if left > 0:
             return left
@@ -53,9 +53,9 @@ class Budget:
 
 @attrs.frozen(kw_only=True)
 class _Family:
-    """norms: those of a layer. qkv_bias: always there; else all projections have one if the file
-    says `attention_bias`. head_norms: one over queries, one over keys. tied: the output head is the
-    embedding, unless the file says otherwise.
+    """norms: number per layer. qkv_bias: always present; otherwise all projections have one if the
+    file sets `attention_bias`. head_norms: one over queries, one over keys. tied: the output head
+    is the embedding, unless the file says otherwise.
     """
 
     norms: int = 2
@@ -96,9 +96,9 @@ def make_budget(
     weights_bytes: int | None = None,
     tensor_parallel: int = 1,
 ) -> Budget:
-    """The budget of each device.
+    """Compute the budget of each device.
 
-    weights_bytes: of the whole model, spread evenly; None to count the parameters in the weights'
+    weights_bytes: of the whole model, spread evenly; None: count the parameters in the weights'
     number format. Raises what `count_parameters` raises.
     """
     check_count("tensor_parallel", tensor_parallel)
@@ -116,7 +116,7 @@ def make_budget(
 
 
 def count_parameters(model: Model, *, tensor_parallel: int = 1) -> int:
-    """The parameters that one device keeps, if the devices divide the attention heads.
+    """Count the parameters that one device keeps if the devices share the attention heads.
 
     Raises UnsupportedModel, MissingField, InvalidField, HeadsDoNotSplit, InvalidCount.
     """

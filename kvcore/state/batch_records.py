@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state's records of batches that were taken, and of loads that may still fail.
+"""The records of batches in flight, and of loads that may still fail.
 
 External tokens are believed when they are scheduled, so their blocks are findable at once. Until
 a load is confirmed, the state remembers the requests that count or counted its tokens, and the
@@ -17,17 +17,17 @@ from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 PublishedKey = tuple[int, bytes]
-"""A block, and the key that a batch published it under."""
+"""A block, and the key under which a batch published it."""
 
 
 class RequestEntry(Struct, frozen=True, gc=False):
     """A batch's record of a request.
 
     order: place among the entries of the batch. before: the request's count before its first slots
-    in the batch, and before its hits; 0 if it was swapped. restore: the count that a cancel takes
-    it back to. publishes: the batch's completion may publish its blocks. held: leading blocks of
-    each table that the forward pass uses, as far as they are still there. replaced: places below
-    held, (group, position), whose block is another one by now.
+    in the batch, and before its hits; 0 if it was swapped. restore: the count that a cancel
+    restores. publishes: whether completing the batch may publish its blocks. held: number of
+    leading blocks of each table that the forward pass uses, as far as they are still in the table.
+    replaced: places (group, position) below held that have a different block now.
     """
 
     order: int
@@ -41,8 +41,8 @@ class RequestEntry(Struct, frozen=True, gc=False):
 class BatchInFlight(Struct, frozen=True, gc=False):
     """A taken batch.
 
-    published_keys: what it published, in order, if that can be taken back. rows: those that its
-    commands name, and those of requests that it remembered until they were removed, rising.
+    published_keys: what it published, in order, if a cancel can undo it. rows: rows that its
+    commands name, and rows of requests that it remembered until they were removed, ascending.
     starts_epoch: whether an epoch began in it.
     """
 
@@ -56,8 +56,8 @@ class BatchInFlight(Struct, frozen=True, gc=False):
 class Reporter(Struct, frozen=True, gc=False):
     """A request that can report that a load failed.
 
-    counted: the end of the loaded tokens that it counts, 0 if it does not rest on the load. most:
-    the greatest end that it ever counted.
+    counted: end of the loaded tokens that it counts; 0 if it does not rest on the load. most: the
+    greatest end that it ever counted.
     """
 
     request_id: str
@@ -66,11 +66,11 @@ class Reporter(Struct, frozen=True, gc=False):
 
 
 class UnconfirmedLoad(Struct, frozen=True, gc=False):
-    """Tokens [first, end) that a batch gets from elsewhere.
+    """Tokens [first, end) that a batch loads from outside.
 
-    reporters: the request that started them, and each other one that ever rested on the load, in
-    the order of first resting, until it is removed. blocks: each block with a key that rests on the
-    load, with the position behind its last token.
+    reporters: the request that started the load, and each other one that ever rested on it, in the
+    order in which they first did, until removed. blocks: each block with a key that rests on the
+    load, with the position after its last token.
     """
 
     batch: int
@@ -80,7 +80,7 @@ class UnconfirmedLoad(Struct, frozen=True, gc=False):
     blocks: tuple[tuple[int, int], ...] = ()
 
     def reporter(self, request_id: str) -> Reporter:
-        """A request's counts of the load, now and before."""
+        """Return a request's counts of the load, now and before."""
         found = (each for each in self.reporters if each.request_id == request_id)
         return next(found, Reporter(request_id, 0, 0))
 
@@ -95,5 +95,5 @@ def next_order(entries: Map[str, RequestEntry]) -> int:
 
 
 def in_order(entries: Map[str, RequestEntry]) -> list[tuple[str, RequestEntry]]:
-    """The entries of a batch, in the order of their making."""
+    """Return the entries of a batch in the order in which they were made."""
     return sorted(entries.items(), key=lambda item: item[1].order)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open batch: the commands and keys that the transitions since the last batch gave.
+"""The open batch: the commands and keys of the transitions since the last batch.
 
 Twin: rust/src/state/open_batch.rs.
 """
@@ -15,7 +15,7 @@ from kvcore.types.commands import Command
 
 
 class UnwrittenBlock(Struct, frozen=True, gc=False):
-    """A block that the open batch published under a key before the batch itself has written it."""
+    """A block that the open batch published before the batch itself has written it."""
 
     group_id: int
     position: int
@@ -27,8 +27,8 @@ class ScheduledRequest(Struct, frozen=True, gc=False):
     """The open batch's record of a request that it schedules.
 
     num_computed_before: the count before the request's first slots in the batch, and before its
-    hits. num_kept: the count that it cannot be shortened below, behind its hits and external tokens
-    and, if it holds no others or the batch brings encoder tokens, its first own position.
+    hits. num_kept: the lowest count that it can be shortened to: its hits and external tokens, plus
+    its first own position if it holds no others or if the batch brings encoder tokens.
     """
 
     num_computed_before: int
@@ -37,7 +37,9 @@ class ScheduledRequest(Struct, frozen=True, gc=False):
 
 
 class Merge(Struct, frozen=True, gc=False):
-    """A full block whose key another block held when it was filled (`duplicates="merge"`)."""
+    """A full block whose key another block already had when it was filled
+    (`duplicates="merge"`).
+    """
 
     request_id: str
     group_id: int
@@ -49,7 +51,7 @@ class Merge(Struct, frozen=True, gc=False):
 class OpenBatch(Struct, frozen=True, gc=False):
     """The batch that is being filled.
 
-    entries: what it does to requests, and published_keys: what it publishes, if batches are
+    entries, published_keys: its effects on requests and its publications, if batches are
     remembered. starts_epoch: whether an epoch began in it.
     """
 

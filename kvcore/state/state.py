@@ -2,8 +2,8 @@
 """The state: one immutable value that owns pools, requests and the open batch.
 
 Invariants: a transition changes a `Transaction` (transaction.py), never the state. Per-block data
-are columns in persistent vectors; what can be derived is not stored. A request waits (no tables),
-runs (device tables) or is swapped out (host tables); that is read from its tables, not stored.
+are columns in persistent vectors; derivable data are not stored. A request waits (no tables), runs
+(device tables) or is swapped out (host tables); its tables tell which.
 Twin: rust/src/state/state.rs.
 """
 
@@ -27,7 +27,7 @@ from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
 Ahead = tuple[int, tuple[bytes, ...]]
-"""The due number of a request, and the keys that it will look up while it waits, else none."""
+"""The due number of a request, and the keys that it will look up if it waits."""
 
 NULL_BLOCK = 0
 NO_HOST_BLOCK = 2**32 - 1
@@ -37,15 +37,15 @@ MAX_OPERATION = 2**31 - 1
 class RequestState(Struct, frozen=True, gc=False):
     """A request as the manager knows it.
 
-    row: stable row of its block tables. tokens: accepted ones. drafts: guessed ones behind them.
-    block_hashes: of its full blocks, at the config's hash_block_size; grown with the tokens, or
-    handed in (own_hashes). tables: device block ids, one table per group; no longer needed ones are
-    the null block. num_cached: leading blocks of each table that need no publication any more.
-    host_tables: the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of
-    the null block. num_loading: its unfinished loads. load_end: tokens up to the first
-    failed one. output_from: the first batch whose output still belongs here. epoch: in which it
-    began to count; 0 while it counts nothing. wishes: how long its content should stay cached; the
-    defaults unless the policy goes by levels.
+    row: stable row of its block tables. tokens: accepted tokens. drafts: speculative tokens after
+    them. block_hashes: of its full blocks, at the config's hash_block_size; derived from the
+    tokens, or passed by the engine (own_hashes). tables: device block ids, one table per group;
+    blocks no longer needed are replaced by the null block. num_cached: leading blocks of each table
+    that need no further publication. host_tables: the same in the host tier while swapped out, else
+    empty; NO_HOST_BLOCK in place of the null block. num_loading: its unfinished loads. load_end:
+    tokens before the first failed one. output_from: the first batch whose output still belongs to
+    it. epoch: in which its count began; 0 while the count is 0. wishes: how long its content should
+    stay cached; the defaults unless the policy uses levels.
     """
 
     request_id: str
@@ -69,19 +69,19 @@ class RequestState(Struct, frozen=True, gc=False):
 
     @property
     def status(self) -> Status:
-        """Where the request's blocks are."""
+        """The tier of the request's blocks."""
         if self.host_tables:
             return Status.SWAPPED
         return Status.RUNNING if any(self.tables) else Status.WAITING
 
     @property
     def num_accepted(self) -> int:
-        """Computed tokens that are known and no drafts."""
+        """Computed tokens that are known and not drafts."""
         return min(self.num_computed, len(self.tokens))
 
     @property
     def num_output_placeholders(self) -> int:
-        """Scheduled positions whose tokens are still to come."""
+        """Scheduled positions whose tokens are not yet known."""
         return 0 if self.drafts else max(0, self.num_computed - len(self.tokens))
 
     def num_hashed(self, config: Config, group_id: int) -> int:
@@ -89,7 +89,7 @@ class RequestState(Struct, frozen=True, gc=False):
         return len(self.block_hashes) // config.scales[group_id]
 
     def key(self, config: Config, group_id: int, position: int) -> bytes:
-        """The key of a full block: the hash of its last hashed part covers what is before."""
+        """Return the key of a full block, whose last hash also covers all tokens before."""
         last = (position + 1) * config.scales[group_id] - 1
         return self.block_hashes[last] + GROUP_BYTES[group_id]
 
@@ -97,9 +97,9 @@ class RequestState(Struct, frozen=True, gc=False):
 class Operation(Struct, frozen=True, gc=False):
     """An unfinished store or load; it holds its block as a pin does.
 
-    batch: the number of the batch with its command. request_id: the request that waits for it, None
-    for a store, and if the request was freed since. first_token: position of the block's first
-    token, for a load.
+    batch: number of the batch with its command. request_id: the request that waits for it; None for
+    a store, or if the request was freed since. first_token: position of the block's first token,
+    for a load.
     """
 
     block: int
@@ -112,13 +112,13 @@ class Operation(Struct, frozen=True, gc=False):
 class State(Struct, frozen=True, gc=False):
     """Everything that a manager knows.
 
-    rows: the id of the request in each row, None if it has none. free_rows: rows to use again, in
-    the order in which they were given back. held_rows: rows to use again once a batch is finished,
-    each with the number of that batch, in the same order. events, new_blocks (per group): not yet
+    rows: id of the request in each row, None if the row is empty. free_rows: rows for reuse, in the
+    order in which they were given back. held_rows: rows for reuse once a batch has finished, each
+    with the number of that batch, in the same order. events, new_blocks (per group): not yet
     drained. in_flight: taken batches that are neither completed nor cancelled, oldest first. loads:
-    external ones that may still fail, in the order of their calls. epoch: number of the weights.
-    waiting: of each request what the eviction policy goes by, if it goes by any (waiting.py).
-    next_due: of the next arrival.
+    external loads that may still fail, in the order of their calls. epoch: number of the weights.
+    waiting: what each request will look up, if the eviction policy uses that (waiting.py).
+    next_due: due number of the next arrival.
     """
 
     config: Config

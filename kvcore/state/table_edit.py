@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of block tables: each with its command, and with what batches in flight make of it.
+"""Changes of block tables, each with its command and its effect on batches in flight.
 
-Invariants: no other file makes a `SetTable` or a `CutTable`. When a block leaves a table, it is in
-use by every batch in flight whose forward pass reads or writes it there: one that schedules the
-request and was taken with the block in that place. Twin: rust/src/state/table_edit.rs.
+Invariants: no other file makes a `SetTable` or a `CutTable`. A block that leaves a table is in use
+by every batch in flight whose forward pass reads or writes it there, that is, each batch that
+schedules the request and was taken with the block in that place. Twin:
+rust/src/state/table_edit.rs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvcore.types.commands import CutTable, SetTable, Zero
 class TableEdit:
     """The tables of one request while a transition changes them.
 
-    tables: as they are by now; the transition puts them into the request.
+    tables: the current ones; the transition puts them into the request.
     """
 
     __slots__ = ("request_id", "row", "tables", "tx", "wishes")
@@ -34,7 +35,7 @@ class TableEdit:
         self.wishes = request.wishes
 
     def extend(self, group_id: int, blocks: Iterable[int], *, fresh: bool = False) -> None:
-        """Put blocks at the end of a table, each when it comes. fresh: nothing fills them."""
+        """Append blocks to a table, each as it is yielded. fresh: nothing fills them."""
         added = []
         for position, block in enumerate(blocks, len(self.tables[group_id])):
             if fresh:
@@ -44,7 +45,9 @@ class TableEdit:
         self.tables[group_id] = self.tables[group_id].extend(added)
 
     def share(self, group_id: int, blocks: Table) -> None:
-        """Add the request as an owner of blocks, and make them its table, which must be empty."""
+        """Add the request as an owner of blocks, which become its table; the table must be
+        empty.
+        """
         for position, block in enumerate(blocks):
             if not self.tx.is_null(block):
                 self.tx.device.touch(block)
@@ -52,9 +55,7 @@ class TableEdit:
         self.tables[group_id] = blocks
 
     def replace(self, group_id: int, position: int, block: int, *, fresh: bool = False) -> None:
-        """Put another block in a place of a table and release the one that was there. fresh:
-        nothing fills the new one.
-        """
+        """Replace a block of a table and release the old one. fresh: nothing fills the new one."""
         table = self.tables[group_id]
         self._keep_in_use(group_id, range(position, position + 1))
         self._note_replaced(group_id, position)
@@ -66,7 +67,9 @@ class TableEdit:
         self.tables[group_id] = table.set(position, block)
 
     def blank(self, group_id: int, first: int, end: int) -> None:
-        """Put the null block in places [first, end) and release the blocks, the last one first."""
+        """Put the null block into places [first, end) and release the old blocks, the last one
+        first.
+        """
         table = self.tables[group_id]
         self._keep_in_use(group_id, range(first, end))
         self._note_wishes(group_id, range(first, end))
@@ -79,7 +82,7 @@ class TableEdit:
         self.tables[group_id] = changed.persistent()
 
     def cut(self, group_id: int, length: int) -> None:
-        """Keep `length` blocks of a table and release those behind, the last one first."""
+        """Keep `length` blocks of a table and release the others, the last one first."""
         tx, table = self.tx, self.tables[group_id]
         self._keep_in_use(group_id, range(length, len(table)))
         self._shorten(group_id, length)
@@ -89,7 +92,7 @@ class TableEdit:
         self.tables[group_id] = table[:length]
 
     def _keep_in_use(self, group_id: int, positions: range) -> None:
-        """Note that the blocks in these places leave: batches in flight still use them."""
+        """Note that batches in flight still use the blocks in these places, which leave."""
         for position in positions if self.tx.in_flight else ():
             block = self.tables[group_id][position]
             if not self.tx.is_null(block):
@@ -97,7 +100,7 @@ class TableEdit:
                     self.tx.device.use(block, number)
 
     def _note_wishes(self, group_id: int, positions: range) -> None:
-        """Note how long the blocks in these places should stay cached, which leave."""
+        """Note how long the blocks in these places, which leave, should stay cached."""
         table, device = self.tables[group_id], self.tx.device
         if device.pool.retention is None:
             return
@@ -112,7 +115,7 @@ class TableEdit:
                 device.note_wish(table[position], wish)
 
     def _shorten(self, group_id: int, length: int) -> None:
-        """Note that a table is cut: batches in flight do not use blocks that come behind later."""
+        """Note that a table is cut: batches in flight do not use blocks that are appended later."""
         for index, batch in enumerate(self.tx.in_flight):
             known = batch.entries.get(self.request_id)
             if known is None or known.held[group_id] <= length:
@@ -122,7 +125,7 @@ class TableEdit:
             self._set_entry(index, replace(known, held=held, replaced=replaced))
 
     def _note_replaced(self, group_id: int, position: int) -> None:
-        """Note that a place of a table has another block by now."""
+        """Note that a place of a table has a different block now."""
         for index, batch in enumerate(self.tx.in_flight):
             known = batch.entries.get(self.request_id)
             if known is not None and position < known.held[group_id]:
@@ -136,7 +139,7 @@ class TableEdit:
         self.tx.in_flight[index] = replace(batch, entries=entries)
 
     def _note_new(self, group_id: int, block: int) -> None:
-        """Zero a block that nothing fills if its group needs zeroing, and record it as new."""
+        """Record a block as new, and zero it if its group needs zeroing."""
         tx, group = self.tx, self.tx.config.groups[group_id]
         if group.zero_new_blocks:
             tx.effects.commands.append(Zero(block))
@@ -158,7 +161,7 @@ def users(tx: Transaction, request_id: str, group_id: int, position: int) -> lis
 
 
 def rebuild(tx: Transaction, row: int) -> None:
-    """Set the tables of a row anew, whatever they are in the runtime."""
+    """Set the tables of a row in the runtime again, whatever they are there."""
     request_id = tx.rows[row]
     for group_id in range(len(tx.config.groups)):
         tx.effects.commands.append(CutTable(row, group_id, 0))

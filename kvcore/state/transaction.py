@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transaction on a state: what a transition changes in place before it is frozen.
+"""A transaction on a state: a transition changes it in place, and it is frozen at the end.
 
-Invariants: the state that a transaction began with is never touched, so a call that raises half way
-has changed nothing. The twin changes its state in place.
+Invariants: the original state is never changed, so a call that raises halfway has changed nothing.
+The twin changes its state in place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Transaction:
         self.next_due = state.next_due
 
     def freeze(self) -> State:
-        """The state after the transition."""
+        """Return the state after the transition."""
         batch = OpenBatch(
             self.batch.number,
             _longer(self.batch.commands, self.effects.commands),
@@ -101,21 +101,23 @@ class Transaction:
         )
 
     def request(self, request_id: str) -> RequestState:
-        """The request of this id. Raises UnknownRequest."""
+        """Return the request with this id. Raises UnknownRequest."""
         request = self.requests.get(request_id) if isinstance(request_id, str) else None
         if request is None:
             raise UnknownRequest(request=request_id)
         return request
 
     def on_device(self, request_id: str) -> RequestState:
-        """The request of this id, which is not swapped out. Raises UnknownRequest, SwappedOut."""
+        """Return the request with this id, which must not be swapped out. Raises UnknownRequest,
+        SwappedOut.
+        """
         request = self.request(request_id)
         if request.host_tables:
             raise SwappedOut(request=request_id)
         return request
 
     def idle(self, request_id: str) -> RequestState:
-        """The request of this id, on the device and without unfinished loads.
+        """Return the request with this id, which must be on the device without unfinished loads.
 
         Raises UnknownRequest, SwappedOut, LoadUnfinished.
         """
@@ -125,7 +127,7 @@ class Transaction:
         return request
 
     def distinct(self, request_ids: list[str]) -> list[RequestState]:
-        """The requests of these ids. Raises UnknownRequest, RepeatedRequest."""
+        """Return the requests with these ids. Raises UnknownRequest, RepeatedRequest."""
         requests = []
         seen: set[str] = set()
         for request_id in request_ids:
@@ -136,7 +138,7 @@ class Transaction:
         return requests
 
     def note_lookup(self, num_queries: int, num_hits: int, *, preempted: bool) -> None:
-        """Count one more look-up."""
+        """Count a look-up."""
         old = self.stats
         if preempted:
             self.stats = replace(
@@ -150,25 +152,23 @@ class Transaction:
         self.stats = replace(old, requests=old.requests + 1, queries=queries, hits=hits)
 
     def put(self, request: RequestState) -> None:
-        """Put a request's new form in the place of its old one; one that counts nothing has no
-        epoch.
-        """
+        """Replace a request by its new value. If its count is 0, it has no epoch."""
         if request.epoch and not request.num_computed:
             request = replace(request, epoch=0)
         self.requests[request.request_id] = request
 
     def is_stale(self, request: RequestState) -> bool:
-        """Whether a request counts tokens that were computed with older weights."""
+        """Whether a request counts tokens computed with older weights."""
         return request.num_computed > 0 and request.epoch < self.epoch
 
     def host_tier(self) -> PoolTransaction:
-        """The host pool. Raises NoHostTier."""
+        """Return the host pool. Raises NoHostTier."""
         if self.host is None:
             raise NoHostTier
         return self.host
 
     def parent_hash(self, request: RequestState, num_hashed: int) -> bytes:
-        """The hash that the next block continues, behind `num_hashed` hashed ones."""
+        """Return the hash that the next block continues, after `num_hashed` hashed ones."""
         if num_hashed:
             return request.block_hashes[num_hashed - 1]
         return root_hash(self.config.hash_seed, self.config.hashing)
@@ -178,13 +178,15 @@ class Transaction:
         return block < self.device.first_block
 
     def num_pending(self) -> int:
-        """Blocks that come back when operations or batches end: none but those use them."""
+        """Count the blocks that become free when operations or batches end, since nothing else uses
+        them.
+        """
         held = Counter(operation.block for operation in self.operations.values())
         alone = sum(self.device.ref_counts[block] == count for block, count in held.items())
         return alone + self.device.num_quarantined
 
     def num_settled(self, request: RequestState) -> int:
-        """Accepted tokens that the request had computed before the open batch.
+        """Count the accepted tokens that the request had computed before the open batch.
 
         0 if the window that they need was given back since.
         """
@@ -195,7 +197,9 @@ class Transaction:
         return self.resumable(request, num_tokens)
 
     def resumable(self, request: RequestState, num_tokens: int) -> int:
-        """The number of tokens, or 0 if a group gave back blocks that the next query would see."""
+        """Return the number of tokens, or 0 if a group gave back blocks that the next query would
+        see.
+        """
         for group, table in zip(self.config.groups, request.tables, strict=True):
             first = skipped_blocks(group, num_tokens)
             needed = group.is_windowed and first * group.block_size < num_tokens
@@ -204,7 +208,9 @@ class Transaction:
         return num_tokens
 
     def num_kept(self, group_id: int, table: Table, num_tokens: int) -> int:
-        """Blocks of a table that `num_tokens` tokens need: all of the encoder's, if it has any."""
+        """Count the blocks of a table that `num_tokens` tokens need. An encoder's table needs all
+        its blocks.
+        """
         group = self.config.groups[group_id]
         if group.is_cross:
             return len(table) if num_tokens else 0
@@ -219,7 +225,7 @@ def transition(state: State, change: Callable[[Transaction], T]) -> Outcome[Stat
 
 
 def _open_pool(pool: BlockPool, effects: Effects, now: int) -> PoolTransaction:
-    """A transaction on the pool of a state, whose open batch has the number `now`."""
+    """Open a transaction on the pool of a state whose open batch has the number `now`."""
     if pool.retention is not None:
         from kvcore.pool.retention import RetentionTransaction  # few pools have levels
 
@@ -234,7 +240,7 @@ def _longer(items: PVector[T], more: list[T]) -> PVector[T]:
 
 
 def _keyed_only(tx: Transaction) -> tuple[UnconfirmedLoad, ...]:
-    """The loads without the blocks that lost their keys."""
+    """Return the loads without the blocks that lost their keys."""
     if not any(isinstance(command, Evict | EvictAll) for command in tx.effects.commands):
         return tx.loads
     keys = tx.device.keys

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests wait, and what they will look up, for policies that go by it.
+"""Tracks which requests wait and what they will look up, for policies that use it.
 
 Invariants: a request waits if it was added and holds no block of any tier. Its due number is that
-of its arrival, also if it waits again. What it will look up are the keys that its longest hit
-needs, each group's last one first. Without such a policy nothing is kept.
+of its arrival, even if it waits again. It will look up the keys that its longest hit needs, each
+group's last one first. Other policies keep nothing here.
 Twin: rust/src/state/waiting.rs.
 """
 
@@ -22,7 +22,9 @@ from kvcore.types.groups import skipped_blocks
 
 
 def settle_waiting(tx: Transaction, request_id: str) -> None:
-    """Note whether a request waits now, and for what, after a change of its blocks or hashes."""
+    """Note whether a request waits now, and for which keys, after a change of its blocks or
+    hashes.
+    """
     device = tx.device
     if not isinstance(device, PolicyTransaction) or not device.policy.sees_waiting:
         return
@@ -36,7 +38,7 @@ def settle_waiting(tx: Transaction, request_id: str) -> None:
 
 
 def forget_waiting(tx: Transaction, request_id: str) -> None:
-    """Note that a request is no longer known."""
+    """Forget a request that was removed."""
     known = tx.waiting.get(request_id)
     if known is not None and isinstance(tx.device, PolicyTransaction):
         due, keys = known
@@ -45,7 +47,7 @@ def forget_waiting(tx: Transaction, request_id: str) -> None:
 
 
 def keys_ahead(config: Config, request: RequestState) -> tuple[bytes, ...]:
-    """The keys that a waiting request will look up; none of a request that does not wait."""
+    """Return the keys that a request will look up; none if it does not wait."""
     if any(request.tables) or request.host_tables or request.skip_reading:
         return ()
     most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
@@ -60,7 +62,9 @@ def keys_ahead(config: Config, request: RequestState) -> tuple[bytes, ...]:
 
 
 def with_waiting(state: State, dues: Mapping[str, int], next_due: int) -> State:
-    """The state in which requests arrived in this order; its free blocks have no places yet."""
+    """Return the state in which requests arrived in this order; its free blocks have no
+    places yet.
+    """
     waiting, ahead, policy = {}, dict[bytes, tuple[int, ...]](), state.device.policy
     assert policy is not None
     for request_id, due in sorted(dues.items(), key=lambda item: item[1]):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls as data, so that one and the same call can be made on a state and on a manager.
+"""Calls as data, so that the same call can be made on a state and on a manager.
 
-A call that misuses the core gives a `Misuse`, which compares by the error's type and fields.
+A call that misuses the core returns a `Misuse`, which compares by the error's type and fields.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Call:
 
 
 def perform(state: State, call: Call) -> Outcome[State, Any]:
-    """Make a call on a state; misuse gives the state itself, no commands and a `Misuse`."""
+    """Make a call on a state; misuse returns the same state, no commands and a `Misuse`."""
     try:
         return TRANSITIONS[call.name](state, *call.args, **call.options)
     except KvcoreError as error:
@@ -48,7 +48,7 @@ def perform(state: State, call: Call) -> Outcome[State, Any]:
 
 
 def perform_on(manager: KVCacheManager, call: Call) -> Any:
-    """Make a call on a manager; its value, or a `Misuse`."""
+    """Make a call on a manager; return its value, or a `Misuse`."""
     try:
         return getattr(manager, call.name)(*call.args, **call.options)
     except KvcoreError as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of text traces, made on a manager.
+"""Makes the calls of text traces on a manager.
 
 A verb is the method's name and its words are the arguments in the method's order, a list last. A
-hit is the one that the request's last `get_computed_blocks` gave. After each call every invariant
-is checked. The outputs of a call are read from the state's open batch, and `take_batch` must hand
-out exactly those.
+hit is the result of the request's last `get_computed_blocks`. After each call every invariant is
+checked. The effects of a call are read from the state's open batch, and `take_batch` must return
+exactly those.
 Twin: rust/src/trace/runner.rs.
 
     add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip] [embeds=abcdefg]
@@ -69,17 +69,19 @@ from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionCo
 from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
 
 WORDS = {name.removeprefix("num_").partition("_")[0]: name for name in DEFAULTS}
-"""The options of an allocation by their words in a trace: the first of the name behind `num_`."""
+"""The options of an allocation by their word in a trace: the first word of the name after
+`num_`.
+"""
 OUTPUT_WORDS = {"rejected": "num_rejected", "batch": "batch"}
 T = TypeVar("T")
 
 
 class BadCall(BadWord):
-    """A call whose verb or words cannot be read."""
+    """The verb or a word of a call cannot be read."""
 
 
 class Runner:
-    """A manager that takes calls as words and gives outcomes as lines."""
+    """A manager that takes calls as words and returns outcomes as lines."""
 
     def __init__(self, config: Config, backend: Literal["rust", "python"]) -> None:
         self.manager = KVCacheManager(config, backend=backend)
@@ -87,7 +89,7 @@ class Runner:
         self._hits: dict[str, Hit] = {}
 
     def call(self, verb: str, words: tuple[str, ...]) -> list[str]:
-        """Make one call; the lines of its whole outcome. Raises BadCall, InvariantViolation."""
+        """Make one call; return its whole outcome as lines. Raises BadCall, InvariantViolation."""
         before = self.manager.state()
         method = CALLS.get(verb)
         if method is None:
@@ -134,7 +136,7 @@ class Runner:
             elif (name, value) == ("skip", ""):
                 options["skip_reading_prefix_cache"] = True
             else:
-                raise BadWord(f"no request has {word!r}")
+                raise BadWord(f"a request has no {word!r}")
         request = Request(request_id, read_tokens(tokens), **options)
         return self.manager.add_request(request)
 
@@ -163,7 +165,7 @@ class Runner:
             elif option is not None and option not in FLAGS:
                 options[option] = read_number(value)
             else:
-                raise BadWord(f"no call has {word!r}")
+                raise BadWord(f"the call has no {word!r}")
         return options
 
     def append(self, *words: str) -> object:
@@ -274,8 +276,8 @@ def _read_media(word: str) -> MediaItem:
 
 
 def _read_retention(word: str) -> KvCacheRetentionConfig:
-    """The retention of `0+4@80/1000,8+@50,decode@20`: ranges by offset and length, with level and
-    ms. Raises BadWord.
+    """Read the retention wish `0+4@80/1000,8+@50,decode@20`: ranges by offset and length, with
+    level and ms. Raises BadWord.
     """
     ranges, options = [], dict[str, Any]()
     try:
@@ -296,12 +298,12 @@ def _read_retention(word: str) -> KvCacheRetentionConfig:
 
 
 def _read_output(words: Sequence[str]) -> dict[str, int]:
-    """The options of a batch's output."""
+    """Read the options of a batch's output."""
     options = {}
     for word in words:
         name, _, value = word.partition("=")
         if name not in OUTPUT_WORDS:
-            raise BadWord(f"no output has {word!r}")
+            raise BadWord(f"output has no {word!r}")
         options[OUTPUT_WORDS[name]] = read_number(value)
     return options
 
@@ -313,7 +315,7 @@ def _read_done(word: str) -> bool:
 
 
 def _made(kind: Callable[..., T], *parts: object) -> T:
-    """An extra key of a request. Raises BadWord for what is none."""
+    """Make an extra key of a request. Raises BadWord."""
     try:
         return kind(*parts)
     except InvalidExtraKey as error:
@@ -331,9 +333,11 @@ READERS: dict[str, Callable[[str], object]] = {
     "retention": _read_retention,
     "done": _read_done,
 }
-"""How a word reads as an argument of this name, or as an item of it; any other is a number."""
+"""How to read a word as this argument, or as an item of it; words of other arguments are
+numbers.
+"""
 LISTS = ("request_ids", "block_ids")
-"""Arguments that take all words behind those of the others."""
+"""Arguments that take all remaining words."""
 WRITERS: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(("add_request", "fork"), "row {}".format),
     **dict.fromkeys(("store", "load"), lambda value: f"operations {write_ids(value)}"),
@@ -342,11 +346,11 @@ WRITERS: dict[str, Callable[[Any], object]] = {
     "take_events": lambda events: f"{len(events)} events",
     "take_new_block_ids": write_ids,
 }
-"""How a trace writes what these calls give."""
+"""How a trace writes the values of these calls."""
 
 
 def _plain(name: str) -> Callable[..., object]:
-    """The call of a transition whose words are its arguments."""
+    """Make the call of a transition whose words are its arguments."""
     singles = [each for each in arguments(name) if each not in LISTS]
     lists = [each for each in arguments(name) if each in LISTS]
 

@@ -2,8 +2,8 @@
 """How traces write tokens, keys, commands, events and values.
 
 One line states one thing; consecutive commands of one kind (and, for table changes, of one row and
-group) share a line. A content key reads as the tokens of its prefix in parentheses, its extra keys
-behind them after `;`, and `@group` behind that in every group but the first.
+group) share a line. A content key is written as the tokens of its prefix in parentheses, then its
+extra keys after `;`, then `@group` in every group except the first.
 Twin: rust/src/trace/text.rs.
 """
 
@@ -33,18 +33,18 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Swapped
 
 TOKENS_MAX = 2**16
-"""Most tokens of one word: the tokens of a trace are held in memory."""
+"""Most tokens of one word, since the tokens of a trace are held in memory."""
 _UNSIGNED, _SIGNED = re.compile(r"\+?[0-9]{1,999}"), re.compile(r"[+-]?[0-9]{1,999}")
 
 
 class TraceNames:
-    """The prefix that each block hash stands for, learnt from the requests that are seen."""
+    """The prefix that each block hash stands for, learnt from requests."""
 
     def __init__(self) -> None:
         self._prefixes: dict[bytes, str] = {}
 
     def learn(self, state: State) -> None:
-        """Take in the hashes of all requests of a state."""
+        """Learn the hashes of all requests of a state."""
         size = state.config.hash_block_size
         for request in state.requests.values():
             for position, block_hash in enumerate(request.block_hashes):
@@ -53,35 +53,35 @@ class TraceNames:
                 self._prefixes.setdefault(block_hash, f"({write_tokens(prefix)}{marks})")
 
     def block_hash(self, block_hash: bytes) -> str:
-        """The prefix of a block hash."""
+        """Write the prefix of a block hash."""
         return self._prefixes[block_hash]
 
     def key(self, key: bytes) -> str:
-        """The prefix of a key, and its group unless that is the first."""
+        """Write the prefix of a key, and its group unless that is the first."""
         group_id = int.from_bytes(key[HASH_SIZE:], "big")
         return self.block_hash(key[:HASH_SIZE]) + (f"@{group_id}" if group_id else "")
 
 
 class BadWord(ValueError):
-    """A word that cannot be read."""
+    """A word cannot be read."""
 
 
 def read_number(text: str) -> int:
-    """The integer of decimal digits, one of 64 bits. Raises BadWord."""
+    """Read a decimal integer of 64 bits. Raises BadWord."""
     if not _SIGNED.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
-        raise BadWord(f"{text!r} is no integer of 64 bits")
+        raise BadWord(f"{text!r} is not an integer of 64 bits")
     return int(text)
 
 
 def read_u32(text: str) -> int:
-    """The number of decimal digits, one of 32 bits without a sign. Raises BadWord."""
+    """Read an unsigned decimal integer of 32 bits. Raises BadWord."""
     if not _UNSIGNED.fullmatch(text) or int(text) >= 2**32:
-        raise BadWord(f"{text!r} is no number of 32 bits")
+        raise BadWord(f"{text!r} is not an unsigned integer of 32 bits")
     return int(text)
 
 
 def read_tokens(text: str) -> list[int]:
-    """The tokens of `0-9,100`, at most TOKENS_MAX. Raises BadWord."""
+    """Read tokens such as `0-9,100`, at most TOKENS_MAX. Raises BadWord."""
     tokens: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -93,7 +93,7 @@ def read_tokens(text: str) -> list[int]:
 
 
 def write_tokens(tokens: Sequence[int]) -> str:
-    """The shortest text that `read_tokens` reads as these tokens."""
+    """Write the shortest text that `read_tokens` reads as these tokens."""
     parts = []
     for _, run in groupby(enumerate(tokens), key=lambda item: item[1] - item[0]):
         values = [token for _, token in run]
@@ -102,7 +102,7 @@ def write_tokens(tokens: Sequence[int]) -> str:
 
 
 def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
-    """The extra keys of a prefix, each behind `;`."""
+    """Write the extra keys of a prefix, each after `;`."""
     marks = [] if extra_keys.lora is None else [f"lora={extra_keys.lora.name}"]
     media = (item for item in extra_keys.media if item.offset < num_tokens)
     for item in media:
@@ -118,17 +118,17 @@ def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
 
 
 def write_ids(ids: Iterable[int]) -> str:
-    """Block ids in order, `null` for one that stands for no block; `none` if there are none."""
+    """Write block ids in order, `null` for the null block; `none` for an empty list."""
     return " ".join("null" if block == NO_HOST_BLOCK else str(block) for block in ids) or "none"
 
 
 def write_blocks(blocks: KVCacheBlocks) -> str:
-    """Block ids of all groups."""
+    """Write the block ids of all groups."""
     return " | ".join(write_ids(ids) for ids in blocks.blocks)
 
 
 def write_value(value: object) -> list[str]:
-    """The line of what a call gave back; none for None."""
+    """Write the line of a call's value; no line for None."""
     match value:
         case None:
             return []
@@ -155,25 +155,25 @@ def write_value(value: object) -> list[str]:
 
 
 def write_refused(refused: Refused) -> str:
-    """A refusal with its numbers."""
+    """Write a refusal with its numbers."""
     pending = f" pending {refused.pending}" if refused.pending else ""
     reason = refused.reason.value
     return f"refused {reason}: needed {refused.needed} available {refused.available}{pending}"
 
 
 def write_error(error: KvcoreError) -> list[str]:
-    """The line of a misuse, with its fields in the order in which the error names them."""
+    """Write the line of a misuse, with its fields in the order in which the error names them."""
     fields = "".join(f" {name}={write_field(value)}" for name, value in error.fields.items())
     return [f"= error {type(error).__name__}{fields}"]
 
 
 def write_field(value: object) -> str:
-    """One field of an error; a list as its items with commas."""
+    """Write one field of an error; a list as its items with commas."""
     return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
 
 def write_commands(commands: Sequence[Command], names: TraceNames) -> list[str]:
-    """The lines of commands, in order."""
+    """Write the lines of commands, in order."""
     return [
         f"! {head} {' '.join(_write_item(command, names) for command in run)}".rstrip()
         for head, run in groupby(commands, key=_head)
@@ -212,7 +212,7 @@ def _write_item(command: Command, names: TraceNames) -> str:
 
 
 def write_events(events: Sequence[Event], names: TraceNames) -> list[str]:
-    """The lines of events, in order."""
+    """Write the lines of events, in order."""
     return [f"* {_write_event(event, names)}" for event in events]
 
 

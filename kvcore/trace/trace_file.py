@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text traces: readable stories of calls, each with everything that it must give.
+"""Text traces: readable stories of calls, each with its whole expected outcome.
 
-A line at the margin is a call, and the indented lines under it are its whole outcome: one line less
-or more is a mismatch. Comments stand on lines of their own, before the call whose outcome they
-explain, and survive `rewrite`. Expected lines are not parsed: the outcome is written as text and
-the texts are compared, so the format is as easy to read in another language.
+A line at the margin is a call, and the indented lines under it are its whole outcome: a missing or
+additional line is a mismatch. Comments are on lines of their own, before the call whose outcome
+they explain, and survive `rewrite`. Expected lines are not parsed: the outcome is written as text
+and the texts are compared, so the format is easy to read in another language.
 Twin: rust/src/trace/trace_file.rs.
 
     # The tail of a request leaves the pool before its head.
@@ -18,8 +18,8 @@ Twin: rust/src/trace/trace_file.rs.
     queue
       = 3 4 5 6 7 8 9
 
-(The explanations on the right are not part of the format.) A key reads as the tokens of its whole
-prefix, so `Evict 1(0-7)` needs no hash. Several groups read
+(The explanations on the right are not part of the format.) A key is written as the tokens of its
+whole prefix, so `Evict 1(0-7)` needs no hash. Several groups are written
 `groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window, `+eagle`, `+zero`. The
 calls are listed in `runner.py`.
 """
@@ -40,9 +40,9 @@ from kvcore.types.groups import KINDS, Group
 from kvcore.types.keys import HASHINGS
 
 GAPS = " \t\r"
-"""What stands between words; lines end with a line feed."""
+"""Separators of words; lines end with a line feed."""
 BLOCKS_MAX = 2**16
-"""Most blocks of a tier: the pools of a trace are held in memory."""
+"""Most blocks of a tier, since the pools of a trace are held in memory."""
 COUNTS = (
     *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
     *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),
@@ -64,7 +64,7 @@ _WORD = re.compile(f"[^{GAPS}]+")
 
 @attrs.frozen
 class TraceLine:
-    """One call of a trace and the outcome lines that it must have, without their indent."""
+    """One call of a trace and its expected outcome lines, without their indent."""
 
     line: int
     verb: str
@@ -74,7 +74,7 @@ class TraceLine:
 
 @attrs.frozen
 class Trace:
-    """A parsed trace. source: what errors name, the file as a rule."""
+    """A parsed trace. source: named by errors, usually the file."""
 
     source: str
     config: Config
@@ -82,7 +82,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace of a file. Raises TraceError."""
+    """Read the trace of a file. Raises TraceError."""
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(text: str, *, source: str) -> Trace:
-    """The trace of a text, without its byte order mark. Raises TraceError with the line."""
+    """Parse the text of a trace, without its byte order mark. Raises TraceError with the line."""
     config: Config | None = None
     calls: list[TraceLine] = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
@@ -119,14 +119,14 @@ def parse_trace(text: str, *, source: str) -> Trace:
 
 
 def replay(trace: Trace, backend: Literal["rust", "python"]) -> None:
-    """Make the calls of a trace. Raises TraceError at the first outcome that is not expected."""
+    """Make the calls of a trace. Raises TraceError at the first unexpected outcome."""
     for call, actual in zip(trace.calls, outcomes(trace, backend), strict=True):
         if actual != call.expected:
             raise TraceError(source=trace.source, line=call.line, reason=_difference(call, actual))
 
 
 def outcomes(trace: Trace, backend: Literal["rust", "python"]) -> list[tuple[str, ...]]:
-    """The outcome lines that the calls of a trace really have. Raises TraceError."""
+    """Return the actual outcome lines of the calls of a trace. Raises TraceError."""
     runner = Runner(trace.config, backend)
     actual = []
     for call in trace.calls:
@@ -138,7 +138,7 @@ def outcomes(trace: Trace, backend: Literal["rust", "python"]) -> list[tuple[str
 
 
 def rewrite(text: str, *, source: str, backend: Literal["rust", "python"]) -> str:
-    """The text with real outcomes in the place of the expected ones; calls and comments stay."""
+    """Replace the expected outcomes of a text by the actual ones; calls and comments stay."""
     trace = parse_trace(text, source=source)
     actual = dict(zip((call.line for call in trace.calls), outcomes(trace, backend), strict=True))
     lines = []
@@ -162,7 +162,7 @@ def _parse_config(words: list[str], source: str, line: int) -> Config:
 
 
 def _parse_option(options: dict[str, Any], word: str) -> None:
-    """Take in one `name=value`. Raises BadWord, InvalidConfig."""
+    """Read one `name=value`. Raises BadWord, InvalidConfig."""
     name, equals, value = word.partition("=")
     if not equals:
         raise BadWord(f"{word!r} is not name=value")

@@ -52,7 +52,7 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(retention.tick, retention.extend_retention),
     )
 }
-"""Each takes a state and gives the next one, with the commands and a value."""
+"""Each takes a state and returns the next one, with commands and a value."""
 
 QUERIES: dict[str, Callable[..., Any]] = {
     each.__name__: each
@@ -72,11 +72,11 @@ QUERIES: dict[str, Callable[..., Any]] = {
     "get_row": lambda state, request_id: find_request(state, request_id).row,
     "status": lambda state, request_id: find_request(state, request_id).status,
 }
-"""Each takes a state, gives a value and changes nothing."""
+"""Each takes a state, returns a value and changes nothing."""
 
 
 def arguments(name: str) -> tuple[str, ...]:
-    """The names of what a call takes besides the state, in order."""
+    """Return the names of a call's arguments besides the state, in order."""
     code = (TRANSITIONS | QUERIES)[name].__code__
     names: tuple[str, ...] = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return names

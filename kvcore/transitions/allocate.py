@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots for tokens.
 
-Invariants: the call is planned first (`plan.py`); a refusal changes nothing but the window's trim.
+Invariants: the call is planned first (`plan.py`); a refusal changes nothing except the window trim.
 All groups' hits are touched before any group allocates, so no allocation evicts a hit. External
 blocks of all groups come before new ones. The computed count advances by hits, external and new
 tokens. Full blocks are published by the call that schedules their last token, unless delayed.
@@ -40,14 +40,13 @@ def allocate_slots(
     hit: Hit | None = None,
     **options: Unpack[SlotOptions],
 ) -> Outcome[State, KVCacheBlocks | Refused]:
-    """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a
-    refusal.
+    """Schedule the next tokens of a request; value: the new blocks of its tables, or a refusal.
 
-    hit: of `get_computed_blocks`, for a request that holds nothing; with one, num_new_tokens may be
-    0: the hit is taken, and the rest is scheduled later. External tokens get blocks that
-    are held and not returned. num_output_placeholders: up to this many positions may lie behind the
-    known tokens; their ids come later. delay_cache_blocks: publish nothing, `cache_blocks` does it
-    later. num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless
+    hit: of `get_computed_blocks`, for a request that holds nothing. With a hit, num_new_tokens may
+    be 0: the hit is taken, and the rest is scheduled later. External tokens get blocks that are
+    held but not returned. num_output_placeholders: up to this many positions may follow the known
+    tokens; their ids come later. delay_cache_blocks: publish nothing now; `cache_blocks` does it
+    later. num_encoder_tokens: for the cross-attention groups. full_sequence_must_fit: refuse unless
     all the request's tokens would fit now. reserved_blocks: how many blocks to leave free. A
     refusal keeps the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
     TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits,
@@ -74,7 +73,7 @@ def can_allocate(
     hit: Hit | None = None,
     **options: Unpack[SlotOptions],
 ) -> Verdict:
-    """The answer that `allocate_slots` would give to the same arguments. Changes nothing."""
+    """Return how `allocate_slots` would answer the same arguments. Changes nothing."""
     slot_request = SlotRequest(
         request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
     )
@@ -83,7 +82,7 @@ def can_allocate(
 
 
 def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
-    """Carry out a plan; returns the blocks that the tables grew by."""
+    """Execute a plan; return the new blocks of the tables."""
     slot_request, request = plan.slot_request, plan.request
     note_scheduled(tx, plan)
     if slot_request.hit is not None and not any(request.tables):
@@ -138,13 +137,15 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":
         publish_blocks(tx, request, request.num_accepted)
-    if tx.waiting:  # empty unless a policy goes by it
+    if tx.waiting:  # empty unless a policy uses it
         settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))
 
 
 def note_scheduled(tx: Transaction, plan: Plan) -> None:
-    """Note what the open batch does for a request, and how much of it cannot be taken back."""
+    """Note what the open batch schedules of a request, and how much of that cannot be taken
+    back.
+    """
     request_id, before = plan.request.request_id, plan.request.num_computed
     record = tx.scheduled.get(request_id)
     num_kept = max(before, 1) if record is None else record.num_kept
@@ -160,7 +161,7 @@ def note_scheduled(tx: Transaction, plan: Plan) -> None:
 def apply_rewrite(
     tx: Transaction, request: RequestState, edit: TableEdit, rewrite: Rewrite, fresh: Iterator[int]
 ) -> None:
-    """Make one block of a table fit to be written."""
+    """Make one block of a table writable."""
     group_id, position = rewrite.group_id, rewrite.position
     block, size = edit.tables[group_id][position], tx.config.groups[group_id].block_size
     if rewrite.same:

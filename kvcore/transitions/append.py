@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Append: one more token and one more slot for each request of a decode step.
 
-Invariants: every misuse is found before the first request changes. A request takes part if it can
-have sampled a token: it holds blocks, all its tokens are computed, and not by the open batch. The
-token fills its first position to come, if it has any, so the number of those stays.
+Invariants: every misuse is found before the first request changes. A request is valid if it can
+have sampled a token: it holds blocks, and all its tokens are computed, not only scheduled in the
+open batch. The token fills the first position to come, if any, so the number of these is unchanged.
 Source: S000-21, S004-05 to S004-10. Twin: rust/src/transitions/append.rs.
 """
 
@@ -45,15 +45,15 @@ def append(
     *,
     batch: int | None = None,
 ) -> Outcome[State, Appended]:
-    """Add one token to each request and schedule one slot for each, in order; without tokens, a
-    slot for one that is to come.
+    """Add one token to each request and schedule one slot for each, in order. Without tokens, the
+    slot is for a token to come.
 
-    requests: ids in any iterable, or rows: a buffer of integers, or an iterable of them that is no
+    requests: ids in any iterable, or rows in a buffer of integers or in an iterable other than a
     list or tuple. batch: the one that sampled the tokens. Requests from the first refused one on
-    are untouched, but for the refused one's window trim. Raises WrongArgument, UnsupportedBuffer,
-    UnknownRequest, InvalidCount, InvalidToken, LengthMismatch, SwappedOut, LoadUnfinished,
-    RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
-    StaleOutput, OutputOutOfOrder, BeyondModelLength.
+    are unchanged, except for the refused one's window trim. Raises WrongArgument,
+    UnsupportedBuffer, UnknownRequest, InvalidCount, InvalidToken, LengthMismatch, SwappedOut,
+    LoadUnfinished, RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed,
+    BatchNotTaken, StaleOutput, OutputOutOfOrder, BeyondModelLength.
     """
     named, rows = read_named(requests)
 
@@ -79,7 +79,7 @@ def append(
 def append_one(
     tx: Transaction, request_id: str, token: int | None, batch: int | None
 ) -> Refused | None:
-    """Add and schedule a token, or get nothing but the window's trim and the refusal."""
+    """Add and schedule a token, or keep only the window trim and return the refusal."""
     before = tx.request(request_id)
     to_come = before.num_output_placeholders
     if token is not None:
@@ -99,12 +99,12 @@ def append_one(
 
 
 def _to_columns(rows: list[tuple[int, ...]]) -> bytes:
-    """Rows of numbers as int32 columns, one behind the other."""
+    """Return rows of numbers as concatenated int32 columns."""
     return b"".join(struct.pack(f"<{len(column)}i", *column) for column in zip(*rows, strict=True))
 
 
 def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
-    """The ids of the requests in rows. Raises UnknownRequest."""
+    """Return the ids of the requests in these rows. Raises UnknownRequest."""
     ids = []
     for row in rows:
         request_id = tx.rows[row] if row < len(tx.rows) else None
@@ -115,7 +115,7 @@ def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
 
 
 def all_own_hashes(tx: Transaction, request_ids: list[str]) -> bool:
-    """Whether all these requests are known and brought hashes of their own."""
+    """Whether all these requests are known and have hashes of their own."""
     found = (tx.requests.get(each) if isinstance(each, str) else None for each in request_ids)
     return all(request is not None and request.own_hashes for request in found)
 

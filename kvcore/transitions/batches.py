@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a batch: taken, and completed.
+"""The life of a batch: it is taken and completed.
 
-Invariants: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is available
+Invariants: with `max_in_flight=0` a taken batch counts as executed, so its contents are available
 to the next one. Otherwise it is in flight until it is completed, in the order of the numbers; then
-blocks that only it used join the free queue, and rows that were held back for it are free. With
+blocks that only it used join the free queue, and rows held for it become free. With
 `publish="completed"` the blocks that a batch wrote become findable when it is completed, up to the
-first one that a later batch or the open one begins. With `duplicates="merge"` a block whose content
-was already findable when it was filled is looked up again at completion: the table's move to the
-older block, and the `Free`, open the next batch.
+first one that a later batch or the open one writes to. With `duplicates="merge"`, if a block's
+content was already findable when the block was filled, it is looked up again at completion: the
+commands that move the table to the older block and free the newer one open the next batch.
 Twin: rust/src/transitions/batches.rs.
 """
 
@@ -88,20 +88,22 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
 
 
 def release_rows(tx: Transaction, number: int) -> None:
-    """Let the rows be given again that were held back until this batch was finished."""
+    """Free the rows that were held until this batch was finished."""
     tx.free_rows = tx.free_rows.extend(row for row, batch in tx.held_rows if batch <= number)
     tx.held_rows = tuple(each for each in tx.held_rows if each[1] > number)
 
 
 def check_in_flight(tx: Transaction, number: object) -> None:
-    """Raise NotInFlight unless this is the number of a batch in flight."""
+    """Raise NotInFlight unless a batch with this number is in flight."""
     numbers = [batch.number for batch in tx.in_flight]
     if not isinstance(number, int) or number not in numbers:
         raise NotInFlight(batch=number, in_flight=numbers)
 
 
 def close_entries(state: State) -> BatchInFlight:
-    """The open batch's records from now on: what its forward pass uses, and its rows."""
+    """Return the records of the open batch as it closes: what its forward pass uses, and
+    its rows.
+    """
     batch, none = state.batch, (0,) * len(state.config.groups)
     entries = batch.entries.mutate()
     for request_id, made in batch.entries.items():
@@ -121,7 +123,7 @@ def close_entries(state: State) -> BatchInFlight:
 
 
 def publish_written(tx: Transaction, batch: BatchInFlight) -> None:
-    """Make findable what a batch wrote that has just finished."""
+    """Make findable what a finished batch wrote."""
     before = tx.batch.merges
     tx.batch = replace(tx.batch, merges=pvector())
     for request_id, made in in_order(batch.entries):
@@ -134,13 +136,13 @@ def publish_written(tx: Transaction, batch: BatchInFlight) -> None:
 
 
 def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
-    """Look up again what was filled although its content was findable."""
+    """Look up again the contents that were filled although they were findable."""
     for merge in merges:
         _merge(tx, merge)
 
 
 def _merge(tx: Transaction, merge: Merge) -> None:
-    """Move a table to the older block of its content, or publish its own if that is gone."""
+    """Move a table to the older block of a content, or publish its own block if that is gone."""
     request = tx.requests.get(merge.request_id)
     if request is None or len(request.tables[merge.group_id]) <= merge.position:
         return

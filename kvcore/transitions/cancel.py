@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancel: batches in flight are taken back, executed or not.
+"""Cancel: batches in flight are undone, whether executed or not.
 
 Invariants: a batch is cancelled together with all later ones and the open one; their numbers are
-not used again. The keys that they published are withdrawn, each request falls back to the least
-count that they remember, and the blocks behind it are released. What they evicted stays evicted,
-and what they freed stays freed. An epoch that began in one of them stays begun, and the new open
-batch begins with its `EvictAll`. Then it has the blocks given back and the
-whole tables of every row that the cancelled commands name, so it is right whether or not those had
-been applied. A row that was held back for a cancelled batch is free, unless a batch that is left
-has it.
+not used again. The keys that they published are withdrawn, each request falls back to the lowest
+count that they remember, and the blocks after it are released. Evicted contents stay evicted, and
+freed blocks stay freed. If an epoch began in one of them, it stays begun, and the new open batch
+begins with its `EvictAll`. The new open batch then contains the released blocks and the whole
+tables of every row that the cancelled commands name, so it is right whether or not these were
+applied. A row held for a cancelled batch becomes free, unless a remaining batch has it.
 Twin: rust/src/transitions/cancel.rs.
 """
 
@@ -29,7 +28,7 @@ from kvcore.types.values import Outcome
 
 
 def cancel(state: State, batch: int) -> Outcome[State, None]:
-    """Take back a batch in flight, all later ones and the open one. Raises NotInFlight."""
+    """Undo a batch in flight, all later ones and the open one. Raises NotInFlight."""
     number = read_int(batch)
 
     def change(tx: Transaction) -> None:
@@ -56,7 +55,7 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
 
 
 def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> None:
-    """Withdraw keys, end uses, and let each request fall to what is left of it."""
+    """Withdraw keys, end uses, and lower each request to its remaining count."""
     pools = [pool for pool in (tx.device, tx.host) if pool is not None]
     for pool in pools:
         pool.end_use(lambda user: user >= number)
@@ -75,7 +74,7 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
 
 
 def hold_rows(tx: Transaction, number: int) -> None:
-    """Let rows be given again that were held back for cancelled batches and that no other has."""
+    """Free the rows that were held for cancelled batches and that no other batch has."""
     held = []
     for row, batch in tx.held_rows:
         if batch < number:
@@ -88,7 +87,7 @@ def hold_rows(tx: Transaction, number: int) -> None:
 
 
 def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None:
-    """Take a request back to `num_tokens` tokens, without the loads that were cancelled."""
+    """Lower a request to `num_tokens` tokens, without the cancelled loads."""
     request = tx.request(request_id)
     for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:

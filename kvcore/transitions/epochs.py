@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs of weights: new weights without a flush.
 
-Invariants: a batch runs with the weights of the epoch in which it is taken. Keys are of one epoch,
-and look-ups find those of this one only. A request is of the epoch in which it began to count. Of
-an older one it is stale: it keeps its blocks and goes on, but publishes and hits nothing and loads
-nothing, until it counts nothing any more and is admitted anew.
+Invariants: a batch runs with the weights of the epoch in which it is taken. A key belongs to one
+epoch, and look-ups find only those of the current one. A request belongs to the epoch in which its
+count began. A request of an older epoch is stale: it keeps its blocks and goes on, but does not
+publish, hit or load anything until its count is 0 and it is admitted again.
 Twin: rust/src/transitions/epochs.rs.
 """
 
@@ -22,12 +22,11 @@ from kvcore.types.values import Outcome
 
 
 def advance_epoch(state: State, epoch: int | None = None) -> Outcome[State, int]:
-    """Begin an epoch, the next one or a later one that is given: the weights are new; value: its
-    number.
+    """Begin an epoch of new weights: the next one, or the given later one; value: its number.
 
-    Batches that were taken run with the weights of before, and may be in flight. Nothing that was
-    computed is findable any more; blocks stay where they are, and free ones leave first. Raises
-    EpochWentBack, InOpenBatch if the open batch schedules a request or has a store or load.
+    Batches taken before run with the old weights, and may be in flight. No content computed before
+    is findable any more; blocks keep their owners, and free ones leave first. Raises EpochWentBack,
+    InOpenBatch if the open batch schedules a request or has a store or load.
     """
     given = read_int(epoch)
 
@@ -46,7 +45,7 @@ def advance_epoch(state: State, epoch: int | None = None) -> Outcome[State, int]
 
 
 def stale_requests(state: State) -> list[str]:
-    """The requests that count tokens computed with older weights, in row order."""
+    """Return the requests that count tokens computed with older weights, in row order."""
     tx = Transaction(state)
     return [name for name in state.rows if name and tx.is_stale(state.requests[name])]
 

@@ -2,7 +2,7 @@
 """Fork: a child that shares its parent's blocks (parallel sampling, beam search).
 
 Invariants: the child shares its parent's blocks up to the tokens that the parent had computed
-before the open batch, a partial tail included, and gets no lookahead. The first write to a shared
+before the open batch, including a partial tail, and gets no lookahead. The first write to a shared
 block copies it (`allocate.py`).
 Why: commands run before the forward pass, so a copy would miss what the open batch schedules.
 Twin: rust/src/transitions/fork.rs.

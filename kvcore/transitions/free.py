@@ -4,8 +4,8 @@
 Invariants: tail blocks are released first, so they are evicted first. A request that leaves the
 open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
 published for content it would have written are withdrawn, the computed count falls back, and the
-blocks past it are released. A cut to a count whose window was given back starts the request anew.
-If another request counts tokens in such a block, the call is misuse.
+blocks past it are released. If a cut needs a window that was given back, the request starts again
+from 0. If another request counts tokens in such a block, the call is misuse.
 Source: S000-37, 38; row 72 of kvcore/check/mutants/catalogue.py.
 Twin: rust/src/transitions/free.rs.
 """
@@ -27,10 +27,10 @@ from kvcore.types.values import Outcome
 
 
 def free(state: State, request_id: str) -> Outcome[State, None]:
-    """Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is
-    0.
+    """Give back a request's blocks, tail first; it keeps its tokens and hashes, and its count
+    becomes 0.
 
-    A request that holds nothing is left as it is. Raises UnknownRequest, HitInOpenBatch.
+    A request that holds nothing is unchanged. Raises UnknownRequest, HitInOpenBatch.
     """
 
     def change(tx: Transaction) -> None:
@@ -48,7 +48,7 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
 
 
 def abandon_loads(tx: Transaction, request: RequestState) -> RequestState:
-    """The request without its unfinished loads, which go on without it."""
+    """Return the request without its unfinished loads, which go on without it."""
     if not request.num_loading:
         return request
     for number, operation in sorted(tx.operations.items()):
@@ -59,9 +59,9 @@ def abandon_loads(tx: Transaction, request: RequestState) -> RequestState:
 
 
 def check_leaving(tx: Transaction, leaving: list[RequestState], num_tokens: int = 0) -> None:
-    """Raise HitInOpenBatch if requests outside count tokens that these would leave unwritten.
+    """Raise HitInOpenBatch if other requests count tokens that the leaving ones would not write.
 
-    num_tokens: what each of them keeps.
+    num_tokens: the tokens that each leaving one keeps.
     """
     ids = {request.request_id for request in leaving}
     blocks: set[int] = set()
@@ -101,9 +101,8 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
 def withdraw(
     tx: Transaction, request: RequestState, record: ScheduledRequest, num_tokens: int
 ) -> PVector[UnwrittenBlock]:
-    """Withdraw keys and merges of what the open batch writes for a request past num_tokens.
-
-    Returns the keys that stay.
+    """Withdraw keys and merges of what the open batch writes for a request past num_tokens; return
+    the keys that stay.
     """
     stays = []
     for item in record.unwritten:
@@ -117,7 +116,9 @@ def withdraw(
 
 
 def is_unwritten(tx: Transaction, merge: Merge, num_tokens: int, request: RequestState) -> bool:
-    """Whether a merge waits for a block that a request has not written, which keeps num_tokens."""
+    """Whether a merge waits for a block that a request will not write if it keeps num_tokens
+    tokens.
+    """
     end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size
     return merge.request_id == request.request_id and end > num_tokens
 
@@ -127,8 +128,8 @@ def cut_tables(
 ) -> None:
     """Keep the blocks of `num_tokens` tokens, release the rest tail first, and store the request.
 
-    Drafts go, and positions to come from num_to_come on. The computed count falls to num_tokens if
-    it is above, and to 0, with all blocks, if the window that it needs was given back.
+    Drafts are dropped, and so are positions to come from num_to_come on. The computed count is
+    lowered to num_tokens, or to 0, without any blocks, if the window that it needs was given back.
     """
     num_computed = min(request.num_accepted + num_to_come, num_tokens)
     if tx.resumable(request, num_computed) < num_computed:
@@ -155,7 +156,7 @@ def cut_tables(
 
 
 def release_host(tx: Transaction, request: RequestState) -> None:
-    """Give back a request's host blocks, tail first; it waits again."""
+    """Give back a request's host blocks, tail first. It waits again."""
     host = tx.host_tier()
     for table in request.host_tables:
         host.release([block for block in table[::-1] if block != NO_HOST_BLOCK])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes of transitions about batches in flight: entries of requests, and published keys.
+"""Updates the records of batches in flight: entries of requests, and published keys.
 
 Invariants: a batch has an entry for each request that it changes, in the order of the first change.
 An entry is kept when the request leaves the open batch, and dropped when the request is removed.
-Nothing is kept if batches finish as they are taken. Blocks in use are noted by the code that
-changes tables, `state/table_edit.py`. Twin: rust/src/transitions/in_flight.rs.
+Nothing is kept if taking a batch completes it. `state/table_edit.py`, which changes tables, notes
+the blocks in use. Twin: rust/src/transitions/in_flight.rs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcore.state.transaction import Transaction
 def note_request(
     tx: Transaction, request_id: str, before: int, restore: int, *, publishes: bool | None = None
 ) -> None:
-    """Note in the open batch what it does to a request; counts only fall.
+    """Note in the open batch its effect on a request; noted counts only fall.
 
     publishes: whether the most recent call that set this flag allows publication.
     """
@@ -40,20 +40,20 @@ def note_request(
 
 
 def note_published_key(tx: Transaction, block: int, key: bytes) -> None:
-    """Note a key that a cancel of the open batch withdraws."""
+    """Note a key that cancelling the open batch withdraws."""
     if tx.config.max_in_flight:
         tx.published_keys = tx.published_keys.append((block, key))
 
 
 def note_left_batch(tx: Transaction, request_id: str) -> None:
-    """Note that a request left the open batch: what it remembers stays, but publishes nothing."""
+    """Note that a request left the open batch: its entry stays, but publishes nothing."""
     known = tx.entries.get(request_id)
     if known is not None:
         tx.entries = tx.entries.set(request_id, replace(known, publishes=False))
 
 
 def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
-    """Note that a cancel of the batch that was just taken restores no more of a request."""
+    """Limit what cancelling the batch just taken restores of a request."""
     if tx.in_flight and request_id in tx.in_flight[-1].entries:
         known = tx.in_flight[-1].entries[request_id]
         made = replace(known, restore=min(known.restore, num_tokens))
@@ -62,9 +62,8 @@ def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
 
 
 def shift_starts(tx: Transaction, request_id: str, above: int, num_tokens: int) -> None:
-    """Let batches begin earlier at a request, which drops positions to come before their first.
-
-    above: the known tokens, before which nothing moves.
+    """Let batches begin earlier for a request that dropped positions to come before their first
+    one. above: the known tokens, before which nothing moves.
     """
     record = tx.scheduled.get(request_id)
     if record is not None and record.num_computed_before > above:
@@ -90,7 +89,7 @@ def _shifted(
 
 
 def inherit_entries(tx: Transaction, parent_id: str, child_id: str) -> None:
-    """Give a forked child its parent's entries; no batch schedules it."""
+    """Give a forked child its parent's entries, although no batch schedules it."""
     for index, batch in enumerate(tx.in_flight):
         if parent_id in batch.entries:
             tx.in_flight[index] = replace(batch, entries=_with(batch.entries, parent_id, child_id))
@@ -121,7 +120,9 @@ def _without(entries: Map[str, RequestEntry], request_id: str) -> Map[str, Reque
 
 
 def num_finished(tx: Transaction, request: RequestState) -> int:
-    """Tokens of a request, drafts aside, that no batch in flight computes, nor the open one."""
+    """Count a request's tokens, without drafts, that neither a batch in flight nor the open one
+    computes.
+    """
     counts = [request.num_accepted]
     entries = [batch.entries for batch in tx.in_flight]
     name = request.request_id

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of batches: whether it belongs to a request, and what its tokens fill.
+"""Output of batches: whether it belongs to a request, and which positions its tokens fill.
 
-Invariants: a position to come is computed and has slots, and has no token: it is in no key. A block
-becomes findable when its last token is known and its write is scheduled, or completed, whichever is
-last. A request takes the output of a batch once, and none from before it was cut or scheduled anew.
+Invariants: a position to come is computed and has slots, but no token, so no key covers it. A block
+becomes findable when its last token is known and its write is scheduled (or completed), whichever
+is last. A request takes the output of a batch once, and never output from before it was cut or
+rescheduled.
 Twin: rust/src/transitions/output.rs.
 """
 
@@ -19,7 +20,9 @@ from kvcore.types.errors import BatchNotTaken, InOpenBatch, OutputOutOfOrder, St
 
 
 def check_sampled(tx: Transaction, request: RequestState) -> None:
-    """Raise InOpenBatch if the open batch computes what the next token to come is sampled from."""
+    """Raise InOpenBatch if the open batch computes the position from which the next token to come
+    is sampled.
+    """
     record = tx.scheduled.get(request.request_id)
     if record is None or not request.num_output_placeholders:
         return
@@ -28,9 +31,9 @@ def check_sampled(tx: Transaction, request: RequestState) -> None:
 
 
 def check_output(tx: Transaction, request: RequestState, batch: int | None) -> None:
-    """Raise unless this batch was taken, and its output is what the request waits for.
+    """Raise unless this batch was taken, and the request waits for its output.
 
-    Which position of which requests a batch samples is known while it is in flight.
+    The positions that a batch samples are known while it is in flight.
     """
     if batch is None:
         return
@@ -50,14 +53,16 @@ def check_output(tx: Transaction, request: RequestState, batch: int | None) -> N
 def check_surplus(
     tx: Transaction, request: RequestState, batch: int | None, num_tokens: int, dropped: int
 ) -> None:
-    """Raise if a later batch computes what the last of these tokens would be sampled from.
+    """Raise if a later batch computes the position from which the last of these tokens is sampled.
 
     dropped: positions to come that were rejected. Raises InOpenBatch, OutputOutOfOrder.
     """
     num_known = len(request.tokens)
 
     def num_sampled(before: int) -> int:
-        """The request's tokens when a batch begins, whose first position is known here."""
+        """Return the number of the request's tokens when a batch begins, from the batch's first
+        position.
+        """
         return 1 + (before if before <= num_known else max(num_known, before - dropped))
 
     record = tx.scheduled.get(request.request_id)
@@ -75,12 +80,12 @@ def check_surplus(
 
 
 def take_output(request: RequestState, batch: int | None) -> RequestState:
-    """The request after it got the output of a batch, which it takes once."""
+    """Return the request after it took the output of a batch, which it can take only once."""
     return request if batch is None else replace(request, output_from=batch + 1)
 
 
 def publish_filled(tx: Transaction, request: RequestState) -> None:
-    """Make findable what tokens that came have filled, as far as its write is scheduled."""
+    """Make blocks findable that new tokens have filled, as far as their write is scheduled."""
     if not tx.config.enable_caching:
         return
     count = request.num_accepted

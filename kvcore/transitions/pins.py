@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins: owners of blocks that are no requests, so that content stays.
+"""Pins: owners of blocks that are not requests, to keep content.
 
 Twin: rust/src/transitions/pins.rs.
 """
@@ -16,7 +16,7 @@ from kvcore.types.values import Outcome
 
 
 def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
-    """Hold blocks that have an owner or a key, once for each naming.
+    """Hold blocks that have an owner or a key, once per occurrence in the list.
 
     Raises UnknownBlock, UnusedBlock.
     """
@@ -31,7 +31,9 @@ def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
 
 
 def unpin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
-    """Undo `pin`; what an unfinished operation holds stays. Raises UnknownBlock, NotPinned."""
+    """Undo `pin`; blocks that an unfinished operation holds keep that pin. Raises UnknownBlock,
+    NotPinned.
+    """
     blocks = read_ints(block_ids)
 
     def change(tx: Transaction) -> None:

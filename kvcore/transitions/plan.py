@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning an allocation: every check, and what it would take, before anything changes.
+"""Plans an allocation: checks everything and computes what it takes, before anything changes.
 
 Invariants: a plan that raises or refuses has changed nothing. Slots along a request: computed | hit
 | external | new | lookahead. External tokens and lookahead are clipped at the model length, new
@@ -7,8 +7,8 @@ tokens are not. Blocks that no query sees from the first external or new token o
 the fit is checked. If the step is refused, only the trim that the computed tokens allow is kept
 (X-05). The full-sequence gate is checked before that. A write goes to blocks with one owner and no
 key: a shared block is replaced (copied if it holds earlier positions), and a keyed block loses its
-key unless the write computes exactly the tokens that the key names. Hits in the free queue cost
-capacity, since they are about to leave it.
+key unless the write computes exactly the tokens that the key names. Hits in the free queue reduce
+the capacity, since they leave the queue.
 Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 """
 
@@ -35,8 +35,8 @@ from kvcore.types.values import Reason, Refused
 class Rewrite:
     """A block of the request that is about to be written although it is shared or keyed.
 
-    shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
-    copy. same: its key is the one of what is written, and stays.
+    shared: a fresh block replaces it. copied: it holds earlier positions, so the fresh block is a
+    copy. same: it keeps its key, because exactly that content is written.
     """
 
     group_id: int
@@ -47,10 +47,10 @@ class Rewrite:
 
 
 class Growth(Struct, frozen=True, gc=False, kw_only=True):
-    """How one group's table grows behind the hits.
+    """The growth of one group's table after the hits.
 
-    num_nulls: positions that are skipped already. num_external: blocks for external tokens.
-    num_new: blocks behind those, preallocation included.
+    num_nulls: positions already skipped. num_external: blocks for external tokens. num_new: blocks
+    after those, including preallocation.
     """
 
     num_nulls: int
@@ -61,9 +61,9 @@ class Growth(Struct, frozen=True, gc=False, kw_only=True):
 class Plan(Struct, frozen=True, gc=False, kw_only=True):
     """The changes that an allocation will make.
 
-    slot_request: the arguments. hits: hit blocks per group, the null block if none is needed.
-    num_local: computed and hit tokens. num_loaded: with the external ones. num_scheduled: with the
-    new ones. growth: one per group.
+    slot_request: the arguments. hits: hit blocks per group, the null block where none is needed.
+    num_local: computed and hit tokens. num_loaded: num_local plus external tokens. num_scheduled:
+    num_loaded plus new tokens. growth: one per group.
     """
 
     slot_request: SlotRequest
@@ -79,7 +79,7 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
 
 @attrs.frozen(kw_only=True)
 class Refusal:
-    """An allocation that does not fit, and the trim that it leaves behind."""
+    """An allocation that does not fit, and its window trim, which is kept."""
 
     refused: Refused
     request: RequestState
@@ -92,8 +92,8 @@ class Lengths(Struct, frozen=True, gc=False, kw_only=True):
         | computed | hit | external | new | lookahead |
                      local      total scheduled   slots
 
-    seen_from: the first query that the trim must leave its window. skipped: leading blocks of each
-    group that it does not see.
+    seen_from: the first query whose window the trim must keep. skipped: leading blocks of each
+    group that this query does not see.
     """
 
     local: int
@@ -105,7 +105,7 @@ class Lengths(Struct, frozen=True, gc=False, kw_only=True):
 
 
 def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:
-    """The plan of an allocation, or its refusal. Changes nothing.
+    """Return the plan of an allocation, or its refusal. Changes nothing.
 
     Raises what `allocate_slots` raises.
     """
@@ -153,7 +153,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
 
 
 def measure(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> Lengths:
-    """The tokens of an allocation that was checked."""
+    """Compute the lengths of a checked allocation."""
     limit = tx.config.length_limit
     local = request.num_computed + (0 if slot_request.hit is None else slot_request.hit.num_tokens)
     total = min(local + slot_request.num_external_computed_tokens, limit)
@@ -174,7 +174,7 @@ def measure(tx: Transaction, request: RequestState, slot_request: SlotRequest) -
 
 
 def needed_hits(hits: tuple[tuple[int, ...], ...], lengths: Lengths) -> tuple[tuple[int, ...], ...]:
-    """The hit blocks of each group, the null block for those that no query sees."""
+    """Return the hit blocks of each group, with the null block for those that no query sees."""
     if not any(lengths.skipped):
         return hits
     skips = (min(len(ids), skip) for ids, skip in zip(hits, lengths.skipped, strict=True))
@@ -182,7 +182,7 @@ def needed_hits(hits: tuple[tuple[int, ...], ...], lengths: Lengths) -> tuple[tu
 
 
 def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
-    """The blocks that the write of the new slots finds shared or keyed, in table order."""
+    """Return the shared or keyed blocks that the new slots will write, in table order."""
     rewrites = []
     for group_id, group in enumerate(tx.config.groups):
         if group.is_cross:
@@ -203,10 +203,9 @@ def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> t
 def writes_same(
     tx: Transaction, request: RequestState, place: tuple[int, int], lengths: Lengths
 ) -> bool:
-    """Whether a keyed block of a table has the key of what the new slots will hold.
+    """Whether the key of a block equals that of the content which the new slots will hold.
 
-    Tokens that a load brings may fail, and lookahead is of unknown tokens, so they are never the
-    same.
+    Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
     """
     group_id, position = place
     if lengths.local < lengths.total or position >= request.num_hashed(tx.config, group_id):
@@ -225,7 +224,7 @@ def plan_growth(
     hits: tuple[tuple[int, ...], ...],
     lengths: Lengths,
 ) -> tuple[Growth, ...]:
-    """The growth of each table, without preallocation."""
+    """Return the growth of each table, without preallocation."""
     growth = []
     for group_id, group in enumerate(tx.config.groups):
         size, held = group.block_size, len(request.tables[group_id]) + len(hits[group_id])
@@ -248,9 +247,10 @@ def gate_need(
     hits: tuple[tuple[int, ...], ...],
     lengths: Lengths,
 ) -> tuple[int, int]:
-    """Fresh blocks for the whole request, and the most that it holds at once of an empty pool.
+    """Return the fresh blocks for the whole request, and the most that it holds at once in an empty
+    pool.
 
-    A windowed group recycles what falls behind its window, so its need is capped.
+    A windowed group recycles blocks that leave its window, so its need is capped.
     """
     num_full = max(lengths.slots, min(len(request.tokens), tx.config.length_limit))
     needed = most = 0
@@ -271,7 +271,7 @@ def gate_need(
 def step_most(
     tx: Transaction, request: RequestState, slot_request: SlotRequest, lengths: Lengths
 ) -> int:
-    """Blocks that the request would hold after this call."""
+    """Return how many blocks the request would hold after this call."""
     most = 0
     for table, group in zip(request.tables, tx.config.groups, strict=True):
         if group.is_cross:
@@ -284,14 +284,15 @@ def step_most(
 
 
 def _encoder_blocks(slot_request: SlotRequest, group: Group) -> int:
-    """Blocks that the encoder's tokens take."""
+    """Return how many blocks the encoder's tokens take."""
     return -(-min(slot_request.num_encoder_tokens, MAX_COUNT) // group.block_size)
 
 
 def refuse(tx: Transaction, needed: int, available: int, most: int, reserve: int) -> Refused | None:
-    """The refusal of `needed` blocks if `reserve` blocks must stay free, None if they fit.
+    """Return the refusal of `needed` blocks if `reserve` blocks must stay free; None if they fit.
 
-    A call that needs none is not refused. most: what the call holds of an empty pool.
+    A call that needs no blocks is not refused. most: blocks that the call would hold in an empty
+    pool.
     """
     if not needed or needed + reserve <= available:
         return None
@@ -307,7 +308,7 @@ def preallocate(
     growth: tuple[Growth, ...],
     spare: int,
 ) -> tuple[Growth, ...]:
-    """The growth with room for more tokens, as far as spare blocks go (S004-07)."""
+    """Add preallocated blocks to the growth, as far as spare blocks allow (S004-07)."""
     if not tx.config.num_preallocate_tokens:
         return growth
     roomier = []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The longest cached prefix of a request, over all groups at once.
+"""Finds the longest cached prefix of a request, over all groups at once.
 
 Invariants: every group resumes at the same token, so the length is a multiple of all block sizes.
 It is the largest at which each group finds what its next query would see: full attention the whole
 prefix, a sliding window the blocks before the length (at least one), a chunk those from its start.
-If a group drops its last hit, the block behind the length must be found too. A miss of one group
-shortens the length for all, until none misses.
+If a group drops its last hit, the block after the length must be found too. A miss in one group
+shortens the length for all, until no group misses.
 Source: S000-54, 57, 58; S001-79, 81. Twin: rust/src/transitions/prefix_lookup.rs.
 """
 
@@ -20,7 +20,9 @@ from kvcore.types.values import Hit, KVCacheBlocks
 
 
 def longest_hit(state: State, request: RequestState) -> Hit:
-    """The longest hit that leaves at least one token to compute; nothing if caching is off."""
+    """Return the longest hit that leaves at least one token to compute; an empty one if caching is
+    off.
+    """
     config = state.config
     length = 0
     if config.enable_caching and not request.skip_reading:
@@ -30,7 +32,9 @@ def longest_hit(state: State, request: RequestState) -> Hit:
 
 
 def common_length(state: State, request: RequestState, length: int, most: int) -> int:
-    """The largest length up to this one that every group finds; most: of tokens that may match."""
+    """Return the largest length up to `length` that every group finds. most: tokens that
+    may match.
+    """
     kinds = state.config.groups
     order = sorted(range(len(kinds)), key=lambda g: kinds[g].is_windowed)
     agreed = 0
@@ -44,7 +48,7 @@ def common_length(state: State, request: RequestState, length: int, most: int) -
 
 
 def group_length(state: State, request: RequestState, group_id: int, length: int, most: int) -> int:
-    """The largest length up to this one that one group finds."""
+    """Return the largest length up to `length` that one group finds."""
     config = state.config
     size, dropped = config.groups[group_id].block_size, int(config.drops_last_hit(group_id))
     length = aligned(config, min(length, (most // size - dropped) * size))
@@ -59,12 +63,14 @@ def group_length(state: State, request: RequestState, group_id: int, length: int
 
 
 def aligned(config: Config, num_tokens: int) -> int:
-    """The largest length up to `num_tokens` tokens at which all groups can resume."""
+    """Return the largest length up to `num_tokens` tokens at which all groups can resume."""
     return max(0, num_tokens) // config.hit_alignment * config.hit_alignment
 
 
 def needed(config: Config, group_id: int, length: int) -> Iterable[int]:
-    """The positions that a group must find to resume at a length, in the order to look."""
+    """Return the positions that a group must find to resume at a length, in the order of
+    look-up.
+    """
     group = config.groups[group_id]
     end = length // group.block_size + int(config.drops_last_hit(group_id))
     first = skipped_blocks(group, length)
@@ -77,7 +83,7 @@ def needed(config: Config, group_id: int, length: int) -> Iterable[int]:
 def first_missing(
     state: State, request: RequestState, group_id: int, positions: Iterable[int]
 ) -> int | None:
-    """The first of these positions whose block is not findable."""
+    """Return the first of these positions whose block is not findable."""
     num_hashed = request.num_hashed(state.config, group_id)
     for position in positions:
         if position >= num_hashed:
@@ -88,7 +94,7 @@ def first_missing(
 
 
 def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[int, ...], ...]:
-    """The blocks of a hit per group; the null block where no query sees one."""
+    """Return the blocks of a hit per group, with the null block where no query sees one."""
     groups = []
     for index, group in enumerate(state.config.groups):
         num_blocks = 0 if group.is_cross else length // group.block_size

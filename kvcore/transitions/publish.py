@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findable blocks: publication of full blocks, and its withdrawal.
+"""Publishes full blocks, and withdraws their keys.
 
 Invariants: the call that schedules the write of a block's last token publishes the block, so a
-later request of the same step may hit it. A key whose block the open batch itself writes is
-remembered in the batch's record, since it is withdrawn if the request leaves the batch. With
-`duplicates="merge"` a block whose content is already findable waits for `take_batch` instead
-(X-02).
+later request of the same step may hit it. If the open batch itself writes the block, its record
+remembers the key, which is withdrawn if the request leaves the batch. With `duplicates="merge"` a
+block whose content is already findable waits for `take_batch` instead (X-02).
 Source: S000-29 to 31, 41, 42, 49. Twin: rust/src/transitions/publish.rs.
 """
 
@@ -27,11 +26,11 @@ from kvcore.types.values import Outcome
 
 
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
-    """Publish a request's full blocks up to a token count, whose caching was delayed.
+    """Publish a request's full blocks up to a token count, after delayed caching.
 
-    Nothing happens if caching is off, or to a stale request. With `publish="completed"` what
-    batches in flight write waits for their completion. Raises UnknownRequest, SwappedOut,
-    LoadUnfinished, InvalidCount, BeyondComputed.
+    Does nothing if caching is off, or for a stale request. With `publish="completed"`, blocks that
+    batches in flight write wait for completion. Raises UnknownRequest, SwappedOut, LoadUnfinished,
+    InvalidCount, BeyondComputed.
     """
 
     def change(tx: Transaction) -> None:
@@ -63,7 +62,9 @@ def evict_blocks(state: State, block_ids: Iterable[int]) -> Outcome[State, None]
 
 
 def reset_prefix_cache(state: State) -> Outcome[State, bool]:
-    """Forget every key of every tier; value: False, with nothing done, while any block is used."""
+    """Forget every key of every tier; value: False, without any change, while a block has
+    an owner.
+    """
     host_used = state.host is not None and state.host.num_free < state.host.num_usable
     if state.device.num_free < state.device.num_usable or host_used:
         return Outcome(state, (), False)
@@ -80,10 +81,9 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
 def publish_blocks(
     tx: Transaction, request: RequestState, num_tokens: int, *, final: bool = False
 ) -> None:
-    """Publish the full blocks up to a token count that are not yet published; stores the request.
+    """Publish the unpublished full blocks up to a token count, and store the request.
 
-    Nothing happens to a stale request. final: their content is there, so no cancel withdraws the
-    keys.
+    Does nothing for a stale request. final: their content exists, so no cancel withdraws the keys.
     """
     if tx.is_stale(request):
         return
@@ -133,7 +133,7 @@ def _publish_block(
 
 
 def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[int]) -> None:
-    """Remember published blocks that the open batch writes, and announce all of them."""
+    """Remember the published blocks that the open batch writes, and announce all of them."""
     record = tx.scheduled.get(request.request_id)
     if record is not None:
         before = record.num_computed_before
@@ -152,7 +152,7 @@ def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[i
 def stored(
     tx: Transaction, request: RequestState, group_id: int, first: int, end: int
 ) -> BlockStored:
-    """The event that a request's blocks from position first up to end became findable."""
+    """Make the event that a request's blocks [first, end) became findable."""
     size, scale = tx.config.groups[group_id].block_size, tx.config.scales[group_id]
     hashes, keys, fine = request.block_hashes, request.extra_keys, tx.config.hash_block_size
     if tx.config.hide_salts:

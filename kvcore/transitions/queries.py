@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to a state. None of them changes it.
+"""Queries of a state. None of them changes it.
 
 Source: S000-43, 48, 54, 56. Twin: rust/src/transitions/queries.rs.
 """
@@ -15,7 +15,7 @@ from kvcore.types.values import Hit, KVCacheBlocks
 
 
 def find_request(state: State, request_id: str) -> RequestState:
-    """The request of this id. Raises UnknownRequest."""
+    """Return the request with this id. Raises UnknownRequest."""
     request = state.requests.get(request_id) if isinstance(request_id, str) else None
     if request is None:
         raise UnknownRequest(request=request_id)
@@ -23,15 +23,15 @@ def find_request(state: State, request_id: str) -> RequestState:
 
 
 def get_computed_blocks(state: State, request_id: str) -> Hit:
-    """The longest cached prefix that leaves at least one token to compute.
+    """Return the longest cached prefix that leaves at least one token to compute.
 
-    Nothing if caching is off. Raises UnknownRequest.
+    Empty if caching is off. Raises UnknownRequest.
     """
     return longest_hit(state, find_request(state, request_id))
 
 
 def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
-    """The device blocks of a request; empty while it waits or is swapped out.
+    """Return the device blocks of a request; empty while it waits or is swapped out.
 
     Raises UnknownRequest.
     """
@@ -40,7 +40,7 @@ def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
 
 
 def get_block_keys(state: State, request_id: str) -> tuple[tuple[bytes, ...], ...]:
-    """The keys of a request's full blocks, one tuple per group; an external store uses them.
+    """Return the keys of a request's full blocks, one tuple per group, for an external store.
 
     Raises UnknownRequest.
     """
@@ -52,7 +52,8 @@ def get_block_keys(state: State, request_id: str) -> tuple[tuple[bytes, ...], ..
 
 
 def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
-    """Leading blocks per group of a request that every request with device blocks holds.
+    """Count, per group, the leading blocks of a request that every request with device blocks
+    holds.
 
     0 for groups that are windowed or cross-attention, and if caching is off.
 
@@ -80,7 +81,7 @@ def has_key(state: State, block: int) -> bool:
 
 
 def get_block_key(state: State, block: int) -> bytes | None:
-    """The key that a device block is found by, of 36 bytes; None if it has none, as the null block.
+    """Return the key of a device block, 36 bytes; None if it has none, like the null block.
 
     Raises UnknownBlock.
     """
@@ -89,14 +90,14 @@ def get_block_key(state: State, block: int) -> bytes | None:
 
 
 def get_cached_block(state: State, key: bytes) -> int | None:
-    """The device block that a key finds, the first of several. Raises InvalidKey."""
+    """Return the device block of a key, the first of several. Raises InvalidKey."""
     if len(key) != KEY_SIZE:
         raise InvalidKey(size=len(key), expected=KEY_SIZE)
     return state.device.index.firsts.get(key)
 
 
 def num_owners(state: State, block: int) -> int:
-    """Tables, pins and operations that hold a device block; the null block has none. Raises
+    """Count the tables, pins and operations that hold a device block; 0 for the null block. Raises
     UnknownBlock.
     """
     number = find_block(state, block)
@@ -104,7 +105,7 @@ def num_owners(state: State, block: int) -> int:
 
 
 def find_block(state: State, block: int) -> int | None:
-    """The number of a device block, None for the null block. Raises UnknownBlock."""
+    """Return the id of a device block as int, None for the null block. Raises UnknownBlock."""
     pool, number = state.device, read_int(block)
     if not isinstance(number, int) or not 0 <= number < pool.num_blocks:
         raise UnknownBlock(block=number, first=pool.first_block, last=pool.num_blocks - 1)
@@ -112,5 +113,5 @@ def find_block(state: State, block: int) -> int | None:
 
 
 def usage(state: State) -> float:
-    """Share of the usable device blocks that have an owner, 0.0 to 1.0."""
+    """Return the share of the usable device blocks that have an owner, 0.0 to 1.0."""
     return 1.0 - state.device.num_free / state.device.num_usable

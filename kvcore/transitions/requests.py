@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests come, grow and go.
+"""Adds, extends and removes requests.
 
 Invariants: a request's tokens and its chain of block hashes grow together, so each full block is
-hashed once. An engine that supplies hashes of its own supplies all of them. Drafts stand behind the
-tokens and are never hashed; scheduled drafts are accepted or dropped before anything else is
-scheduled. A row is assigned for the life of a request; then it is held back until the batch that
-was open is finished, so that no unfinished batch has one row for two requests. Of the free rows the
-one given back last is used first. Without prefix caching there are no hashes.
+hashed once. An engine that supplies its own hashes supplies all of them. Drafts follow the tokens
+and are never hashed; scheduled drafts are accepted or dropped before anything else is scheduled. A
+row is assigned for the life of a request; after that it is held until the batch that was open is
+finished, so that no unfinished batch uses one row for two requests. The free row given back last is
+used first. Without prefix caching there are no hashes.
 Twin: rust/src/transitions/requests.rs.
 """
 
@@ -49,7 +49,7 @@ from kvcore.types.values import Outcome, Request
 
 
 def add_request(state: State, request: Request) -> Outcome[State, int]:
-    """Make a request known; value: its row.
+    """Add a request; value: its row.
 
     Raises EmptyRequestId, RepeatedRequest, EmptyTokens, InvalidToken, UnsupportedBuffer,
     InvalidExtraKey, UnsortedMedia, CountMismatch, WrongBlockHashes.
@@ -83,11 +83,11 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
 def add_tokens(
     state: State, request_id: str, tokens: Any, *, num_rejected: int = 0, batch: int | None = None
 ) -> Outcome[State, None]:
-    """Add tokens behind those that a request has; they fill positions to come, in order, and full
-    blocks are hashed and become findable.
+    """Append tokens to a request. They fill positions to come, in order; full blocks are hashed and
+    become findable.
 
-    num_rejected: this many of the last positions to come are dropped first, at most all. batch: the
-    one that sampled the tokens. Raises UnknownRequest, EmptyTokens, InvalidToken,
+    num_rejected: number of the last positions to come that are dropped first, at most all. batch:
+    the one that sampled the tokens. Raises UnknownRequest, EmptyTokens, InvalidToken,
     UnsupportedBuffer, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput,
     OutputOutOfOrder.
     """
@@ -117,7 +117,7 @@ def add_tokens(
 def add_block_hashes(
     state: State, request_id: str, hashes: Sequence[bytes]
 ) -> Outcome[State, None]:
-    """Add the engine's hashes of the next full blocks of a request that brought its own.
+    """Add the engine's hashes of the next full blocks of a request that has its own hashes.
 
     Raises UnknownRequest, WrongBlockHashes.
     """
@@ -130,9 +130,9 @@ def add_block_hashes(
 
 
 def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, None]:
-    """Put drafts behind the tokens of a request, in place of those before; none is fine.
+    """Replace the drafts after the tokens of a request; an empty list drops them.
 
-    They can be scheduled, and are published only when they were accepted. Raises UnknownRequest,
+    They can be scheduled, and are published only after they were accepted. Raises UnknownRequest,
     SwappedOut, LoadUnfinished, InvalidToken, UnsupportedBuffer, DraftsPending, PlaceholdersPending.
     """
 
@@ -147,7 +147,7 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
 
 
 def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, None]:
-    """Make the first drafts tokens of the request and drop the others; its blocks stay.
+    """Turn the first drafts into tokens of the request and drop the others; its blocks stay.
 
     The computed count falls to the accepted tokens. Raises UnknownRequest, SwappedOut,
     InvalidCount, PlaceholdersPending, InOpenBatch, BeyondDrafts.
@@ -175,10 +175,10 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
 
 
 def remove_request(state: State, request_id: str) -> Outcome[State, None]:
-    """Forget a request that holds no blocks; its row can be given again when the open batch is
-    finished.
+    """Forget a request that holds no blocks; its row is reused once the open batch is finished.
 
-    If no other request can report that an unconfirmed load failed, what rests on it is withdrawn.
+    If no other request can report that an unconfirmed load failed, the keys that rest on the load
+    are withdrawn.
     Raises UnknownRequest, StillHoldsBlocks.
     """
 
@@ -198,7 +198,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
 
 
 def check_new_id(tx: Transaction, request_id: str) -> None:
-    """Raise EmptyRequestId or RepeatedRequest unless a request of this id can be added."""
+    """Raise EmptyRequestId or RepeatedRequest unless a request with this id can be added."""
     if not isinstance(request_id, str) or not request_id or not _is_text(request_id):
         raise EmptyRequestId(value=request_id)
     if request_id in tx.requests:
@@ -218,7 +218,7 @@ def check_drafts_settled(request: RequestState) -> None:
 
 
 def check_no_placeholders(request: RequestState) -> None:
-    """Raise PlaceholdersPending while tokens of scheduled positions are to come."""
+    """Raise PlaceholdersPending while scheduled positions wait for tokens."""
     to_come = request.num_output_placeholders
     if to_come:
         raise PlaceholdersPending(request=request.request_id, num_placeholders=to_come)
@@ -233,7 +233,7 @@ def _is_text(request_id: str) -> bool:
 
 
 def empty_request(tx: Transaction, request_id: str) -> RequestState:
-    """A request without tokens, in a row of its own."""
+    """Make a request without tokens, in a row of its own."""
     if tx.free_rows:
         row = tx.free_rows[-1]
         tx.free_rows = tx.free_rows.delete(len(tx.free_rows) - 1)
@@ -246,7 +246,7 @@ def empty_request(tx: Transaction, request_id: str) -> RequestState:
 
 
 def extend(tx: Transaction, request: RequestState, tokens: Sequence[int]) -> RequestState:
-    """The request with more tokens and the hashes of the blocks that they fill."""
+    """Return the request with more tokens and the hashes of the blocks that they fill."""
     longer = request.tokens.extend(tokens)
     if not tx.config.enable_caching or request.own_hashes:
         return replace(request, tokens=longer)
@@ -267,7 +267,7 @@ def extend(tx: Transaction, request: RequestState, tokens: Sequence[int]) -> Req
 
 
 def extend_hashes(tx: Transaction, request: RequestState, hashes: Sequence[bytes]) -> RequestState:
-    """The request with more of the engine's hashes. Raises WrongBlockHashes."""
+    """Return the request with more of the engine's hashes. Raises WrongBlockHashes."""
     given = list(hashes)
     most = len(request.tokens) // tx.config.hash_block_size - len(request.block_hashes)
     reason = None

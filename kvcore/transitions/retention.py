@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels: how long content stays cached, by the wishes of those who computed or hit it.
+"""Levels: how long content stays cached, by the wishes of the requests that computed or hit it.
 
-Invariants: the core has no clock: the engine says the time, which never falls. A level is an order
-of eviction and refuses nothing. Twin: rust/src/transitions/retention.rs.
+Invariants: the core has no clock: the engine passes the time, which never falls. A level only
+orders evictions and never refuses a call. Twin: rust/src/transitions/retention.rs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def tick(state: State, now_ms: int) -> Outcome[State, None]:
-    """Say the time, in ms since any moment: free blocks whose level is over go to their base.
+    """Set the time, in ms since any moment: free blocks whose level has ended move to their base.
 
-    O(free blocks); in the twin O(log) of those per level that ends. Under another policy the time
-    has no effect, and is not kept. Raises TimeWentBack.
+    O(free blocks); in the twin O(log(free blocks)) per level that ends. Under other policies the
+    time has no effect and is not kept. Raises TimeWentBack.
     """
     from kvcore.pool.retention import RetentionTransaction  # few pools have levels
     from kvcore.types.retention import TIME_MAX
@@ -48,7 +48,7 @@ def extend_retention(
 ) -> Outcome[State, None]:
     """Join more wishes to those of a request, for blocks that it releases from now on.
 
-    A range without an end ends with the request's tokens as they are now. Raises UnknownRequest.
+    A range without an end ends with the request's current tokens. Raises UnknownRequest.
     """
 
     def change(tx: Transaction) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewind: what requests count was not written, since a load failed or came in part.
+"""Rewind: tokens that requests count were not written, since a load failed or was incomplete.
 
-Invariants: the tokens stay and are computed anew. The keys of the requests' blocks past the count
+Invariants: the tokens stay and are computed again. The keys of the requests' blocks past the count
 are withdrawn, so no request hits them; any other request that counts tokens in such a block must be
 named in the same call. While a load is unconfirmed (`unconfirmed_loads.py`), the rewind of a
-request that started it or ever rested on it reports that the load failed. Everything that rests on
-the load is then withdrawn, wherever it is, and every request that counts it falls back to the
-count; a swapped request waits again. A load of its own that a request has not finished is given up,
-and its count falls to what came of it.
+request that started it or ever rested on it reports that the load failed. All keys that rest on the
+load are then withdrawn, and every request that counts its tokens falls back to the count; a swapped
+request waits again. An unfinished load of a named request is given up, and the count falls to what
+was loaded.
 Twin: rust/src/transitions/rewind.rs.
 """
 
@@ -41,10 +41,10 @@ from kvcore.types.values import Outcome
 def rewind(
     state: State, request_ids: Iterable[str], num_computed_tokens: int
 ) -> Outcome[State, tuple[str, ...]]:
-    """Let requests count no more than num_computed_tokens; value: the ids of those that fell.
+    """Lower the counts of requests to at most num_computed_tokens; value: the ids of those lowered.
 
-    They leave the open batch, and output that was sampled before is stale. A failed load that is
-    still unconfirmed reaches every request that rests on it, named or not. Raises UnknownRequest,
+    They leave the open batch, and output sampled before is stale. A failed load that is still
+    unconfirmed reaches every request that rests on it, named or not. Raises UnknownRequest,
     RepeatedRequest, SwappedOut, LoadUnfinished, InvalidCount, BeyondComputed, HitInOpenBatch,
     HeldByOthers.
     """
@@ -90,7 +90,7 @@ def check_rewound(tx: Transaction, request: RequestState, num_tokens: int) -> No
 
 
 def fall(tx: Transaction, request: RequestState, num_tokens: int) -> None:
-    """Let a request leave the open batch and count no more than num_tokens tokens."""
+    """Take a request out of the open batch and lower its count to at most num_tokens."""
     if request.host_tables:
         drop_host(tx, request)
         return
@@ -101,7 +101,7 @@ def fall(tx: Transaction, request: RequestState, num_tokens: int) -> None:
 
 
 def num_loaded(tx: Transaction, request: RequestState) -> int:
-    """The tokens that a request counts, without those that are still being loaded."""
+    """Return the tokens that a request counts, without those still being loaded."""
     if not request.num_loading:
         return request.num_computed
     mine = (op for op in tx.operations.values() if op.request_id == request.request_id)
@@ -109,7 +109,7 @@ def num_loaded(tx: Transaction, request: RequestState) -> int:
 
 
 def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
-    """The blocks of a request for positions from num_tokens on, up to the first load that it
+    """Return the blocks of a request for positions from num_tokens on, up to the first load that it
     reports; none if that load begins at or before num_tokens.
     """
     loaded = first_reported(tx, request.request_id, num_tokens)
@@ -125,9 +125,8 @@ def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterat
 def check_held(
     tx: Transaction, kept: Mapping[str, int], rewound: list[RequestState], num_tokens: int
 ) -> None:
-    """Raise HeldByOthers if a request goes on counting tokens that these leave unwritten.
-
-    kept: the tokens that those which fall keep at most.
+    """Raise HeldByOthers if another request counts tokens that the rewound ones leave unwritten.
+    kept: the most tokens that each lowered request keeps.
     """
     shared: set[int] = set()
     for request in rewound:

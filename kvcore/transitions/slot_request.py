@@ -53,7 +53,7 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
     loads: a load fills the blocks of the external tokens, so they are not zeroed. Raises
-    WrongArgument for a flag that is no bool.
+    WrongArgument for a flag that is not a bool.
     """
 
     request_id: str
@@ -76,7 +76,7 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
 
 
 MAX_COUNT = 2**31 - 1
-"""Most encoder tokens that are planned for: no pool has blocks for more."""
+"""Maximum number of encoder tokens in a plan: no pool has blocks for more."""
 
 DEFAULTS: dict[str, Any] = {
     each.name: each.default
@@ -90,7 +90,7 @@ _get_counts = attrgetter(*COUNTS)
 
 
 def read_slot_request(slot_request: SlotRequest) -> SlotRequest:
-    """The same with ints for counts and ids. Raises InvalidCount."""
+    """Return the arguments with ints for counts and ids. Raises InvalidCount."""
     given = _get_counts(slot_request)
     if _all_counts(given):
         return (
@@ -121,7 +121,9 @@ def check_hit_kind(hit: Any) -> None:
 def check_slot_request(
     tx: Transaction, request: RequestState, slot_request: SlotRequest
 ) -> tuple[tuple[int, ...], ...]:
-    """The hit blocks per group; raises for nothing to do, wrong hits and missing tokens."""
+    """Return the hit blocks per group. Raises if there is nothing to do, for wrong hits and missing
+    tokens.
+    """
     brings = slot_request.num_external_computed_tokens or _num_hit(slot_request)
     if not (slot_request.num_new_tokens or brings):
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
@@ -170,8 +172,8 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
 
 
 def check_length(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
-    """Raise unless the request has the tokens, those that may come later and drafts included, and
-    the model takes them.
+    """Raise unless the request has the tokens, including drafts and tokens to come, and the model's
+    length allows them.
     """
     name, limit = request.request_id, tx.config.length_limit
     local = request.num_computed + _num_hit(slot_request)
@@ -192,7 +194,7 @@ def _num_hit(slot_request: SlotRequest) -> int:
 
 
 def _all_counts(values: Iterable[Any]) -> bool:
-    """Whether all are counts as they are: what nearly every call brings, and is cheap to see."""
+    """Whether all values are plain counts: the usual case, which is cheap to detect."""
     for value in values:  # noqa: SIM110 - a generator takes twice as long
         if type(value) is not int or value < 0:
             return False
@@ -200,7 +202,9 @@ def _all_counts(values: Iterable[Any]) -> bool:
 
 
 def _read_hit(hit: Hit | None) -> Hit | None:
-    """A hit with ints if they can be read; a token count that is no int stays what it is."""
+    """Return a hit with ints if they can be read; a token count that is not an int is left
+    unchanged.
+    """
     if hit is None:
         return None
     groups, num_tokens = hit.blocks.blocks, hit.num_tokens

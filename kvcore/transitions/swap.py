@@ -31,9 +31,9 @@ from kvcore.types.values import Outcome, Reason, Refused, Status, Swapped
 
 
 def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped | Refused]:
-    """Move what the open batch leaves of the requests' blocks to the host tier.
+    """Move the requests' blocks, without what the open batch would write, to the host tier.
 
-    Returns what moved. Refused if the host tier has too few free blocks. Raises NoHostTier,
+    Value: the moved blocks. Refused if the host tier has too few free blocks. Raises NoHostTier,
     UnknownRequest, RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
     """
     ids = list(request_ids)
@@ -67,7 +67,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped
 def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped | Refused]:
     """Move swapped requests back to the device.
 
-    Returns what moved. Refused if the device has too few free blocks for it. Raises NoHostTier,
+    Value: the moved blocks. Refused if the device has too few free blocks. Raises NoHostTier,
     UnknownRequest, RepeatedRequest, NotSwapped.
     """
     ids = list(request_ids)
@@ -92,16 +92,17 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped 
 
 
 def refuse(pool: PoolTransaction, needed: int, watermark: int = 0, pending: int = 0) -> Refused:
-    """The refusal of `needed` blocks by a pool that keeps `watermark` blocks free."""
+    """Return the refusal of `needed` blocks by a pool that keeps `watermark` blocks free."""
     never = needed + watermark > pool.num_usable
     available = max(0, pool.num_free - watermark)
     return Refused(Reason.NEVER if never else Reason.LATER, needed, available, pending)
 
 
 def num_saved(tx: Transaction, request: RequestState) -> int:
-    """The tokens that a request keeps when it is swapped out: those computed before the open batch.
+    """Return how many tokens a request keeps when it is swapped out: those computed before the open
+    batch.
 
-    One token less than it has if others are to come: the next one is sampled again.
+    If tokens are to come, it keeps at most all but one, so that the next one is sampled again.
     """
     if not request.num_output_placeholders:
         return tx.num_settled(request)
@@ -113,14 +114,14 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
 
 
 def kept(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
-    """The blocks of a request that hold its first tokens, in table order."""
+    """Return the blocks of a request that hold its first tokens, in table order."""
     for group_id, table in enumerate(request.tables):
         held = table[: tx.num_kept(group_id, table, num_tokens)]
         yield from (block for block in held if not tx.is_null(block))
 
 
 def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -> None:
-    """Put the requests' tables on the host side and give back their device blocks, tail first.
+    """Move the requests' tables to the host tier and give back their device blocks, tail first.
 
     counts: the tokens that each keeps.
     """
@@ -158,7 +159,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
 
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
-    """Host block -> the device block that has its content, None if it must be copied."""
+    """Map each host block to the device block with its content, or to None if it must be copied."""
     unwritten = {item.block for record in tx.scheduled.values() for item in record.unwritten}
     hits: dict[int, int | None] = {}
     for request in requests:
@@ -180,7 +181,7 @@ def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | 
 
 
 def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int | None]) -> None:
-    """Put the requests' tables on the device side and give back their host blocks, tail first."""
+    """Move the requests' tables to the device and give back their host blocks, tail first."""
     for block in dict.fromkeys(hits.values()):
         if block is not None:
             tx.device.touch(block)
@@ -214,7 +215,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
 
 
 def _owning(tx: Transaction, blocks: list[int], owned: set[int]) -> Iterator[int]:
-    """The blocks, each with an owner more unless it comes for the first time."""
+    """Yield the blocks, adding an owner to each unless it occurs for the first time."""
     for block in blocks:
         if block in owned:
             tx.device.touch(block)
@@ -224,7 +225,7 @@ def _owning(tx: Transaction, blocks: list[int], owned: set[int]) -> Iterator[int
 
 
 def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) -> int:
-    """The device block that a host block's content is found in."""
+    """Return the device block that has a host block's content."""
     if host_block == NO_HOST_BLOCK:
         return NULL_BLOCK
     block = hits[host_block]
@@ -232,7 +233,7 @@ def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) 
 
 
 def num_published(tx: Transaction, request: RequestState, group_id: int, blocks: list[int]) -> int:
-    """Leading full blocks that are findable already, or no longer needed."""
+    """Count the leading full blocks that are findable already or no longer needed."""
     num_full = request.num_computed // tx.config.groups[group_id].block_size
     for position in range(min(num_full, len(blocks))):
         block = blocks[position]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Store and load: blocks move to and from an external store by key, as operations that may fail.
 
-Invariants: an operation holds its block, as a pin does, until it is completed, done or failed, even
-if the request is freed meanwhile. A load gives its request slots that count as computed. They
+Invariants: an operation holds its block, as a pin does, until it is completed (done or failed),
+even if the request is freed meanwhile. A load gives its request slots that count as computed. They
 become findable when the last of its operations is completed: the blocks before the first failed one
 are published, and the count falls back to there. Until then the request is not scheduled. Commands
 run before the forward pass, so what the open batch writes cannot be stored yet.
@@ -80,11 +80,11 @@ def load(
     full_sequence_must_fit: bool = False,
 ) -> Outcome[State, tuple[int, ...] | Refused]:
     """Fill slots for the next num_tokens of a request from the external store; value: one operation
-    a block, group by group, or a refusal.
+    per block, group by group, or a refusal.
 
-    num_tokens: whole blocks of every group, behind whole blocks; a token is left to compute. Where
-    no query sees what would be loaded (a whole chunk), there is no operation, and the tokens count
-    at once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises,
+    num_tokens: whole blocks of every group, after whole blocks; at least one token is left to
+    compute. If no query sees the tokens (a whole chunk), there is no operation, and they count at
+    once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises,
     StaleRequest and WrongLoad.
     """
     slot_request = SlotRequest(
@@ -141,7 +141,7 @@ def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | No
 
 
 def start_loads(tx: Transaction, request: RequestState, first: int) -> tuple[int, ...]:
-    """One operation for each block that holds tokens from first on, in table order."""
+    """Start one operation per block that holds tokens from `first` on, in table order."""
     started = []
     for index, group in enumerate(tx.config.groups):
         end = request.num_computed // group.block_size
@@ -161,7 +161,7 @@ def start_loads(tx: Transaction, request: RequestState, first: int) -> tuple[int
 
 
 def start(tx: Transaction, operation: Operation) -> int:
-    """Hold an operation's block and give it a number that no unfinished one has."""
+    """Hold an operation's block, and return a number that no unfinished operation has."""
     number = tx.next_operation
     while number in tx.operations:
         number = number + 1 if number < MAX_OPERATION else 0

@@ -2,7 +2,7 @@
 """Truncate: cut a request's tokens and chain (rejected drafts, rewritten history).
 
 Invariants: a cut request leaves the open batch. Blocks past the cut are released and keep their
-keys; a block that the cut goes through keeps its key until it is written again (`allocate.py`).
+keys; the block that contains the cut keeps its key until it is written again (`allocate.py`).
 Source: row 7 of kvcore/check/mutants/catalogue.py. Twin: rust/src/transitions/truncate.rs.
 """
 

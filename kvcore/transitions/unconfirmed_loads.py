@@ -2,11 +2,12 @@
 """Records of external loads that may still fail, and of what rests on them.
 
 Invariants: a request that becomes an owner of a block that rests on a load rests on the load, too.
-A request whose count falls to the start of the load does not rest on it any more, but can report it
-until it is removed. What no request can report any more is withdrawn with what rests on it.
+A request whose count falls to the start of the load no longer rests on it, but can report it until
+the request is removed. The part of a load that no request can report any more is dropped, and the
+keys that rest on it are withdrawn.
 A load is confirmed when the batch after its own is taken (`max_in_flight=0`), or when its own batch
-completes. `rewind` reports a failed load. Orders are those of first resting, so that no outcome
-depends on a name. Twin: rust/src/transitions/unconfirmed_loads.rs.
+completes. `rewind` reports a failed load. Requests are in the order in which they first rested on
+the load, so that no outcome depends on a name. Twin: rust/src/transitions/unconfirmed_loads.rs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvcore.state.transaction import Transaction
 
 
 def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
-    """Note that the open batch gets tokens [first, end) of a request from elsewhere."""
+    """Note that the open batch loads tokens [first, end) of a request from outside."""
     reporter = Reporter(request_id, end, end)
     tx.loads = (*tx.loads, UnconfirmedLoad(tx.batch.number, first, end, (reporter,)))
 
@@ -37,7 +38,7 @@ def note_owner(tx: Transaction, request_id: str, blocks: Iterable[int]) -> None:
 
 
 def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]]) -> None:
-    """Note that blocks of a request got their keys; each with the place behind its last token."""
+    """Note that blocks of a request got their keys; each with the position after its last token."""
     names = {block for block, _ in keyed}
     loads = []
     for load in tx.loads:
@@ -49,7 +50,7 @@ def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]
 
 
 def note_rewritten(tx: Transaction, request_id: str, block: int, end: int) -> None:
-    """Note that a request writes a block again that keeps its key."""
+    """Note that a request rewrites a block that keeps its key."""
     tx.loads = tuple(
         replace(load, blocks=(*load.blocks, (block, end)))
         if load.reporter(request_id).counted > 0
@@ -69,9 +70,9 @@ def inherit_loads(tx: Transaction, parent_id: str, child_id: str, num_tokens: in
 
 
 def lower_counted(tx: Transaction, request_id: str, num_tokens: int) -> None:
-    """Note that a request counts no more than num_tokens tokens.
+    """Note that a request counts at most num_tokens tokens.
 
-    A load of the open batch does not take place if no request rests on it any more.
+    A load of the open batch is dropped if no request rests on it any more.
     """
     loads = []
     for load in tx.loads:
@@ -83,10 +84,10 @@ def lower_counted(tx: Transaction, request_id: str, num_tokens: int) -> None:
 
 
 def forget_reporter(tx: Transaction, request_id: str) -> None:
-    """Note that a request is removed: it can report no load any more.
+    """Note that a request is removed and can no longer report loads.
 
-    The load ends behind the last token whose failure another request can report. The keys of what
-    rests on it past that are withdrawn.
+    Each load then ends after the last token whose failure another request can report. Keys that
+    rest on later tokens are withdrawn.
     """
     loads = []
     for load in tx.loads:
@@ -101,7 +102,7 @@ def forget_reporter(tx: Transaction, request_id: str) -> None:
 
 
 def confirm_loads(loads: tuple[UnconfirmedLoad, ...], number: int) -> tuple[UnconfirmedLoad, ...]:
-    """The loads of batches later than this one."""
+    """Return the loads of batches later than this one."""
     return tuple(load for load in loads if load.batch > number)
 
 
@@ -111,12 +112,16 @@ def is_unconfirmed(tx: Transaction, block: int) -> bool:
 
 
 def most_loaded(tx: Transaction, request_id: str) -> int:
-    """The end of the last load that a request started or ever rested on, 0 without one."""
+    """Return the end of the last load that a request started or ever rested on, 0 if there
+    is none.
+    """
     return max((load.reporter(request_id).most for load in tx.loads), default=0)
 
 
 def first_reported(tx: Transaction, request_id: str, num_tokens: int) -> int | None:
-    """The start of the first load that a request's rewind to num_tokens tokens reports, or None."""
+    """Return the start of the first load that a rewind of a request to num_tokens tokens reports,
+    or None.
+    """
     reported = (load for load in tx.loads if load.is_reported([request_id], num_tokens))
     return min((load.first for load in reported), default=None)
 
@@ -124,8 +129,8 @@ def first_reported(tx: Transaction, request_id: str, num_tokens: int) -> int | N
 def spoilt_requests(
     tx: Transaction, request_ids: Sequence[str], num_tokens: int
 ) -> list[tuple[str, int]]:
-    """The requests that a report reaches besides those that make it, each with the tokens that it
-    keeps.
+    """Return the requests that a report reaches, without those that make it, each with the tokens
+    that it keeps.
     """
     kept: dict[str, int] = {}
     for load in tx.loads:
@@ -137,9 +142,10 @@ def spoilt_requests(
 
 
 def reached_requests(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Iterator[str]:
-    """The requests that ever counted tokens which a report says did not come, also if they left.
+    """Return the requests that ever counted tokens which a report says were not loaded, even if
+    they left.
 
-    One that counts tokens again was scheduled anew, and takes output from there on only.
+    If such a request counts tokens again, it was rescheduled, and takes only later output.
     """
     for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
@@ -148,7 +154,7 @@ def reached_requests(tx: Transaction, request_ids: Sequence[str], num_tokens: in
 
 
 def spoil_loads(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> None:
-    """Withdraw the keys of what rests on the loads that are reported; these end there."""
+    """Withdraw the keys of what rests on the reported loads, and shorten these."""
     loads = []
     for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
@@ -167,7 +173,7 @@ def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> None:
 
 
 def _cut(load: UnconfirmedLoad, end: int) -> UnconfirmedLoad:
-    """The load with an earlier end, which no request counts past."""
+    """Return the load with an earlier end, which no request counts past."""
     reporters = (
         replace(each, counted=min(each.counted, end), most=min(each.most, end))
         for each in load.reporters
@@ -176,7 +182,7 @@ def _cut(load: UnconfirmedLoad, end: int) -> UnconfirmedLoad:
 
 
 def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLoad:
-    """The load with a request that counts its tokens up to an end, at least."""
+    """Return the load with a request that counts its tokens at least up to an end."""
     known = load.reporter(request_id)
     if end <= max(known.counted, load.first):
         return load
@@ -186,7 +192,7 @@ def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLo
 
 
 def _with(load: UnconfirmedLoad, request_id: str, counted: int) -> UnconfirmedLoad:
-    """The load with another end of the tokens that a request counts."""
+    """Return the load with a new end of the tokens that a request counts."""
     reporters = (
         replace(each, counted=counted, most=max(each.most, counted))
         if each.request_id == request_id

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unschedule: shorten what the open batch computes for a request.
 
-Invariants: nothing from the new count on is written by the batch, lookahead slots included, so the
-keys that it gave past the count are withdrawn by the rules of leaving. What hits and external
-tokens gave stays, and so does one position of a batch that brings encoder tokens, which nobody else
-would write, and of a request that counts no others, since what counts nothing holds nothing (`free`
-takes it out). A request that keeps none of its own positions and took no hit is not in the batch
-any more. Blocks stay, for the next slots.
+Invariants: the batch writes nothing from the new count on, lookahead slots included, so keys that
+it published past the count are withdrawn as if the request left. Hits and external tokens stay. At
+least one position stays if the batch brings encoder tokens, which would not be written otherwise,
+or if the request counts no others, since a request without computed tokens holds no blocks (`free`
+removes it). A request that keeps none of its own positions and took no hit leaves the batch. Blocks
+stay, for the next slots.
 Twin: rust/src/transitions/unschedule.rs.
 """
 
@@ -27,7 +27,7 @@ from kvcore.types.values import Outcome
 
 
 def unschedule(state: State, request_id: str, num_tokens: int) -> Outcome[State, None]:
-    """Let the open batch compute a request up to num_tokens only; its blocks stay.
+    """Let the open batch compute a request only up to num_tokens; its blocks stay.
 
     The computed count falls to num_tokens. Raises UnknownRequest, SwappedOut, LoadUnfinished,
     DraftsPending, InvalidCount, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
@@ -55,7 +55,7 @@ def unschedule(state: State, request_id: str, num_tokens: int) -> Outcome[State,
 def shorten(
     tx: Transaction, request: RequestState, record: ScheduledRequest, num_tokens: int
 ) -> None:
-    """Let a request, and what the open batch notes of it, fall to num_tokens."""
+    """Lower a request, and its record in the open batch, to num_tokens."""
     record = replace(record, unwritten=withdraw(tx, request, record, num_tokens))
     if num_tokens > record.num_computed_before:
         tx.scheduled = tx.scheduled.set(request.request_id, record)

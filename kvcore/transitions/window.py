@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Window trims: blocks that no later query sees make room for the null block.
+"""Window trims: replace blocks that no later query sees by the null block.
 
 Invariants: a table's null blocks are a prefix of it. Blocks are given back from the highest skipped
 one down to the first null block, so the newest is evicted first. Blocks that the open batch's
@@ -54,13 +54,13 @@ def remove_skipped_blocks(
 
 
 def visible_from(tx: Transaction, request: RequestState, num_computed: int) -> int:
-    """The first query whose window must stay: the open batch's if that is earlier."""
+    """Return the first query whose window must stay: the open batch's if that is earlier."""
     record = tx.scheduled.get(request.request_id)
     return num_computed if record is None else min(num_computed, record.num_computed_before)
 
 
 def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[Trim, ...]:
-    """The blocks still held that no query at seen_from or later sees. Changes nothing."""
+    """Return the held blocks that no query at seen_from or later sees. Changes nothing."""
     trims = []
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
@@ -73,7 +73,7 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
 
 
 def num_freed(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> int:
-    """Blocks that the trims would give to the free queue."""
+    """Count the blocks that the trims would add to the free queue."""
     return sum(
         _comes_back(tx, request, trim.group_id, position)
         for trim in trims
@@ -82,7 +82,7 @@ def num_freed(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -
 
 
 def _comes_back(tx: Transaction, request: RequestState, group_id: int, position: int) -> bool:
-    """Whether a block that a table lets go would join the free queue at once."""
+    """Whether a block that a table drops would join the free queue at once."""
     block = request.tables[group_id][position]
     if tx.device.ref_counts[block] != 1 or tx.device.is_busy(block):
         return False
@@ -90,7 +90,9 @@ def _comes_back(tx: Transaction, request: RequestState, group_id: int, position:
 
 
 def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
-    """The request with the null block in these places; the blocks are released, highest first."""
+    """Put the null block into these places and release the blocks, highest position first; return
+    the request.
+    """
     if not trims:
         return request
     note_request(tx, request.request_id, request.num_computed, 0)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that every room shares: configuration, groups, commands, events, errors."""
+"""Values shared by all rooms: configuration, groups, commands, events, errors."""

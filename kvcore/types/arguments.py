@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and flags as they come from an engine: also scalars of numpy and torch.
+"""Reads numbers and flags passed by an engine, including scalars of numpy and torch.
 
-An object with `__index__` is that int. Any other object is passed on to the check of the number,
-which refuses it by name. A flag is a bool, or a scalar whose dtype is bool. An argument that is not
-iterable, and any other flag, are refused here. The twin reads its arguments in
+An object with `__index__` becomes that int. Any other object is passed on to the check of the
+number, which refuses it by name. A flag is a bool, or a scalar whose dtype is bool. Other flags,
+and arguments that are not iterable, are refused here. The twin reads its arguments in
 `rust/src/bindings/arguments.rs`.
 """
 
@@ -21,11 +21,11 @@ from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.values import Request
 
 BOOLS = ("bool", "torch.bool")
-"""Types of scalars that are flags, as they read."""
+"""Names of the types of scalars that are flags."""
 
 
 def read_int(value: Any) -> Any:
-    """The int that a value stands for; the value itself if it stands for none, for any reason."""
+    """Return the int that a value stands for, or the value itself if it is not an int."""
     try:
         return int(operator.index(value))
     except Exception:
@@ -33,12 +33,12 @@ def read_int(value: Any) -> Any:
 
 
 def read_ints(values: Iterable[Any]) -> list[Any]:
-    """The same for each value."""
+    """Apply `read_int` to each value."""
     return [value if type(value) is int else read_int(value) for value in values]
 
 
 def read_count(name: str, value: Any, least: int = 0) -> int:
-    """The int that a count stands for. Raises InvalidCount if it is none, or below least."""
+    """Return a count as int. Raises InvalidCount if it is not an int, or below `least`."""
     number = value if type(value) is int else read_int(value)
     if not isinstance(number, int):
         raise InvalidCount(name=name, value=value, least=least)
@@ -48,12 +48,12 @@ def read_count(name: str, value: Any, least: int = 0) -> int:
 
 
 def read_batch_number(batch: Any) -> int | None:
-    """The number of a batch, None for none. Raises InvalidCount."""
+    """Return the number of a batch, or None. Raises InvalidCount."""
     return None if batch is None else read_count("batch", batch)
 
 
 def read_bool(value: Any) -> Any:
-    """The bool that a value stands for; the value itself if it stands for none."""
+    """Return the bool that a value stands for, or the value itself if it is not a flag."""
     if isinstance(value, bool):
         return value
     try:
@@ -63,14 +63,14 @@ def read_bool(value: Any) -> Any:
 
 
 def read_flag(name: str, value: Any) -> bool:
-    """The bool that a flag stands for. Raises WrongArgument if it is none."""
+    """Return a flag as bool. Raises WrongArgument if it is not a flag."""
     flag = read_bool(value)
     check_kind(name, flag, bool)
     return bool(flag)
 
 
 def read_scalars(made: Any) -> None:
-    """Give a new attrs value the ints and bools that its fields stand for."""
+    """Convert the fields of a new attrs value to the ints and bools that they stand for."""
     for field in attrs.fields(type(made)):
         value = getattr(made, field.name) if field.init else None
         if value is not None and not isinstance(value, int | str | bytes | tuple | list):
@@ -80,13 +80,13 @@ def read_scalars(made: Any) -> None:
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raise WrongArgument unless a value is of this kind."""
+    """Raise WrongArgument unless a value is of type `kind`."""
     if not isinstance(value, kind):
         raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=value)
 
 
 def check_request(request: Any) -> None:
-    """Raise WrongArgument unless a value is a `Request` whose parts are of their kinds."""
+    """Raise WrongArgument unless a value is a `Request` whose parts have the right types."""
     check_kind("request", request, Request)
     check_kinds(request)
     if request.block_hashes is not None:
@@ -98,13 +98,13 @@ def check_request(request: Any) -> None:
 
 def check_retention(value: Any) -> None:
     """Raise WrongArgument unless a value is a `KvCacheRetentionConfig`."""
-    from kvcore.types.retention import KvCacheRetentionConfig  # few requests have one
+    from kvcore.types.retention import KvCacheRetentionConfig  # few requests have this
 
     check_kind("retention", value, KvCacheRetentionConfig)
 
 
 def check_items(name: str, values: Any, expected: str) -> None:
-    """Raise WrongArgument for a str, and for what has no items."""
+    """Raise WrongArgument for a str, and for a value that is not iterable."""
     try:
         if not isinstance(values, str | bytes):
             iter(values)
@@ -115,18 +115,22 @@ def check_items(name: str, values: Any, expected: str) -> None:
 
 
 def read_list(name: str, values: Any, expected: str = "a list of ids") -> list[Any]:
-    """The items of a list. Raises WrongArgument for a str, and for what has no items."""
+    """Return the items as a list. Raises WrongArgument for a str, and for a value that is not
+    iterable.
+    """
     check_items(name, values, expected)
     return list(values)
 
 
 def read_once(values: Any) -> Any:
-    """The items of an iterator, which may call the manager that asks for them; any other value."""
+    """Read an iterator, which may call the manager, into a list; return any other value as
+    it is.
+    """
     return deque(values) if isinstance(values, Iterator) else values
 
 
 def check_kinds(request: Request) -> None:
-    """Raise WrongArgument unless each part of a request's extra keys is of its kind."""
+    """Raise WrongArgument unless each part of a request's extra keys has the right type."""
     if not isinstance(request.media, Sequence) or isinstance(request.media, str):
         raise WrongArgument(name="media", expected="a sequence of MediaItem", value=request.media)
     parts: list[tuple[str, Any, type]] = [("media", item, MediaItem) for item in request.media]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class of all misuse, whose kinds are in errors.py, and that of broken invariants.
+"""The base class of all misuse (errors.py has the kinds), and the class of broken invariants.
 
-Invariants: `fields` has the values themselves, for programs: an id, a number, the argument that was
-refused. The message shows them as Python literals where they come from the caller, or as its class
-puts them for people (`shown`).
+Invariants: `fields` holds the values themselves, for programs: an id, a number, the refused
+argument. The message shows values of the caller as Python literals, or in the form that the class
+chooses for people (`shown`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 MOST_SHOWN = 200
-"""Characters of a field that a message shows: a caller may have passed anything."""
+"""Maximum length of a field in a message, since a caller may have passed anything."""
 
 
 class _Short:
-    """A field as a message shows it: cut if it is long, its class if it has no text."""
+    """A field in a message: shortened if it is long; the name of its class if `repr` fails."""
 
     def __init__(self, value: Any) -> None:
         long = isinstance(value, bytes | bytearray | str)
@@ -32,16 +32,18 @@ class _Short:
     def _shown(self, show: Callable[[Any], str]) -> str:
         try:
             text = show(self._value)
-        except Exception:  # an int of too many digits, a class of the caller's own
+        except Exception:  # an int with too many digits, or a class of the caller's own
             return f"<{self._class}>"
         return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 class KvcoreError(ValueError):
-    """A call that was wrong; nothing has changed."""
+    """A call was wrong, and has changed nothing."""
 
     message: ClassVar[str] = "misuse"
-    __str__ = ValueError.__str__  # a kind that is a KeyError, too, would show its message quoted
+    __str__ = (
+        ValueError.__str__
+    )  # a subclass that is also a KeyError would show its message in quotes
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
@@ -50,7 +52,7 @@ class KvcoreError(ValueError):
         super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return self.fields
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,25 +74,25 @@ class InvariantViolation(AssertionError):
 
 
 class PoolTooLarge(KvcoreError):
-    """Pools that do not fit in memory."""
+    """The pools do not fit in memory."""
 
     message = "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available"
 
 
 class ConcurrentCall(KvcoreError):
-    """One manager runs one call at a time."""
+    """A manager runs one call at a time."""
 
     message = "another call of this manager is running: make one call at a time"
 
 
 class EpochWentBack(KvcoreError):
-    """The number of the weights rises."""
+    """The number of the weights can only rise."""
 
     message = "epoch {epoch!r} cannot follow epoch {current}: it must be from {least} to {most}"
 
 
 class InvalidRetention(KvcoreError):
-    """A level, a range or a duration that no retention can have."""
+    """A level, a range or a duration of a retention wish is invalid."""
 
     message = "retention {value!r}: {reason}"
 
@@ -108,12 +110,12 @@ class AlreadyPublished(KvcoreError):
 
 
 class StaleRequest(KvcoreError):
-    """A request that began with older weights loads nothing: stored content is of the new ones."""
+    """A request that began with older weights cannot load content, which is of the new ones."""
 
     message = "request {request!r} is of epoch {epoch}, the weights are of epoch {current}"
 
 
 class PolicyFailed(KvcoreError):
-    """An eviction policy raised, or answered what is no block or place."""
+    """An eviction policy raised, or returned an invalid block or place."""
 
     message = "policy {policy}: {hook} {reason}"

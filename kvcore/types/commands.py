@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands for a runtime, as plain data with ids only.
 
-Invariants: a batch is a list of commands, to be executed in order. Its segments mark where order
+Invariants: a batch is a list of commands, to be executed in order. Segments mark where order
 matters: inside a segment no block is written twice, read after it was written, or written after it
 was read. A batch is exported as int32 columns, so torch, numpy or another rank can take it without
 a Python loop. The numbers of the kinds are part of the format.
@@ -39,7 +39,7 @@ class Command(Struct, frozen=True, gc=False):
 
 
 class Allocate(Command, frozen=True):
-    """The block has a new owner; its content is undefined until written."""
+    """The block has a new owner; its content is undefined until it is written."""
 
     kind = 1
     block: int
@@ -181,10 +181,10 @@ COPIES = frozenset({Zero, CopyOnWrite, SwapOut, SwapIn, Store, Load})
 """The commands that read or write the content of a block."""
 
 FIELDS = {kind: each.__struct_fields__ for kind, each in KINDS.items()}
-"""The names of a kind's value columns."""
+"""The names of the value columns of each kind."""
 
 KEY_FIELDS = {Evict.kind: 1, Store.kind: 2, Load.kind: 1}
-"""Which value column of a kind is an index into a batch's keys."""
+"""For each kind, the value column that is an index into a batch's keys."""
 
 PADDING = tuple((0,) * (4 - length) for length in range(5))
 """Padding of the value columns of a command, by its number of fields."""
@@ -197,9 +197,9 @@ def _size(data: bytes | bytearray) -> str:
 class Batch(Struct, frozen=True, gc=False):
     """The commands of one engine step, closed and numbered.
 
-    buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE
-    bytes one after the other; key fields in the columns are indices into them. epoch: number of the
-    weights that its forward pass runs with.
+    buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: concatenated keys
+    of KEY_SIZE bytes; key fields in the columns are indices into them. epoch: number of the weights
+    that its forward pass runs with.
     """
 
     number: int
@@ -224,7 +224,7 @@ class Batch(Struct, frozen=True, gc=False):
     def __iter__(self) -> Iterator[Command]:
         """The commands, in order. Raises DamagedBatch."""
         if len(self.buffer) % (4 * len(COLUMNS)) or len(self.keys) % KEY_SIZE:
-            sizes = f"{len(self.buffer)} bytes of columns, {len(self.keys)} of keys"
+            sizes = f"{len(self.buffer)} bytes of columns and {len(self.keys)} bytes of keys"
             raise self.damaged(f"it is cut off: {sizes}")
         num_keys = len(self.keys) // KEY_SIZE
         rows = zip(*(self.column(name).tolist() for name in COLUMNS), strict=True)
@@ -237,12 +237,12 @@ class Batch(Struct, frozen=True, gc=False):
             yield from_row(kind, values, self.keys)
 
     def damaged(self, reason: str) -> DamagedBatch:
-        """The error for this batch."""
+        """Return the error for this batch."""
         return DamagedBatch(batch=self.number, reason=reason)
 
 
 def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
-    """The four value columns of a command; appends its key, if it has one, to keys."""
+    """Return the four value columns of a command, and append its key, if any, to `keys`."""
     values, at = astuple(command), KEY_FIELDS.get(command.kind)
     if at is not None:
         key = len(keys) // KEY_SIZE
@@ -252,7 +252,7 @@ def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
 
 
 def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
-    """The command of one row of the columns; undoes `to_row`."""
+    """Return the command of one row of the columns; the inverse of `to_row`."""
     if kind == Free.kind:
         return Free(values[0], bool(values[1]))
     command = KINDS[kind]
@@ -264,7 +264,7 @@ def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
 
 
 def segments(commands: Sequence[Command]) -> list[int]:
-    """The segment number of each command, from 0, never falling: a new one opens at each hazard."""
+    """Return the segment number of each command, ascending from 0; a hazard opens a new segment."""
     if COPIES.isdisjoint(map(type, commands)):
         return [0] * len(commands)
     numbers = []
@@ -286,9 +286,9 @@ def segments(commands: Sequence[Command]) -> list[int]:
 
 
 def close(number: int, commands: Sequence[Command], epoch: int = 0) -> Batch:
-    """The batch of these commands, as columns with segments."""
+    """Return the batch of these commands, as columns with segments."""
     keys = bytearray()
-    # One list of ints: a tuple per row would set off the garbage collector, which walks the state.
+    # One list of ints: a tuple per row would trigger the garbage collector, which walks the state.
     rows: list[int] = []
     for command, segment in zip(commands, segments(commands), strict=True):
         rows += (command.kind, segment, *to_row(command, keys))
@@ -298,11 +298,11 @@ def close(number: int, commands: Sequence[Command], epoch: int = 0) -> Batch:
 
 
 def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
-    """The rows whose tables commands change, rising."""
+    """Return the rows whose tables the commands change, ascending."""
     return tuple(sorted({each.row for each in commands if isinstance(each, SetTable | CutTable)}))
 
 
 def places_set(commands: Iterable[Command]) -> list[tuple[int, int, int]]:
-    """The places of tables that commands set, in order: group, position, block."""
+    """Return the places of tables that the commands set, in order: group, position, block."""
     sets = (each for each in commands if isinstance(each, SetTable))
     return [(each.group_id, each.position, each.block) for each in sets]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A manager's configuration: pool sizes, groups and the options of the core.
 
-Invariants: a configuration that cannot work is refused when it is made, with the numbers that would
-work. Options compose; none is a fork of the code.
+Invariants: a configuration that cannot work is refused when it is made, and the error names numbers
+that would work. All options can be combined.
 Twin: rust/src/types/config.rs.
 """
 
@@ -34,7 +34,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class _Default(int):
-    """A number that was not given."""
+    """A number that was left at its default."""
 
 
 DEFAULT_BLOCK_SIZE: int = _Default(16)
@@ -53,19 +53,19 @@ class Config:
     the default group or of the first one given. num_host_blocks: blocks of the host tier, 0 for
     none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
     request. max_num_batched_tokens: most tokens that one step computes of a request, None for
-    max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
-    leaves first, by the name of a policy, or an `EvictionPolicy` of your own, for the Python
-    backend alone. duplicates: whether a second block of one content stays. num_preallocate_tokens:
-    room added behind a request when it grows. watermark_blocks: blocks that an admission leaves
+    max_model_len; it bounds what a windowed group holds. eviction: the name of the policy that
+    decides which freed block leaves first, or an `EvictionPolicy` of your own (Python backend
+    only). duplicates: whether a second block with the same content is kept. num_preallocate_tokens:
+    slots allocated ahead when a request grows. watermark_blocks: blocks that an admission leaves
     free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
-    `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
-    hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", which an attacker can make collide.
-    hash_seed: root of the key chains, random per process unless given; text in UTF-8 for
-    sha256_cbor. max_in_flight: taken batches that may be in flight at a time; 0: taking a batch
-    completes it. publish: full blocks are findable from the call on that schedules their last
-    token, or once the batch that writes it is completed. hide_salts: events have a digest of a
-    request's salt, not the salt. epoch: number of the weights at the start; `advance_epoch` raises
-    it. Raises InvalidConfig, GroupsDoNotFit.
+    `eagle`, or in all groups if none is flagged. record_new_blocks: keep the ids that
+    `take_new_block_ids` returns. hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", for
+    which an attacker can construct collisions. hash_seed: root of the key chains; default: random
+    per process; UTF-8 text for sha256_cbor. max_in_flight: taken batches that may be in flight at a
+    time; 0: taking a batch completes it. publish: whether full blocks become findable with the call
+    that schedules their last token, or when the batch that writes it is completed. hide_salts:
+    events contain a digest of a request's salt instead of the salt. epoch: number of the weights at
+    the start; `advance_epoch` raises it. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -92,13 +92,15 @@ class Config:
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
     length_limit: int = attrs.field(init=False, eq=False, repr=False)
-    """Longest request in tokens, as a number."""
+    """The longest request in tokens, never None."""
     tracks_batches: bool = attrs.field(init=False, eq=False, repr=False)
-    """Whether batches remember what they did to requests."""
+    """Whether batches remember their effects on requests."""
     has_windows: bool = attrs.field(init=False, eq=False, repr=False)
-    """Whether any group gives blocks back behind a window."""
+    """Whether any group gives back blocks that have left a window."""
     scales: tuple[int, ...] = attrs.field(init=False, eq=False, repr=False)
-    """Hashed parts in one block of each group: hashes are made at the groups' common divisor."""
+    """Number of hashes per block of each group; hashes have the granularity of the groups' common
+    divisor.
+    """
 
     def __attrs_post_init__(self) -> None:
         read_scalars(self)
@@ -113,7 +115,7 @@ class Config:
         _check_groups(self)
         sizes = [group.block_size for group in self.groups]
         if self.block_size is not DEFAULT_BLOCK_SIZE and self.block_size != sizes[0]:
-            _refuse(self, "block_size", f"the first group has blocks of {sizes[0]} tokens")
+            _refuse(self, "block_size", f"the first group has {sizes[0]} tokens per block")
         object.__setattr__(self, "block_size", sizes[0])
         limit, fine = self.max_model_len, math.gcd(*sizes)
         derived = {
@@ -141,10 +143,10 @@ class Config:
         return self.num_blocks - int(self.null_block)
 
     def max_rows(self, num_requests: int) -> int:
-        """Rows that block tables need for this many requests at a time.
+        """Return how many rows block tables need for `num_requests` requests at a time.
 
-        One is held back for each request that went in the open batch or in one in flight. A request
-        that is added and removed in the same batch needs one more.
+        This includes a row for each request that left in the open batch or in a batch in flight. A
+        request that is added and removed in the same batch needs one more.
         """
         return num_requests * (self.max_in_flight + 2)
 
@@ -154,16 +156,19 @@ class Config:
         return self.use_eagle and (self.groups[group_id].eagle or not flagged)
 
     def cap(self, group_id: int, num_to_come: int = 0) -> int | None:
-        """Most blocks that a request holds at once in a group, None if it keeps everything.
+        """Return the most blocks that a request holds at once in a group; None if the group keeps
+        everything.
 
-        num_to_come: its scheduled positions whose tokens are to come.
+        num_to_come: its scheduled positions whose tokens are not yet known.
         """
         limit = self.length_limit
         step = (self.max_num_batched_tokens or limit) + num_to_come
         return admission_cap(self.groups[group_id], step, limit)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Most blocks that one request holds over all groups on its way to `num_tokens` tokens."""
+        """Return the most blocks that a request holds in all groups until it has `num_tokens`
+        tokens.
+        """
         total = 0
         for index, group in enumerate(self.groups):
             blocks, cap = -(-num_tokens // group.block_size), self.cap(index)
@@ -220,7 +225,7 @@ def _check_groups(config: Config) -> None:
         if group.is_cross and config.enable_caching:
             reason = "cross-attention blocks are never cached: set enable_caching=False"
         if group.eagle and not config.use_eagle:
-            reason = "a group is flagged eagle, and use_eagle is off"
+            reason = "a group is flagged eagle, but use_eagle is off"
         if all(each.is_cross for each in config.groups):
             reason = "cross-attention needs a group beside it that holds the request's own tokens"
         if reason is not None:

@@ -14,7 +14,9 @@ from kvcore.types.events import Event, removed
 
 @attrs.define(kw_only=True)
 class Effects:
-    """Commands and events in the order of their making; events only if they are enabled."""
+    """Commands and events, in the order in which they were made; events only if they are
+    enabled.
+    """
 
     events_enabled: bool = False
     commands: list[Command] = attrs.field(factory=list)
@@ -26,6 +28,6 @@ class Effects:
             self.events.append(event)
 
     def announce_removed(self, key: bytes) -> None:
-        """Add the event that the last copy under a key is gone, if events are enabled."""
+        """Add the event for the removal of the last block of a key, if events are enabled."""
         if self.events_enabled:
             self.events.append(removed(key))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse and corruption, each as a type of its own.
+"""Misuse and corruption, each with a type of its own.
 
-Invariants: misuse is a `KvcoreError`: the message names the thing and the numbers, `fields` hold
-them, and the state is as before. `tier`: of a block off the device. Twin: rust/src/types/errors.rs.
+Invariants: misuse is a `KvcoreError`: its message names the thing and the numbers, `fields` hold
+them, and the state is unchanged. `tier`: of a block that is not on the device. Twin:
+rust/src/types/errors.rs.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from kvcore.types.base_error import TimeWentBack as TimeWentBack
 
 
 class WrongArgument(KvcoreError):
-    """An argument of a kind that the call does not take."""
+    """An argument has the wrong type or value."""
 
     message = "{name} must be {expected}, not {value!r}"
 
 
 class InvalidConfig(KvcoreError):
-    """A configuration that cannot work."""
+    """The configuration cannot work."""
 
     message = "config {field}={value!r}: {reason}"
 
 
 class GroupsDoNotFit(KvcoreError):
-    """One pool has one page size, so that any block can serve any group."""
+    """All blocks of a pool must have one size, so that any block can serve any group."""
 
     message = "groups {groups} have blocks of {sizes} bytes: one pool has one block size"
 
 
 class UnknownRequest(KvcoreError):
-    """No request of this id is known."""
+    """There is no request with this id."""
 
     message = "request {request!r} is not known"
 
@@ -51,39 +52,39 @@ class UnknownRow(UnknownRequest):
 
 
 class RepeatedRequest(KvcoreError):
-    """A request of this id exists already, or is named twice in one call."""
+    """The request exists already, or is named twice in one call."""
 
     message = "request {request!r} {reason}"
 
 
 class EmptyRequestId(KvcoreError):
-    """A request id is a non-empty str that has a UTF-8 form."""
+    """A request id must be a non-empty str that can be encoded as UTF-8."""
 
     message = "a request id must be a non-empty str, not {value!r}"
 
 
 class EmptyTokens(KvcoreError):
-    """A request has at least one token; an extension adds at least one."""
+    """A request needs at least one token, and an extension must add at least one."""
 
-    message = "request {request!r} is given no tokens"
+    message = "request {request!r} was given no tokens"
 
 
 class InvalidToken(KvcoreError):
-    """A token id is an integer from 0 to 2**32 - 1, or of a request with own hashes from -2**31."""
+    """A token id must be in [0, 2**32), or at least -2**31 if the request has its own hashes."""
 
     message = "token {value!r} at position {position} of the call is not an integer in [0, 2**32)"
 
 
 class UnsupportedBuffer(KvcoreError):
-    """A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers."""
+    """A token buffer must be one-dimensional, contiguous, of integers of 1, 2, 4 or 8 bytes."""
 
-    message = "{name}: a buffer of format {format}, {dimensions}-dimensional, is no row of integers"
+    message = "{name}: {dimensions}-dimensional buffer of format {format} is not a row of integers"
 
 
 class LengthMismatch(KvcoreError):
-    """Two arguments of one call must have as many items."""
+    """Two arguments of a call must have the same length."""
 
-    message = "{num_requests} requests are given {num_tokens} tokens"
+    message = "{num_requests} requests were given {num_tokens} tokens"
 
 
 class InvalidCount(KvcoreError):
@@ -93,25 +94,25 @@ class InvalidCount(KvcoreError):
 
 
 class TooManyTokens(KvcoreError):
-    """Slots are requested for tokens that the request does not have."""
+    """The call requests slots for tokens that the request does not have."""
 
-    message = "request {request!r} has {num_tokens} tokens, slots go up to token {requested}"
+    message = "request {request!r} has {num_tokens} tokens, but slots would reach token {requested}"
 
 
 class BeyondModelLength(KvcoreError):
-    """New tokens would pass the longest length that the model takes."""
+    """New tokens would exceed the maximum length of the model."""
 
-    message = "request {request!r} would reach {requested} tokens, the model takes {max_model_len}"
+    message = "request {request!r} would reach {requested} tokens: max_model_len is {max_model_len}"
 
 
 class BeyondComputed(KvcoreError):
     """The call names more tokens than were computed."""
 
-    message = "request {request!r} has {num_computed} computed tokens, the call names {requested}"
+    message = "request {request!r} has {num_computed} computed tokens: the call names {requested}"
 
 
 class BeforeOpenBatch(BeyondComputed):
-    """The call takes back tokens that the open batch does not compute, or not without the rest."""
+    """The call takes back tokens that the open batch does not compute, or cannot drop alone."""
 
     message = (
         "request {request!r} cannot fall to {requested}: the open batch keeps its first {num_kept}"
@@ -119,25 +120,25 @@ class BeforeOpenBatch(BeyondComputed):
 
 
 class WrongBlockHashes(KvcoreError):
-    """Hashes supplied by an engine have one size, and there is at most one per full block."""
+    """Hashes supplied by an engine must have one size, and at most one per full block."""
 
-    message = "request {request!r} is given {num_hashes} block hashes: {reason}"
+    message = "request {request!r} was given {num_hashes} block hashes: {reason}"
 
 
 class DraftsPending(KvcoreError):
-    """Draft tokens were not yet accepted or dropped."""
+    """The request has drafts that were not yet accepted or dropped."""
 
-    message = "request {request!r} has {num_drafts} draft tokens, accept or drop them first"
+    message = "request {request!r} has {num_drafts} draft tokens: accept or drop them first"
 
 
 class PlaceholdersPending(KvcoreError):
-    """Output of a request is still to come, so it takes no drafts."""
+    """The request still waits for output, so it cannot get drafts."""
 
-    message = "request {request!r} waits for {num_placeholders} tokens to come, add those first"
+    message = "request {request!r} waits for {num_placeholders} tokens of output: add those first"
 
 
 class NotComputed(KvcoreError):
-    """No token can have been sampled: the request's own are not all computed."""
+    """No token can have been sampled, since some tokens of the request are not computed."""
 
     message = (
         "request {request!r} computed {num_computed} of {num_tokens} tokens: allocate the rest"
@@ -145,37 +146,37 @@ class NotComputed(KvcoreError):
 
 
 class StaleOutput(KvcoreError):
-    """A batch sampled this before its request was cut, or scheduled anew, or it was handed in."""
+    """The output is stale: its request was cut or rescheduled since, or has already got it."""
 
     message = "request {request!r} takes no output of batch {batch}: the first is {output_from}"
 
 
 class OutputOutOfOrder(KvcoreError):
-    """Output fills positions to come in order; the batch in flight does not sample the next one."""
+    """Output must come in order, but this batch does not sample the next position."""
 
     message = "batch {batch} does not sample token {num_tokens} of request {request!r}"
 
 
 class BatchNotTaken(KvcoreError):
-    """A batch that was not taken yet has sampled nothing."""
+    """The batch was not taken yet, so it has sampled nothing."""
 
-    message = "batch {batch} was not taken yet, the open batch is {open_batch}"
+    message = "batch {batch} was not taken yet: the open batch is {open_batch}"
 
 
 class BeyondDrafts(KvcoreError):
     """Only drafts that were scheduled can be accepted."""
 
-    message = "request {request!r} has {num_scheduled} scheduled drafts, {requested} are accepted"
+    message = "request {request!r} has {num_scheduled} scheduled drafts, cannot accept {requested}"
 
 
 class InOpenBatch(KvcoreError):
-    """The open batch is executed later, so what it schedules is not written yet."""
+    """The open batch was not executed yet, so its positions are not written."""
 
     message = "{kind} {value!r} is in the open batch: take the batch first"
 
 
 class TooManyInFlight(KvcoreError):
-    """As many batches are in flight as the config allows."""
+    """The maximum number of batches is in flight."""
 
     message = (
         "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the "
@@ -190,7 +191,7 @@ class NotInFlight(KvcoreError):
 
 
 class BatchOutOfOrder(KvcoreError):
-    """Batches are completed in the order of their numbers."""
+    """Batches must be completed in the order of their numbers."""
 
     message = "batch {batch!r} cannot be completed before batch {oldest}"
 
@@ -202,7 +203,7 @@ class LoadUnfinished(KvcoreError):
 
 
 class LoadUnconfirmed(KvcoreError):
-    """A block that rests on external tokens is not stored while their load may fail."""
+    """A block that rests on external tokens cannot be stored while their load may fail."""
 
     message = "block {block!r} rests on external tokens whose load may still fail: store it later"
 
@@ -216,7 +217,7 @@ class WrongLoad(KvcoreError):
 class NotPublished(KvcoreError):
     """Only a block with a key can be stored."""
 
-    message = "block {block!r} has no key to be stored under"
+    message = "block {block!r} has no key, so it cannot be stored"
 
 
 class UnknownOperation(KvcoreError):
@@ -226,34 +227,34 @@ class UnknownOperation(KvcoreError):
 
 
 class HeldByOthers(KvcoreError):
-    """Other requests count tokens in blocks that were not written."""
+    """Other requests also count tokens of blocks that were not written."""
 
-    message = "blocks {blocks} are counted by requests {requests} too: name those in the same call"
+    message = "requests {requests} also count blocks {blocks}: name them in the same call"
 
 
 class NoEncoderGroup(KvcoreError):
     """Encoder tokens need a cross-attention group."""
 
-    message = "request {request!r} brings {num_encoder_tokens} encoder tokens, no group has them"
+    message = "request {request!r} brings {num_encoder_tokens} encoder tokens: no group takes them"
 
 
 class BeyondRequest(KvcoreError):
-    """A cut lies outside the request."""
+    """The cut is outside the request."""
 
     message = (
-        "request {request!r} has {num_tokens} tokens, cannot be cut to {requested!r}: "
-        "keep 1 to {num_tokens}"
+        "request {request!r} has {num_tokens} tokens and cannot be cut to {requested!r}: keep 1 "
+        "to {num_tokens}"
     )
 
 
 class HitsOnRunningRequest(KvcoreError):
-    """Only a request that holds nothing can bring hits."""
+    """Only a request that holds no blocks can take hits."""
 
-    message = "request {request!r} already holds blocks and brings {num_blocks} hit blocks"
+    message = "request {request!r} holds blocks, but the call passes {num_blocks} hit blocks"
 
 
 class WrongHit(KvcoreError):
-    """The blocks of a hit and its token count do not belong together, or not to this request."""
+    """The blocks of a hit do not match its token count, or not this request."""
 
     message = (
         "request {request!r}: {num_blocks} hit blocks cannot stand for {num_tokens!r} of its "
@@ -262,7 +263,7 @@ class WrongHit(KvcoreError):
 
 
 class StaleHits(KvcoreError):
-    """A hit block does not, or no longer, hold the request's key."""
+    """A hit block does not have, or no longer has, the request's key."""
 
     message = (
         "request {request!r}: block {block} at position {position} does not hold its key: the hit "
@@ -271,15 +272,15 @@ class StaleHits(KvcoreError):
 
 
 class CachingDisabled(KvcoreError):
-    """Hits are given although prefix caching is off."""
+    """The call passes hits although prefix caching is off."""
 
-    message = "request {request!r} brings {num_blocks} hit blocks, prefix caching is off"
+    message = "request {request!r} gets {num_blocks} hit blocks, but prefix caching is off"
 
 
 class SwappedOut(KvcoreError):
     """The request's blocks are in the host tier."""
 
-    message = "request {request!r} is swapped out, swap it in first"
+    message = "request {request!r} is swapped out: swap it in first"
 
 
 class NotSwapped(KvcoreError):
@@ -295,13 +296,13 @@ class NotRunning(KvcoreError):
 
 
 class StillHoldsBlocks(KvcoreError):
-    """A request is forgotten only after it gave back its blocks."""
+    """A request can be removed only after its blocks are freed."""
 
-    message = "request {request!r} still holds {num_blocks} blocks, free it first"
+    message = "request {request!r} still holds {num_blocks} blocks: free it first"
 
 
 class HitInOpenBatch(KvcoreError):
-    """Other requests count on blocks that this call would leave unwritten."""
+    """Other requests count blocks that this call would leave unwritten."""
 
     message = (
         "blocks {blocks} were published in the open batch and are counted by requests {requests}: "
@@ -322,75 +323,75 @@ class UnknownBlock(KvcoreError):
 
 
 class DoubleFree(KvcoreError):
-    """A block is given back more often than it is held."""
+    """A block is released more often than it is owned."""
 
-    message = "block {block!r} has {ref_count} owners, the call releases {requested}"
+    message = "block {block!r} has {ref_count} owners, but the call releases {requested}"
 
 
 class NotPinned(KvcoreError):
     """A block is unpinned more often than it was pinned."""
 
-    message = "block {block!r} has {num_pins} pins, the call removes {requested}"
+    message = "block {block!r} has {num_pins} pins, but the call removes {requested}"
 
 
 class WrongKey(KvcoreError):
-    """A block does not, or no longer, have the key that the call expects of it."""
+    """A block does not have, or no longer has, the key that the call expects."""
 
     message = "block {block!r} at position {position} does not have the key of that position"
 
 
 class UnusedBlock(KvcoreError):
-    """A block without owner and key holds nothing that could be kept."""
+    """A block with neither owner nor key has no content to keep."""
 
     message = "block {block!r} has neither owner nor key"
 
 
 class NoOwner(KvcoreError):
-    """A block that is copied or taken over has an owner."""
+    """A block must have an owner to be copied or taken over."""
 
     message = "block {block!r} has no owner"
 
 
 class InvalidKey(KvcoreError):
-    """Keys have one size, since a batch carries them one after the other."""
+    """All keys must have one size, since a batch concatenates them."""
 
     message = "a key has {expected} bytes, not {size}"
 
 
 class DamagedState(KvcoreError):
-    """Bytes that are no state, or one that breaks a property: then the offset is their end."""
+    """The bytes are not a state, or break a property of states; then the offset is their end."""
 
     message = "not an encoded state: {reason} at byte {offset}"
 
 
 class DamagedBatch(KvcoreError):
-    """Columns and keys that are not a batch."""
+    """The columns and keys are not a batch."""
 
     message = "batch {batch!r} is damaged: {reason}"
 
 
 class TraceError(KvcoreError):
-    """A text trace that cannot be read."""
+    """A text trace cannot be read."""
 
     message = "{source}, line {line}: {reason}"
 
 
 class InvalidExtraKey(KvcoreError):
-    """A part of a block's extra keys that no key can be made of."""
+    """A part of a request's extra keys has the wrong form."""
 
     message = "{name} must be {expected}, not {value!r}"
 
 
 class UnsortedMedia(KvcoreError):
-    """Media items are sorted by their first position, and stand in the prompt."""
+    """Media items must be sorted by their first position and lie in the prompt."""
 
     message = (
-        "request {request!r}: media item {position} takes {length} tokens from {offset} on, must "
-        "begin at {first} or later, like the item before it, and end by {num_tokens}"
+        "request {request!r}: media item {position} covers {length} tokens from {offset} on; it "
+        "must begin at {first} or later, like the item before it, and end by {num_tokens}"
     )
 
 
 class CountMismatch(KvcoreError):
-    """Two parts of one request do not have the sizes that belong together."""
+    """The sizes of two parts of a request do not match."""
 
-    message = "request {request!r} is given {given} {name}, must be {expected}"
+    message = "request {request!r} was given {given} {name}, expected {expected}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drained events as canonical bytes, and as a sequence whose items are made when they are read.
+"""Drained events as canonical bytes, and as a sequence whose items are made on access.
 
-Why: the twin hands out one buffer per drain; a caller that only forwards or counts events never
+Why: the twin returns one buffer per drain, so a caller that only forwards or counts events never
 pays for the objects. Twin: rust/src/types/event_log.rs.
 """
 
@@ -16,13 +16,13 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.wire import Reader, Writer
 
 STORED, REMOVED, CLEARED, STORED_IN_EPOCH = 0, 1, 2, 3
-"""The numbers of the kinds of events in canonical bytes; the last one names an epoch above 0."""
+"""The numbers of the kinds of events in canonical bytes; the last one has an epoch above 0."""
 
 
 class Events(Sequence[Event]):
     """Events in order; equals any list or tuple of the same events.
 
-    data: the events' canonical bytes one after the other. count: how many they are.
+    data: the concatenated canonical bytes of the events. count: number of events.
     """
 
     __slots__ = ("_count", "_data", "_items")
@@ -34,7 +34,7 @@ class Events(Sequence[Event]):
 
     @classmethod
     def of(cls, items: Sequence[Event]) -> Events:
-        """These events."""
+        """Make the sequence of these events."""
         made = cls(b"", len(items))
         made._items, made._data = tuple(items), None
         return made
@@ -79,16 +79,16 @@ class Events(Sequence[Event]):
 
 
 def read_event(source: Reader) -> Event:
-    """The event of the next bytes. Raises DamagedState."""
+    """Read the next event. Raises DamagedState."""
     kind = source.choice(4)
     if kind in (STORED, STORED_IN_EPOCH):
         epoch = source.u32() if kind == STORED_IN_EPOCH else 0
         if (epoch > 0) != (kind == STORED_IN_EPOCH):
-            raise source.damaged("an epoch that is not written")
+            raise source.damaged("an epoch of 0 is not written")
         hashes = tuple(source.hashes())
         parent = source.sized() or None
         if parent is not None and len(parent) != HASH_SIZE:
-            raise source.damaged("a parent is no hash")
+            raise source.damaged("a parent is not a hash")
         tokens = tuple(source.numbers())
         size, group_id, lora = source.u32(), source.u32(), source.text()
         marked = source.flag()
@@ -105,12 +105,12 @@ def read_event(source: Reader) -> Event:
 def _read_extra_keys_of_block(source: Reader) -> tuple[ExtraKey, ...]:
     keys = tuple((source.u8(), source.sized()) for _ in range(source.u32()))
     if not all(is_extra_key(tag, value) for tag, value in keys):
-        raise source.damaged("an extra key that no block has")
+        raise source.damaged("an extra key of the wrong form")
     return keys
 
 
 def write_event(out: Writer, event: Event) -> None:
-    """The bytes of one event."""
+    """Write one event."""
     match event:
         case BlockStored():
             out.u8(STORED_IN_EPOCH if event.epoch else STORED)

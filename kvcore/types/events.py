@@ -2,7 +2,7 @@
 """Events of the hash index, for routers and stores that mirror it.
 
 Invariants: a stored event names every block of one publication. A removed event is emitted only
-when the last block of that content loses its key. Replaying all events from nothing gives exactly
+when the last block of a content loses its key. Replaying all events from the start gives exactly
 the index.
 Twin: rust/src/types/events.rs.
 """
@@ -57,12 +57,12 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def removed(key: bytes) -> BlockRemoved:
-    """The event for the last copy under a key."""
+    """Make the event for the removal of the last block of a key."""
     return BlockRemoved(key[:HASH_SIZE], int.from_bytes(key[HASH_SIZE:], "big"))
 
 
 def replay(events: Iterable[Event]) -> set[bytes]:
-    """The keys that a mirror of the index holds after these events, from nothing."""
+    """Return the keys that an empty mirror of the index holds after these events."""
     keys: set[bytes] = set()
     for event in events:
         match event:

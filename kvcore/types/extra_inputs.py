@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extra inputs: what decides the content of blocks besides their tokens, and their extra keys.
+"""Extra inputs, which decide the content of blocks besides their tokens, and their extra keys.
 
-Invariants: a LoRA adapter and prompt embeddings mark every block, a media item the blocks that it
-has tokens in, a cache salt the first block, from which the chain carries it on. A block's keys come
-in the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so that equal
-values of two kinds differ. A media item that ends where a block starts is not in it (X-08); one
-that is carries its offset from the block's start, negative if it began before. Items may overlap,
-as the sound and the pictures of a video do: a block has the keys of all of them. If a cut ends
-items or the rows inside a block, that block has a tag of its own for them and says where. Nothing
-is kept between blocks: a block's items are looked for among those that begin before its end.
+Invariants: a LoRA adapter and prompt embeddings mark every block, a media item the blocks that
+contain its tokens, a cache salt the first block, from which the chain carries it on. A block's keys
+come in the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so that
+equal values of two kinds differ. A media item that ends where a block starts is not in the block
+(X-08); one in the block has its offset from the block's start, negative if it began before. Items
+may overlap, as the sound and the pictures of a video do: a block has the keys of all of them. If a
+cut ends items or rows inside a block, the block's keys have special tags and give the position of
+the cut. Nothing is kept between blocks: a block's items are searched among those that begin before
+its end.
 Twin: rust/src/types/extra_inputs.rs.
 
     1 LoRA             size of name[u32] name path
@@ -18,8 +19,8 @@ Twin: rust/src/types/extra_inputs.rs.
     5 cut media        offset[i32] end from the block's start[u32] identifier
     6 cut embeddings   rows that are left[u32] SHA-256 of the bytes of the rows before the cut
 
-Equal keys of a block mean equal content, if an identifier stands for one content of one length and
-all rows are of one size. Source: tests/core/hashing/test_key_contents.py.
+Equal keys of blocks mean equal content, provided that an identifier stands for one content of one
+length and that all rows have one size. Source: tests/core/hashing/test_key_contents.py.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ ExtraKey = tuple[int, bytes]
 LORA, MEDIA, CACHE_SALT, PROMPT_EMBEDS, CUT_MEDIA, CUT_EMBEDS = 1, 2, 3, 4, 5, 6
 MAX_EXTRA_KEYS = 255
 MAX_MEDIA = MAX_EXTRA_KEYS - 3
-"""Media items in one block, beside one key of each other kind."""
+"""Most media items in one block, besides one key of each other kind."""
 TEXT = "a non-empty str"
 HIDDEN = b"kvcore salt\0"
-"""What the digest of a hidden salt begins with."""
+"""Prefix of the input of a hidden salt's digest."""
 NO_ROWS = hashlib.sha256(b"").digest()
-"""The digest of the embeddings of a block behind the prompt."""
+"""The digest of the embeddings of a block after the prompt."""
 
 
 def _read_integer(name: str, value: Any, least: int) -> int:
-    """The int that a value stands for. Raises InvalidExtraKey outside [least, 2**32)."""
+    """Return a value as int. Raises InvalidExtraKey outside [least, 2**32)."""
     try:
         number = operator.index(value)
     except Exception:
@@ -83,7 +84,7 @@ def _read_bytes(data: Any) -> bytes:
 
 @attrs.frozen
 class LoRA:
-    """An adapter: its name, and where its weights come from. Raises InvalidExtraKey."""
+    """An adapter: its name, and the path of its weights. Raises InvalidExtraKey."""
 
     name: str
     path: str = ""
@@ -96,9 +97,10 @@ class LoRA:
 
 @attrs.frozen
 class MediaItem:
-    """An image, sound or video: a digest of its content, and where its tokens stand in the prompt.
+    """An image, sound or video: a digest of its content, and the place of its tokens in the prompt.
 
-    offset: position of its first token. length: its tokens, at least one. Raises InvalidExtraKey.
+    offset: position of its first token. length: number of its tokens, at least one. Raises
+    InvalidExtraKey.
     """
 
     identifier: str
@@ -110,15 +112,15 @@ class MediaItem:
 
     @property
     def end(self) -> int:
-        """The position behind its last token."""
+        """The position after its last token."""
         return self.offset + self.length
 
 
 @attrs.frozen
 class PromptEmbeds:
-    """Embeddings that stand for a prompt's tokens, one row a token.
+    """Embeddings that stand for a prompt's tokens, one row per token.
 
-    data: the rows one after the other, a buffer of any format, of which a copy is kept.
+    data: the concatenated rows, as a buffer of any format, which is copied.
     bytes_per_token: bytes of a row. Raises InvalidExtraKey.
     """
 
@@ -130,8 +132,9 @@ class ExtraKeys(Struct, frozen=True, gc=False):
     """The extra keys of a request, checked.
 
     embeds: SHA-256 of the rows of each hash block of the prompt, a last partial one included; empty
-    if the prompt is not given as embeddings. num_rows: tokens that have a row. media_cut, rows_cut:
-    a cut ended the media items that reach furthest, or the rows, inside a hash block.
+    if the prompt is not given as embeddings. num_rows: number of tokens with a row. media_cut,
+    rows_cut: whether a cut ended the media items that reach furthest, or the rows, inside a hash
+    block.
     """
 
     lora: LoRA | None = None
@@ -143,10 +146,9 @@ class ExtraKeys(Struct, frozen=True, gc=False):
     rows_cut: bool = False
 
     def of_block(self, start: int, end: int, block_size: int) -> tuple[ExtraKey, ...]:
-        """The keys of the block of tokens [start, end), in order.
+        """Return the keys of the block of tokens [start, end), in order.
 
-        block_size: tokens a hash block, of which this is one, or several as a coarser block: that
-        has the digests of all of them.
+        block_size: tokens per hash block. A coarser block has the digests of all its hash blocks.
         """
         keys: list[ExtraKey] = []
         cut_at = self.media_cut_at
@@ -172,14 +174,15 @@ class ExtraKeys(Struct, frozen=True, gc=False):
 
     @property
     def media_cut_at(self) -> int | None:
-        """Where a cut ended media items inside a hash block, if one did."""
+        """Return where a cut ended media items inside a hash block, if one did."""
         return max((item.end for item in self.media), default=None) if self.media_cut else None
 
     def cut(self, num_tokens: int, block_size: int) -> ExtraKeys:
-        """The keys of a prompt that is cut to `num_tokens` tokens.
+        """Return the keys of a prompt that is cut to `num_tokens` tokens.
 
-        Media and embeddings behind the cut go. A block that the cut goes through never has the key
-        that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
+        Media and embeddings after the cut are dropped. A block that contains the cut never has its
+        old key again, whatever tokens follow. A second cut gives the same result as if it were the
+        only one.
         """
         inside = num_tokens % block_size > 0
         media = tuple(
@@ -200,10 +203,9 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         )
 
     def hide_salt(self, root: bytes) -> ExtraKeys:
-        """These keys with a digest in the place of the salt, for readers that may not know it.
+        """Return these keys with a digest instead of the salt, for readers that may not see it.
 
-        root: of the key chains. The digest of a secret root reveals nothing of a salt that can be
-        guessed.
+        root: of the key chains. If it is secret, the digest does not help to guess the salt.
         """
         if self.cache_salt is None:
             return self
@@ -211,7 +213,7 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         return replace(self, cache_salt=digest.hexdigest())
 
     def _rows_of(self, position: int, block_size: int) -> ExtraKey:
-        """The key of the rows of a hash block."""
+        """Return the key of the rows of a hash block."""
         if position >= len(self.embeds):
             return PROMPT_EMBEDS, NO_ROWS
         if self.rows_cut and position == len(self.embeds) - 1:
@@ -224,7 +226,7 @@ NO_EXTRA_KEYS = ExtraKeys()
 
 
 def is_extra_key(tag: int, value: bytes) -> bool:
-    """Whether a block can have this extra key: its value has the form of its tag."""
+    """Whether the value of an extra key has the form of its tag."""
     if tag == LORA:
         size = 4 + int.from_bytes(value[:4], "little")
         return 4 < size <= len(value) and _is_text(value[4:size]) and _is_text(value[size:])
@@ -248,7 +250,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Raise InvalidExtraKey unless a value is a non-empty str that has a UTF-8 form."""
+    """Raise InvalidExtraKey unless a value is a non-empty str that can be encoded as UTF-8."""
     try:
         if isinstance(value, str) and value.encode():
             return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups: layers that share block size and retention rule, and those rules.
 
-Invariants: positions are tokens. With n computed tokens the next query stands at n and sees
-positions from `skipped_tokens(group, n)` on. Earlier positions are never read again: their blocks
-are given back and the null block takes their places. Cross-attention has one table for the
-encoder's tokens, which does not grow with the request and is never cached.
+Invariants: positions count tokens. With n computed tokens the next query is at n and sees positions
+from `skipped_tokens(group, n)` on. Earlier positions are never read again: their blocks are given
+back and replaced by the null block. Cross-attention has one table for the encoder's tokens, which
+does not grow with the request and is never cached.
 Source: S000-11, 28, 36, 40; S001-79 to 81. Twin: rust/src/types/groups.rs.
 """
 
@@ -37,10 +37,10 @@ class Group:
 
     block_size: tokens per block. kind: full_attention and mla keep everything; sliding_window keeps
     the `window` tokens that a query sees, itself included; chunked_local keeps the chunk of
-    `window` tokens that the query stands in; cross_attention keeps the encoder's tokens. eagle: a
+    `window` tokens that contains the query; cross_attention keeps the encoder's tokens. eagle: a
     draft model reads these layers, so a hit leaves the last matched block to be computed.
-    zero_new_blocks: a `Zero` follows each `Allocate` that nothing else fills. page_bytes: bytes of
-    one block of these layers, None if it is not given. Raises InvalidConfig.
+    zero_new_blocks: a `Zero` follows each `Allocate` of a block that nothing else fills.
+    page_bytes: bytes of one block of these layers, None if unknown. Raises InvalidConfig.
     """
 
     block_size: int = 16
@@ -50,7 +50,7 @@ class Group:
     zero_new_blocks: bool = attrs.field(default=False, kw_only=True)
     page_bytes: int | None = attrs.field(default=None, kw_only=True)
     is_windowed: bool = attrs.field(init=False, eq=False, repr=False)
-    """Whether blocks are given back behind a window."""
+    """Whether blocks that have left the window are given back."""
     is_cross: bool = attrs.field(init=False, eq=False, repr=False)
     """Whether the table holds the encoder's tokens."""
 
@@ -76,7 +76,7 @@ class Group:
 
 
 def skipped_tokens(group: Group, num_computed: int) -> int:
-    """Leading positions that no query at num_computed or later sees."""
+    """Count the leading positions that no query at num_computed or later sees."""
     if group.window is None:
         return 0
     if group.kind == "sliding_window":
@@ -85,15 +85,16 @@ def skipped_tokens(group: Group, num_computed: int) -> int:
 
 
 def skipped_blocks(group: Group, num_computed: int) -> int:
-    """Leading blocks that no query at num_computed or later sees any token of."""
+    """Count the leading blocks of which no query at num_computed or later sees a token."""
     return skipped_tokens(group, num_computed) // group.block_size
 
 
 def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int | None:
-    """Most blocks that a request of any length holds at once, None if nothing is given back.
+    """Return the most blocks that a request holds at once, whatever its length; None if nothing is
+    given back.
 
-    max_num_batched: most tokens that one step computes of a request. One block more if the first
-    token that is seen need not stand at the start of a block.
+    max_num_batched: most tokens that one step computes of a request. The result includes one more
+    block if the first visible token need not be at the start of a block.
     """
     if group.window is None:
         return None
@@ -103,7 +104,7 @@ def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:
-    """Whether a value is an int, and no bool, within these bounds."""
+    """Whether a value is an int, not a bool, within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

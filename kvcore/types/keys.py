@@ -17,25 +17,27 @@ HASH_SIZE = 32
 KEY_SIZE = 36
 MAX_GROUPS = 64
 GROUP_BYTES = tuple(group.to_bytes(4, "big") for group in range(MAX_GROUPS))
-"""What stands behind the hash in the keys of each group."""
+"""The suffix of the keys of each group, after the hash."""
 
 
 _UINT64 = 2**64
-_SPREAD = 0x9E3779B97F4A7C15  # odd: the golden ratio's
+_SPREAD = 0x9E3779B97F4A7C15  # odd, from the golden ratio
 
 
 def make_key(block_hash: bytes, group_id: int) -> bytes:
-    """The key under which a block of this content and group is found."""
+    """Return the key of a block of this content and group."""
     return block_hash + group_id.to_bytes(4, "big")
 
 
 def external_hash(block_hash: bytes) -> int:
-    """The 64-bit form in which events name a hash: the low bits of the big-endian integer."""
+    """Return the 64-bit form of a hash in events: the low bits of the big-endian integer."""
     return int.from_bytes(block_hash, "big") % _UINT64
 
 
 def fold_key(key: bytes) -> int:
-    """A key in 8 bytes, spread evenly also where hashes are not: equal keys have equal ones."""
+    """Fold a key into 8 bytes, evenly spread even if the hashes are not. Equal keys give equal
+    results.
+    """
     folded = int.from_bytes(key[HASH_SIZE:], "big")
     for word in struct.unpack("<4Q", key[:HASH_SIZE]):
         folded = folded * _SPREAD % _UINT64 ^ word

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether pools fit in memory, asked before they are made.
+"""Checks that pools fit in memory before they are made.
 
-Why: a system that lends more memory than it has ends the process when the pages are written, and a
-failed allocation ends it at once in the twin. What a pool needs is the language's own figure.
+Why: a system that overcommits memory kills the process when the pages are written, and in the twin
+a failed allocation ends it at once. The size of a pool differs between the languages.
 Twin: rust/src/types/memory.rs.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from kvcore.types.errors import PoolTooLarge
 
 BLOCK_BYTES = 172
-"""While a pool is made, with a quarantine; 144 stay."""
+"""Peak bytes per block while a pool with a quarantine is made; 144 remain."""
 SMALL_BYTES = 2**26
-"""A need that is not compared with the memory of the machine."""
+"""Needs up to this size are not compared with the memory of the machine."""
 MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup/memory.max"
 
 
@@ -28,10 +28,10 @@ def check_memory(num_blocks: int) -> None:
 
 
 def num_reservable(needed: int) -> int:
-    """The bytes that are needed, or their largest half, quarter and so on that can be allocated."""
+    """Return `needed`, or its largest half, quarter and so on that can be allocated."""
     while needed:
         try:
-            bytes(needed)  # zeros that are not written, so no page is used
+            bytes(needed)  # zeros are not written, so no page is used
         except (MemoryError, OverflowError):
             needed //= 2
         else:
@@ -40,7 +40,7 @@ def num_reservable(needed: int) -> int:
 
 
 def num_available() -> list[int]:
-    """Bytes that the machine and the container can give, as far as the system says."""
+    """Return the bytes available to this process, as far as the system reports them."""
     found = []
     sizes = {name: size for name, size, *_ in map(str.split, _read(MEMINFO).splitlines())}
     if "MemAvailable:" in sizes:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An eviction policy: what it sees, and what it answers.
+"""The interface of an eviction policy: what it sees and what it returns.
 
-Invariants: a policy is asked only about free blocks with a key, since those without leave first. It
-sees numbers: no tokens, keys or commands. Its hooks are pure: what it remembers is its memory, a
-tuple of integers that each hook gets and returns, so a state is a value under any policy.
-Why: a policy only says where a block stands. The pool keeps the order, so a policy may cost hits,
-and nothing else.
+Invariants: a policy is called only for free blocks with a key, since those without leave first. It
+sees only numbers, no tokens, keys or commands. Its hooks are pure: its memory is a tuple of
+integers that each hook gets and returns, so a state is a value under any policy.
+
+Why: a policy only decides the place of a block. The pool keeps the order, so a bad policy can cost
+hits, and nothing else.
 In Rust the policies are variants of an enum: rust/src/types/policies.rs.
 """
 
@@ -19,7 +20,7 @@ from kvcore.types.base_error import PolicyFailed
 
 Memory = tuple[int, ...]
 Place = tuple[int, int]
-"""Section and order: the lowest leaves first, of equal ones the one that came first."""
+"""Section and order: the lowest leaves first; equal ones leave in the order in which they came."""
 
 SECTIONS_END = 2**8 - 1
 ORDERS_END = 2**56
@@ -30,12 +31,12 @@ FIRST_SECTION = 1
 class Seen(Struct, frozen=True, gc=False):
     """A block as a policy sees it.
 
-    now: the number of the open batch and one. uses: batches in which the content was computed or
-    found, up to 2**32 - 1. last, before: the latest two of them, as `now` was then, 0 for none.
-    depth: its place in the table that it was computed for. place: where it stands, or stood when it
-    was free last, None if it was not yet. Those five are known if the policy `remembers`. due: the
-    number of the first waiting request that will look the content up, in the order of arrival; None
-    if none will, and unless the policy `sees_waiting`.
+    now: the number of the open batch, plus one. uses: number of batches in which the content was
+    computed or hit, up to 2**32 - 1. last, before: `now` at the latest two uses, 0 for none. depth:
+    its position in the table for which it was computed. place: its place in the queue, or the last
+    one that it had; None if it was never free. These five are known only if the policy `remembers`.
+    due: arrival number of the first waiting request that will look the content up; None if there is
+    none, or if the policy does not have `sees_waiting`.
     """
 
     block: int
@@ -50,7 +51,9 @@ class Seen(Struct, frozen=True, gc=False):
 
 
 class Uses(Struct, frozen=True, gc=False):
-    """How a content was used, as `Seen` says. number: of one that left, in the order of leaving."""
+    """The use of a content, with the fields of `Seen`. number: of an evicted content, in the order
+    of eviction.
+    """
 
     uses: int
     last: int
@@ -61,7 +64,7 @@ class Uses(Struct, frozen=True, gc=False):
 
 
 class Front(Struct, frozen=True, gc=False):
-    """A section that has blocks: its number, its front, and how many blocks it has."""
+    """A section with blocks: its number, its front, and its number of blocks."""
 
     section: int
     block: Seen
@@ -69,50 +72,52 @@ class Front(Struct, frozen=True, gc=False):
 
 
 class EvictionPolicy:
-    """Which free block with a key leaves first; the one that came first, unless overridden.
+    """Decides which free block with a key leaves first; default: the one that came first.
 
-    remembers: uses are counted, also of contents that left, up to the number of the pool's blocks.
-    sees_waiting: `due` is known.
+    remembers: whether uses are counted, also those of evicted contents, up to the number of the
+    pool's blocks. sees_waiting: whether `due` is known.
     """
 
     remembers = False
     sees_waiting = False
 
     def start(self, num_blocks: int) -> Memory:
-        """The memory of an empty pool of this size."""
+        """Return the memory for an empty pool of this size."""
         del num_blocks
         return ()
 
     def on_use(self, memory: Memory, block: Seen) -> Memory:
-        """A content was found, or computed: again, if `uses` is above 1."""
+        """Note that a content was hit or computed; a reuse if `uses` is above 1."""
         del block
         return memory
 
     def on_release(self, memory: Memory, block: Seen) -> tuple[Memory, Place]:
-        """A block became free: where it stands. Sections are below 255, orders below 2**56."""
+        """Return the place of a block that became free. Sections are below 255, orders
+        below 2**56.
+        """
         del block
         return memory, (FIRST_SECTION, 0)
 
     def on_wait(self, memory: Memory, block: Seen) -> tuple[Memory, Place]:
-        """A free block got another due number: where it stands now."""
+        """Return the new place of a free block whose due number changed."""
         return self.on_release(memory, block)
 
     def take(self, memory: Memory, fronts: Sequence[Front]) -> tuple[Memory, int, Place | None]:
-        """The section whose front leaves. With a place, the front goes there and stays, and the
-        policy is asked again.
+        """Return the section whose front leaves. With a place, the front moves there instead, and
+        the policy is called again.
         """
         return memory, fronts[0].section, None
 
 
 def is_memory(value: object) -> bool:
-    """Whether a value can be a policy's memory: a tuple of integers of 64 bits, none below 0."""
+    """Whether a value can be a policy's memory: a tuple of unsigned integers of 64 bits."""
     if not isinstance(value, tuple):
         return False
     return all(type(each) is int and 0 <= each < 2**64 for each in value)
 
 
 def failed(policy: EvictionPolicy, hook: str, reason: str | Exception) -> PolicyFailed:
-    """The error that names a policy and the hook that it got wrong."""
+    """Make the error that names a policy and its failed hook."""
     if isinstance(reason, Exception):
         reason = f"raised {type(reason).__name__}: {reason}"
     return PolicyFailed(policy=type(policy).__name__, hook=hook, reason=reason)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long content should stay cached: what a request wishes for its tokens.
+"""Retention wishes: how long a request wants its content to stay cached.
 
-Invariants: levels are 0 to 100, 35 if nothing is said; what has a higher one leaves later. A wish
-says three parts: `base`, for ever; `level`, and the ms for which it holds. Wishes join part by part
-to the larger. At a position a request has the join of its wishes from there on, so a token never
-has less than those behind it.
+Invariants: levels are 0 to 100, by default 35; blocks of a higher level leave later. A wish has
+three parts: `base`, without end; `level`, and the ms for which it holds. Wishes are joined by
+taking the maximum of each part. The wish of a position is the join of the request's wishes from
+there on, so a token never has less than those after it.
 Source: names are those of TensorRT-LLM; there a level is a priority.
 Twin: rust/src/types/retention.rs.
 """
@@ -26,16 +26,16 @@ TIME_MAX = 2**53
 POSITION_MAX = 2**31 - 1
 
 Piece = tuple[int, int | None, Wish]
-"""First position, end (None: that of the tokens), wish."""
+"""First position, end (None: the end of the tokens), wish."""
 
 
 @attrs.frozen
 class TokenRangeRetentionConfig:
     """The level of a range of tokens.
 
-    token_start, token_end: positions, the end not included; None: the end of the prompt. priority:
-    0 to 100. duration_ms: for how long it holds after each release, then 35 at most; None: for
-    ever. Raises InvalidRetention.
+    token_start, token_end: positions, end exclusive; None: the end of the prompt. priority: level,
+    0 to 100. duration_ms: how long it holds after each release; afterwards the level is at most 35.
+    None: without end. Raises InvalidRetention.
     """
 
     token_start: int
@@ -52,17 +52,18 @@ class TokenRangeRetentionConfig:
 
 @attrs.frozen
 class KvCacheRetentionConfig:
-    """The levels of a request's tokens: of ranges of its prompt that rise and do not overlap, and
-    of what it decodes. What no range names is at 35, and what lies past the prompt has no effect.
+    """The levels of a request's tokens: of ranges of its prompt, and of the tokens that it decodes.
 
-    decode_retention_priority, decode_duration_ms: as those of a range. Raises InvalidRetention.
+    Ranges must ascend and not overlap. Tokens outside all ranges have level 35, and parts of ranges
+    after the prompt have no effect. decode_retention_priority, decode_duration_ms: as for a range.
+    Raises InvalidRetention.
     """
 
     token_range_retention_configs: Sequence[TokenRangeRetentionConfig] = ()
     decode_retention_priority: int = DEFAULT_LEVEL
     decode_duration_ms: int | None = None
     pieces: tuple[Piece, ...] = attrs.field(init=False, eq=False, repr=False)
-    """The wish of each range, then that of what is decoded."""
+    """The wish of each range, then that of decoded tokens."""
 
     def __attrs_post_init__(self) -> None:
         _check_wish(self, "decode_retention_priority", "decode_duration_ms")
@@ -84,7 +85,7 @@ class KvCacheRetentionConfig:
 
 
 def steps_of(pieces: Sequence[Piece], num_tokens: int) -> tuple[Step, ...]:
-    """The wishes of a request at its positions, of which `num_tokens` have tokens."""
+    """Return the wishes of a request at its positions, of which `num_tokens` have tokens."""
     *ranges, (_, _, decoded) = pieces
     known, at = list[Step](), 0
     for first, end, wish in ranges:
@@ -105,23 +106,23 @@ def steps_of(pieces: Sequence[Piece], num_tokens: int) -> tuple[Step, ...]:
 
 
 def join_steps(mine: Sequence[Step], theirs: Sequence[Step]) -> tuple[Step, ...]:
-    """The join of two requests' wishes at each position."""
+    """Join two requests' wishes at each position."""
     firsts = sorted({first for first, _ in (*mine, *theirs)})
     return _shortest([(at, join(wish_at(mine, at), wish_at(theirs, at))) for at in firsts])
 
 
 def wish_at(steps: Sequence[Step], position: int) -> Wish:
-    """The wish of a position."""
+    """Return the wish of a position."""
     return steps[bisect_right(steps, position, key=lambda step: step[0]) - 1][1]
 
 
 def join(one: Wish, other: Wish) -> Wish:
-    """The larger of each part."""
+    """Return the maximum of each part."""
     return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])
 
 
 def _shortest(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps without those that change nothing."""
+    """Drop steps that change nothing."""
     changes = steps[:1]
     for step in steps[1:]:
         if step[1] != changes[-1][1]:
@@ -130,7 +131,7 @@ def _shortest(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _wish(priority: int, duration_ms: int | None) -> Wish:
-    """A wish of one level."""
+    """Make the wish for one level."""
     if duration_ms is None:
         return priority, 0, 0
     return min(priority, DEFAULT_LEVEL), priority, duration_ms

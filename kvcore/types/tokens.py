@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens as they come from an engine: lists, or buffers of integers.
+"""Reads tokens passed by an engine: lists, or buffers of integers.
 
 Invariants: a buffer's item format decides how it is read (bytes are one token each); nothing is
-guessed. An item with `__index__` is that int. An unordered collection (a set, a dict) is refused.
-An id below 0, which a request with hashes of its own may have, is kept as its 32 bits without a
-sign: -1 as 2**32 - 1.
+guessed. An item with `__index__` becomes that int. Unordered collections (a set, a dict) are
+refused. A negative id, which only a request with its own hashes may have, is kept as an unsigned
+integer of 32 bits: -1 as 2**32 - 1.
 Twin: rust/src/bindings/tokens.rs.
 """
 
@@ -33,12 +33,12 @@ _INTEGER_FORMATS = frozenset("bBhHiIlLqQ")
 def read_tokens(
     tokens: Any, argument: tuple[str, str] = TOKENS, *, signed: bool = False
 ) -> list[int]:
-    """The token ids of a list, tuple or buffer.
+    """Return the token ids of a list, tuple or buffer.
 
     Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
-    argument: its name, and what it must be. signed: whether ids from -2**31 on are taken. Raises
-    InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
-    WrongArgument for what is neither.
+    argument: its name and expected form, for errors. signed: whether ids from -2**31 on are
+    allowed. Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape
+    or format, WrongArgument for any other value.
     """
     values = (
         list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens, argument)
@@ -47,10 +47,10 @@ def read_tokens(
 
 
 def read_named(requests: Any) -> tuple[list[Any] | None, list[int]]:
-    """Which requests a call names: ids in a list, a tuple or another iterable with one, else rows.
+    """Return the ids or the rows of the requests that a call names; the other is None.
 
-    The first is None for rows, which are a buffer, or an iterable of ints that is no list or tuple.
-    Raises what `read_tokens` raises, and UnknownRequest for what is no row.
+    Rows are a buffer, or an iterable of ints other than a list or tuple. Raises what `read_tokens`
+    raises, and UnknownRequest for a bad row.
     """
     if isinstance(requests, list | tuple):
         return list(requests), []
@@ -64,7 +64,9 @@ def read_named(requests: Any) -> tuple[list[Any] | None, list[int]]:
 
 
 def read_request_tokens(request_id: str, tokens: Any, *, signed: bool) -> list[int]:
-    """The same, at least one. Raises EmptyTokens too."""
+    """Return the tokens of a request, at least one. Raises EmptyTokens, and what `read_tokens`
+    raises.
+    """
     values = read_tokens(tokens, signed=signed)
     if not values:
         raise EmptyTokens(request=request_id)
@@ -72,7 +74,7 @@ def read_request_tokens(request_id: str, tokens: Any, *, signed: bool) -> list[i
 
 
 def check_tokens(values: Sequence[Any], *, signed: bool = False) -> list[int]:
-    """The ints that the values stand for. Raises InvalidToken at the first that is no token id."""
+    """Return the values as ints. Raises InvalidToken for the first that is not a token id."""
     if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN:
         return list(values)
     least, checked = LEAST_SIGNED if signed else 0, []
@@ -89,7 +91,7 @@ def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
     name, expected = argument
     try:
         tokens = tokens.numpy() if hasattr(tokens, "numpy") else tokens
-    except Exception as error:  # a tensor that is not on the CPU, or has no type of numpy's
+    except Exception as error:  # a tensor that is not on the CPU, or whose dtype numpy lacks
         raise WrongArgument(name=name, expected=expected, value=tokens) from error
     try:
         view = memoryview(tokens)

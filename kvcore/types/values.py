@@ -29,9 +29,11 @@ class Reason(enum.Enum):
     """Why a call was refused."""
 
     LATER = "later"
-    """Ask again when blocks were given back."""
+    """Retry when blocks were given back."""
     NEVER = "never"
-    """More than an empty pool can give this call, less what it must leave (watermark, reserve)."""
+    """More than an empty pool can give, after the blocks that the call must leave (watermark,
+    reserve).
+    """
 
 
 class Verdict(enum.Enum):
@@ -43,7 +45,7 @@ class Verdict(enum.Enum):
 
 
 class Status(enum.Enum):
-    """Where a request's blocks are."""
+    """The tier of a request's blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -52,15 +54,16 @@ class Status(enum.Enum):
 
 @attrs.frozen
 class Request:
-    """A request as an engine hands it in.
+    """A request as an engine passes it.
 
     tokens: a list or tuple of ints below 2**32, or a buffer of integers (array, numpy, torch on the
-    CPU, bytes); the buffer's item format decides the width. lora, media (sorted by offset, apart),
-    cache_salt, prompt_embeds: what the request's keys hold besides its tokens. block_hashes: the
-    engine's own hashes of full blocks, 32 bytes each, in order, which then must stand for all of
-    these, the salt too; None: kvcore hashes.
+    CPU, bytes); the buffer's item format decides the width. lora, media (sorted by offset),
+    cache_salt, prompt_embeds: parts of the request's keys besides its tokens. block_hashes: the
+    engine's own hashes of full blocks, 32 bytes each, in order, which must then cover all of these,
+    the salt too; None: kvcore hashes.
+
     skip_reading_prefix_cache: never hit, but publish. retention: how long its content should stay
-    cached, under `eviction="retention"`; without effect under any other.
+    cached under `eviction="retention"`; no effect under other policies.
     """
 
     request_id: str
@@ -79,12 +82,12 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
 
     blocks: tuple[tuple[int, ...], ...]
 
-    if TYPE_CHECKING:  # true without a call; the type lets a checker narrow `if got:`
+    if TYPE_CHECKING:  # true without a call; the type lets a type checker narrow `if got:`
 
         def __bool__(self) -> Literal[True]: ...
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        """The blocks of both, group by group."""
+        """Concatenate the blocks of both, group by group."""
         pairs = zip(self.blocks, other.blocks, strict=True)
         return KVCacheBlocks(tuple(mine + theirs for mine, theirs in pairs))
 
@@ -93,17 +96,19 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
     @overload
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
-        """The ids as one list per group; None if that is allowed and no group has any."""
+        """Return one list of ids per group; None if `allow_none` is set and no group has blocks."""
         if allow_none and not any(self.blocks):
             return None
         return tuple(list(ids) for ids in self.blocks)
 
     def get_unhashed_block_ids(self, has_key: Callable[[int], bool]) -> tuple[list[int], ...]:
-        """The ids of the blocks without a key, one list per group; has_key: of the manager."""
+        """Return the ids of the blocks without a key, one list per group. has_key: the manager's
+        method.
+        """
         return tuple([block for block in ids if not has_key(block)] for ids in self.blocks)
 
     def new_empty(self) -> KVCacheBlocks:
-        """No blocks, in as many groups."""
+        """Return an instance without blocks, with the same number of groups."""
         return KVCacheBlocks(((),) * len(self.blocks))
 
 
@@ -119,11 +124,11 @@ class Hit(Struct, frozen=True, gc=False):
 
 @final
 class Refused(Struct, frozen=True, gc=False):
-    """A call that did not fit; it gave back at most what windows no longer need.
+    """The refusal of a call that did not fit. The call has changed nothing but window trims.
 
-    needed: blocks that the call would take out of the free queue. available: blocks that were free,
-    less those that the call must leave. pending: released blocks that wait for an unfinished
-    operation or batch.
+    needed: blocks that the call would take from the free queue. available: free blocks, less those
+    that the call must leave. pending: released blocks that wait for an unfinished operation or
+    batch.
     """
 
     reason: Reason
@@ -137,7 +142,7 @@ class Refused(Struct, frozen=True, gc=False):
 
 @final
 class Swapped(Struct, frozen=True, gc=False):
-    """The blocks that a swap moved: distinct ones, copied to the other tier or found in it."""
+    """The distinct blocks that a swap copied to the other tier or found there."""
 
     num_copied: int
     num_found: int
@@ -148,9 +153,9 @@ class Swapped(Struct, frozen=True, gc=False):
 
 
 class Appended(Struct, frozen=True, gc=False, eq=False):
-    """How far an `append` came: requests from the refused one on are untouched.
+    """The progress of an `append`: requests from the refused one on are unchanged.
 
-    columns: the bytes of `grown`, no part of the comparison.
+    columns: the bytes of `grown`, ignored in comparisons.
     """
 
     done: int
@@ -159,9 +164,9 @@ class Appended(Struct, frozen=True, gc=False, eq=False):
 
     @property
     def grown(self) -> tuple[memoryview, ...]:
-        """The places of tables that the call set, as four int32 columns, a row per `SetTable` in
-        their order: the request's place in the call's list, group, position, block; block 0 stands
-        where a window gave back the one before.
+        """The places of tables that the call set, as four int32 columns with a row per `SetTable`,
+        in order: the request's index in the call's list, group, position, block. Block 0 replaces a
+        block that a window gave back.
         """
         columns = memoryview(self.columns).cast("i")
         size = len(columns) // 4
@@ -175,7 +180,7 @@ class Appended(Struct, frozen=True, gc=False, eq=False):
             return NotImplemented
         return (self.done, self.refused) == (other.done, other.refused)
 
-    def __ne__(self, other: object) -> bool:  # a Struct has one of its own
+    def __ne__(self, other: object) -> bool:  # a Struct has its own
         return not self == other
 
     def __hash__(self) -> int:
@@ -185,8 +190,8 @@ class Appended(Struct, frozen=True, gc=False, eq=False):
 class PrefixCacheStats(Struct, frozen=True, gc=False):
     """Look-ups since the last `take_stats`, counted with the allocation that used them.
 
-    queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
-    cache was reset meanwhile.
+    queries and hits are tokens. Requests that were preempted before are counted separately. reset:
+    whether the cache was reset meanwhile.
     """
 
     requests: int = 0
@@ -204,7 +209,7 @@ class PrefixCacheStats(Struct, frozen=True, gc=False):
 
 
 class Outcome(Struct, Generic[S, T], frozen=True, gc=False):
-    """The result of a transition: the state after it, the commands that it emitted, its value."""
+    """The result of a transition: the new state, the commands that it emitted, and its value."""
 
     state: S
     commands: tuple[Command, ...]

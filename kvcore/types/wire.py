@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canonical bytes, value by value: what reads and writes them.
+"""Reads and writes the canonical bytes of single values.
 
-Invariants: integers are little-endian; a count stands before what it counts. What no writer gives
-raises DamagedState with the offset. Twin: rust/src/types/wire.rs.
+Invariants: integers are little-endian; a count precedes the items. Bytes that no writer produces
+raise DamagedState with the offset. Twin: rust/src/types/wire.rs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kvcore.types.keys import HASH_SIZE, KEY_SIZE
 
 
 class Reader:
-    """Bytes that are being read."""
+    """A cursor over bytes to read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.offset = 0
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes. Raises DamagedState at the end."""
+        """Read the next `size` bytes. Raises DamagedState at the end."""
         end = self.offset + size
         if end > len(self.data):
             raise self.damaged(f"{size} bytes are missing")
@@ -31,7 +31,7 @@ class Reader:
         return part
 
     def damaged(self, reason: str) -> DamagedState:
-        """The error at this place."""
+        """Make the error for this offset."""
         return DamagedState(reason=reason, offset=self.offset)
 
     def u8(self) -> int:
@@ -39,11 +39,11 @@ class Reader:
         return self.take(1)[0]
 
     def flag(self) -> bool:
-        """One byte, 0 or 1."""
+        """Read one byte, 0 or 1."""
         return bool(self.choice(2))
 
     def choice(self, count: int) -> int:
-        """One byte below a count. Raises DamagedState."""
+        """Read one byte below a count. Raises DamagedState."""
         value = self.u8()
         if value >= count:
             raise self.damaged(f"{value} is not below {count}")
@@ -54,7 +54,7 @@ class Reader:
         return int.from_bytes(self.take(4), "little")
 
     def below(self, end: int) -> int:
-        """Four bytes, a number below end. Raises DamagedState."""
+        """Read four bytes, a number below `end`. Raises DamagedState."""
         value = self.u32()
         if value >= end:
             raise self.damaged(f"{value} is not below {end}")
@@ -70,7 +70,7 @@ class Reader:
         return list(struct.unpack(f"<{count}I", self.take(4 * count)))
 
     def ids(self, end: int) -> list[int]:
-        """The same, each below end. Raises DamagedState."""
+        """Read numbers, each below `end`. Raises DamagedState."""
         values = self.numbers()
         if any(value >= end for value in values):
             raise self.damaged(f"an id is not below {end}")
@@ -81,31 +81,31 @@ class Reader:
         return self.take(self.u32())
 
     def key(self) -> bytes:
-        """A key with its size. Raises DamagedState."""
+        """Read a key with its size. Raises DamagedState."""
         value = self.sized()
         if len(value) != KEY_SIZE:
             raise self.damaged(f"a key has {KEY_SIZE} bytes, not {len(value)}")
         return value
 
     def name(self) -> str:
-        """A count and that many bytes of UTF-8. Raises DamagedState."""
+        """Read a count and that many bytes of UTF-8. Raises DamagedState."""
         try:
             return self.sized().decode()
         except UnicodeDecodeError:
             raise self.damaged("a name is not UTF-8") from None
 
     def text(self) -> str | None:
-        """A flag, and the text if there is one. Raises DamagedState."""
+        """Read a flag, and the text if there is one. Raises DamagedState."""
         return self.name() if self.flag() else None
 
     def hashes(self) -> list[bytes]:
-        """A count and that many block hashes."""
+        """Read a count and that many block hashes."""
         joined = self.take(self.u32() * HASH_SIZE)
         return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
 
 
 class Writer:
-    """Bytes that are being written."""
+    """A buffer of bytes to write."""
 
     def __init__(self, start: bytes = b"") -> None:
         self.data = bytearray(start)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time travel: a record as one page that shows the pool at any step."""
+"""Time travel: renders a record as one page that shows the pool at any step."""

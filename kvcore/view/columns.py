@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events as columns, which the page reads: small, and quick to read in a browser.
+"""Encodes events as columns, which are small and quick to read in a browser.
 
-A section is deflated and needs no other one: u32 count, a byte per event for its kind, then x, y
-and z as u32, little-endian, in byte planes (all first bytes, then all second ones, and so on). A
-value is the zigzag difference, modulo 2**32, from that of the event of this kind before.
+A section is deflated and can be read alone: u32 count, a byte per event for its kind, then x, y and
+z as u32, little-endian, in byte planes (all first bytes, then all second ones, and so on). A value
+is the zigzag difference, modulo 2**32, from that of the previous event of its kind.
 Twin: `readSection` in page.js.
 """
 
@@ -38,7 +38,7 @@ MASK = 2**32 - 1
 
 
 class Columns:
-    """Events in order, in sections."""
+    """Collects events in order, in sections."""
 
     def __init__(self) -> None:
         self._done: list[bytes] = []
@@ -56,7 +56,7 @@ class Columns:
             self._close()
 
     def sections(self) -> list[bytes]:
-        """All events so far, each section deflated."""
+        """Return all events so far as deflated sections."""
         if self._kinds:
             self._close()
         return self._done
@@ -73,7 +73,7 @@ class Columns:
 
 
 def planes(column: array[int]) -> bytes:
-    """The bytes of a column: all lowest ones, then all second ones, and so on."""
+    """Return the bytes of a column: all lowest ones, then all second ones, and so on."""
     if sys.byteorder == "big":
         column = array("I", column)
         column.byteswap()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore view RECORD --html FILE`: a record as one page that shows the pool after any step.
+"""The command `kvcore view RECORD --html FILE`: writes a record as one page.
 
-Exit code 0: the page was written; 1: a call has another outcome than in the record, and the page
-ends there; 2: the call was wrong, or the record cannot be read.
+Exit code 0: the page was written; 1: a call's outcome differs from the recorded one, and the page
+ends there; 2: bad arguments, or the record cannot be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvcore.view.recording import watch
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page of a record; returns the exit code.
 
-    arguments: those behind `kvcore view`, the process's by default.
+    arguments: those after `kvcore view`; by default, those of the process.
     """
     given = parse(make_parser(), arguments)
     try:
@@ -45,19 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
+    """Build the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="kvcore view",
-        description="Write a record as one page, which needs no network: the pool after any step, "
-        "and the life of each request and block.",
-        epilog="Exit code: 0 written, 1 the record differs when its calls are made again, and the "
-        "page ends there, 2 the call was wrong or the record cannot be read.",
+        description="Write a record as one page, which shows the pool after any step and the life "
+        "of each request and block. The page needs no network.",
+        epilog="Exit code: 0 written, 1 a call's outcome differs from the recorded one, and the "
+        "page ends there, 2 bad arguments or an unreadable record.",
     )
-    parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
+    parser.add_argument(
+        "record", metavar="RECORD", help="a folder of a record, or one of its files"
+    )
     parser.add_argument("--html", metavar="FILE", required=True, help="the page")
     backend = "rust" if _twin.available() else "python"
     parser.add_argument(
-        "--backend", choices=("rust", "python"), default=backend, help="the core (%(default)s)"
+        "--backend",
+        choices=("rust", "python"),
+        default=backend,
+        help="the core that makes the calls (%(default)s)",
     )
     parser.add_argument(
         "--from", dest="first", metavar="CALL", type=natural, help="the first call to show"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to each block, from the calls of a record and the commands of their batches.
+"""Derives what happened to each block from a record's calls and the commands of their batches.
 
-Owners follow from the tables that commands set, free and cached blocks from the commands too, so a
-step costs what it changed. Only the host tier is asked for, in steps that changed it.
-Invariant: after each batch, owners and findable free blocks are those of the manager's state.
+Owners follow from the tables that commands set, and free and cached blocks from commands too, so
+the cost of a step depends only on what it changed. Only the host tier is queried, in steps that
+changed it.
+Invariants: after each batch, owners and findable free blocks equal those of the manager's state.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ COUNTS = (
         "requests",
     ),
 )
-"""The argument that a call is shown with: the first that it has, of a list its length."""
+"""The argument shown with a call: the first of these that it has; of a list, its length."""
 NOT_SHOWN = {"take_batch", "take_events", "take_stats", "take_new_block_ids"}
 MOVES = {
     CopyOnWrite.kind: (columns.COPY, 1, 0),
@@ -55,11 +56,11 @@ MOVES = {
     Store.kind: (columns.STORE, 1, 0),
     Load.kind: (columns.LOAD, 2, 0),
 }
-"""Commands that move contents: the event, and which fields are its x and its z."""
+"""Commands that move contents: the event, and the fields for its x and z."""
 
 
 class Table:
-    """Blocks of a request in one group, None where it has none."""
+    """The blocks of a request in one group; None for a position without one."""
 
     __slots__ = ("blocks", "request")
 
@@ -69,8 +70,8 @@ class Table:
 
 
 class History:
-    """Events of a run. names: of the requests, by their numbers; an id that is added again gets
-    another one. lists: of requests, that calls name; the first one is empty.
+    """The events of a run. names: of the requests, by number; an id that is added again gets a new
+    number. lists: lists of requests that calls name; the first one is empty.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class History:
         self._num_free_host = -1
 
     def begin(self, manager: KVCacheManager) -> None:
-        """Begin with a manager's state, whatever was before."""
+        """Start from a manager's state, and forget what was before."""
         state = manager.state()
         self.first_block, self.num_groups = state.device.first_block, len(state.config.groups)
         self.numbers: dict[str, int] = {}
@@ -114,7 +115,7 @@ class History:
         self._end_batch(state.batch.number - 1, 0, manager, moved=True)
 
     def call(self, call: RecordedCall) -> None:
-        """Note a call that was made."""
+        """Add a call that was made."""
         says, arguments = call.says, call.arguments
         if says is None or call.name in NOT_SHOWN:
             return
@@ -141,7 +142,7 @@ class History:
             self.events.add(columns.REFUSED, *says.numbers[-3:])
 
     def batch(self, batch: Batch, call: int, manager: KVCacheManager) -> None:
-        """Note a batch that the manager has just given, by a call of this number."""
+        """Add a batch that the manager has just returned from the call of this number."""
         rows = zip(*(batch.column(name).tolist() for name in ("kind", *"abcd")), strict=True)
         moved = False
         for kind, *fields in rows:
@@ -185,7 +186,7 @@ class History:
         self.is_open = False
 
     def _set(self, row: int, group: int, position: int, block: int) -> None:
-        """Put a block, or none for the null block, into a place of a table."""
+        """Set a position of a table to a block, or to none for the null block."""
         table = self.tables.get((row, group))
         if table is None or not table.blocks:
             table = self.tables[row, group] = Table(self.rows[row])
@@ -209,7 +210,7 @@ class History:
         self.events.add(kind, new, table.request, place)
 
     def _cut(self, row: int, group: int, length: int) -> None:
-        """Shorten a table, its last block first."""
+        """Shorten a table, last block first."""
         table = self.tables.get((row, group))
         if table is None:
             return
@@ -220,7 +221,9 @@ class History:
         del table.blocks[length:]
 
     def _drop(self, block: int, request: int, place: int, *, implied: bool = True) -> None:
-        """A request has a block no more; if nobody has it, its command Free stood before."""
+        """Note that a request has dropped a block. If nobody has it, its Free command came
+        before.
+        """
         cached = self._freed.pop(block, None)
         kind = (columns.FREED, columns.FREED_CACHED)[cached] if cached is not None else columns.DROP
         self.events.add(kind, 0 if implied else block + 1, request, place)
@@ -240,9 +243,9 @@ class History:
             self._replaced = None
 
     def _settle(self, block: int, *, held: bool = True) -> None:
-        """Write what was known of a block so far, without what could have come behind.
+        """Write the pending event of a block, since no later command can change it.
 
-        held: it was touched for no table.
+        held: it was touched, but not for a table.
         """
         if self._evicted is not None:
             self.events.add(columns.FORGET, self._evicted)
@@ -267,7 +270,7 @@ class History:
             self._evicted = None
 
     def _follow_host(self, state: State) -> None:
-        """Write what changed in the host tier: who has which block."""
+        """Write which owners changed in the host tier."""
         assert state.host is not None
         now = {
             block: 1
@@ -283,7 +286,7 @@ class History:
         self.host = now
 
     def _number(self, name: str) -> int:
-        """The number of a request; a new one for an id that nobody has."""
+        """Return the number of a request; a new one for an unknown id."""
         return self.numbers[name] if name in self.numbers else self._new(name)
 
     def _new(self, name: str) -> int:
@@ -292,7 +295,7 @@ class History:
         return self.numbers[name]
 
     def _list(self, requests: Iterable[str | int]) -> int:
-        """The number of a list of ids or rows."""
+        """Return the number of a list of ids or rows."""
         numbers = tuple(
             self._number(each) if isinstance(each, str) else self.rows[each]
             for each in requests
@@ -305,6 +308,6 @@ class History:
 
 
 def _count(arguments: dict[str, Any]) -> int:
-    """The number that a call is shown with."""
+    """Return the number shown with a call."""
     value = next((arguments[name] for name in COUNTS if arguments.get(name) is not None), 0)
     return value if isinstance(value, int) else len(value)

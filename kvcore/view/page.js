@@ -17,7 +17,8 @@ function readHash() {
   go(step, true);
 }
 
-// Choose by what was typed or linked; whether it is known. Of equal ids the newest before the step.
+// Select what was typed or linked, and return whether it is known. Of equal ids, take the newest
+// before the step.
 function choose(kind, text) {
   selected = null;
   if (kind !== "request" && /^\d+$/.test(text) && +text < NUM_BLOCKS) selected = { block: +text };

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as one page: its events as columns, and the script that draws the pool after any step.
+"""Renders a record as one page: its events as columns, and a script that draws the pool.
 
-Nothing in it is a network address. What comes from the record (ids, paths) is escaped.
+The page uses no network address. Text from the record (ids, paths) is escaped.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ host tier, in the colours of the requests that are swapped out"></canvas></div><
 
 
 def to_html(name: str, viewed: Viewed, lines: Sequence[str]) -> Iterator[str]:
-    """The page, in parts. lines: what a reader has to know of the record."""
+    """Yield the parts of the page. lines: notes on the record for the reader."""
     config, history = viewed.config, viewed.history
     sizes = " + ".join(f"{each.kind} of {each.block_size} tokens" for each in config.groups)
     setting = f"{counted(config.num_blocks, 'block')}, {sizes}, {config.eviction}"
@@ -101,7 +101,7 @@ def to_html(name: str, viewed: Viewed, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _meta(viewed: Viewed) -> dict[str, Any]:
-    """What the script knows besides the events."""
+    """Return what the script needs besides the events."""
     config, history = viewed.config, viewed.history
     return {
         "kinds": KINDS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record made again for its page, with what happened to each block."""
+"""Makes the calls of a record again, and collects what happened to each block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcore.view.history import History
 
 @attrs.frozen
 class Viewed:
-    """What a page shows of a record."""
+    """The part of a record that a page shows."""
 
     done: Rerun
     config: Config
@@ -26,7 +26,7 @@ class Viewed:
 
 
 class Watched(Player):
-    """Makes recorded calls, and notes them from the call `first` on."""
+    """Makes recorded calls, and adds those from `first` on to the history."""
 
     def __init__(self, segment: Segment, backend: Backend, history: History, first: int) -> None:
         self.history, self.first = history, first
@@ -34,13 +34,13 @@ class Watched(Player):
         super().__init__(segment, backend)
 
     def begin(self, segment: Segment) -> None:
-        """Take over a segment's state."""
+        """Start from a segment's state."""
         super().begin(segment)
         if segment.header.first_call >= self.first:
             self._begin()
 
     def make(self, call: RecordedCall) -> bytes:
-        """Make a call; its outcome, as a record has it."""
+        """Make a call, and return its outcome in recorded form."""
         if not self._is_begun and call.number >= self.first:
             self._begin()
         outcome = super().make(call)
@@ -51,7 +51,7 @@ class Watched(Player):
         return outcome
 
     def finish(self) -> None:
-        """Show what the calls behind the last batch changed, if a batch can be taken."""
+        """Add what the calls after the last batch changed, if a batch can be taken."""
         if not self._is_begun:
             self._begin()
         if self.history.is_open:
@@ -81,7 +81,7 @@ def watch(
 
     done = rerun(path, [backend], first=first, last=last, make_player=make_player)
     if not made:
-        reason = "the record begins behind it"
+        reason = "the record begins after it"
         raise InvalidRecorder(name="last call", value=last, reason=reason)
     made[0].finish()
     return Viewed(done, made[0].manager.config, history)

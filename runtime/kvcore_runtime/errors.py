@@ -24,7 +24,7 @@ class KvcoreRuntimeError(Exception):
         super().__init__(self.message.format(**self.shown()) if text is None else text)
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them."""
+        """Return the fields in the form that the message shows."""
         return self.fields
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -38,7 +38,7 @@ class KvcoreRuntimeError(Exception):
 
 
 def _rebuild(kind: type[KvcoreRuntimeError], text: str) -> KvcoreRuntimeError:
-    """An error of another process; its fields follow as its state."""
+    """Rebuild an error of another process; its fields follow as its state."""
     error = kind.__new__(kind)
     Exception.__init__(error, text)
     return error
@@ -51,19 +51,19 @@ class PackageMissing(KvcoreRuntimeError):
 
 
 class ModelNotFound(KvcoreRuntimeError):
-    """The Python package that carries the model's file is not installed, or has no such file."""
+    """The Python package with the model's file is not installed, or lacks the file."""
 
     message = "the model needs the Python package {package!r}: {reason}"
 
 
 class UnsupportedModelFile(KvcoreRuntimeError):
-    """A model file or configuration that this forward does not compute."""
+    """This forward pass does not support the model file or configuration."""
 
     message = "{what} is {value!r}, expected {expected}"
 
 
 class ShapeMismatch(KvcoreRuntimeError):
-    """A tensor or a list has another size than the others say it must have."""
+    """The size of a tensor or a list does not match the others."""
 
     message = "{name} has shape {actual}, expected {expected}"
 
@@ -72,18 +72,18 @@ class ShapeMismatch(KvcoreRuntimeError):
 
 
 class TooLong(KvcoreRuntimeError):
-    """More tokens than the model or the cache has positions for."""
+    """There are more tokens than positions of the model or the cache."""
 
     message = "{what} needs {num_tokens} positions, there are {num_tokens_max}"
 
 
 class InvalidSampling(KvcoreRuntimeError):
-    """A sampling parameter outside its range."""
+    """A sampling parameter is out of range."""
 
     message = "{name} is {value!r}, expected {expected}"
 
 
 class InvalidMessages(KvcoreRuntimeError):
-    """A conversation that the chat template cannot render."""
+    """The chat template cannot render the conversation."""
 
     message = "message {index}: {reason}"

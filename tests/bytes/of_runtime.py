@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors of the runtime: pages in a directory, and prompts files.
+"""The doors of the runtime: pages of a far tier, and prompts files.
 
 The property is that of doors.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from functools import cache
-from pathlib import Path
 
-import torch
-from kvcore_runtime.cache.directory import DirectoryTier
-from kvcore_runtime.cache.errors import TierError
 from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, check_page, seal_page
+from kvcore_runtime.far.tier import Status
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
-from torch import Tensor
 
 from kvcore.types.keys import make_key
 from tests.bytes.damage import Damager, split_at, split_words
@@ -25,6 +20,7 @@ from tests.bytes.doors import Door, raised
 from tests.bytes.texts import JSON_WORDS, names, place
 
 KEY = make_key(bytes(range(32)), 0)
+PLACE = Place(bytes(range(32)))
 PAGE_BYTES = 40
 PROMPTS = (
     b'{"id": "a", "turns": ["one", "two"], "system": "be brief", "max_tokens": 8}\n',
@@ -34,42 +30,32 @@ PROMPTS = (
 
 
 @cache
-def tier() -> DirectoryTier:
-    """A directory in memory."""
-    memory = Path("/dev/shm")
-    folder = tempfile.mkdtemp(dir=memory if memory.is_dir() else None)
-    return DirectoryTier(Path(folder) / "blocks", "a model")
-
-
-@cache
-def page_file() -> bytes:
-    """A file as the tier writes it."""
-    tier().store(KEY, torch.arange(PAGE_BYTES, dtype=torch.uint8))
-    return tier().file(KEY).read_bytes()
+def page() -> bytes:
+    """A page as a tier keeps it."""
+    slot = bytearray(PAYLOAD_START) + bytes(range(PAGE_BYTES))
+    begin_page(memoryview(slot), PLACE.identity, KEY)
+    seal_page(memoryview(slot))
+    return bytes(slot)
 
 
 def page_damage() -> Damager:
-    """Pages whose magic, sizes, key, description, content and checksum are changed."""
-    data = page_file()
-    return Damager([split_at(data, (8, 12, 20, 56, 63, len(data) - 32))])
+    """Pages whose magic, identity, key, codec, sizes, checksum and content are changed."""
+    return Damager([split_at(page(), (8, 40, 76, 77, 80, 88, 96, 112, PAYLOAD_START))])
 
 
 def read_page(data: bytes) -> bool:
-    """Load a file, as it is and with the checksum that fits it; the page is what was stored."""
-    return load(data) and load(data[:-32] + hashlib.sha256(data[:-32]).digest())
+    """Check a page, as it is and with the checksum that fits it."""
+    resealed = bytearray(data)
+    if len(data) >= PAYLOAD_START:
+        seal_page(memoryview(resealed))
+    return check(bytearray(data)) and check(resealed)
 
 
-def load(data: bytes) -> bool:
-    file = tier().file(KEY)
-    file.write_bytes(data)
-    pages: list[Tensor] = []
-    error = raised(lambda: pages.append(tier().load(KEY, PAGE_BYTES)), TierError)
-    if error is not None:
-        assert KEY.hex() in str(error)
+def check(slot: bytearray) -> bool:
+    """Whether a slot is refused; what is not is this name's page."""
+    if check_page(memoryview(slot), PLACE.name(KEY), len(slot)) is not Status.OK:
         return True
-    file.unlink()
-    tier().store(KEY, pages[0])
-    assert file.read_bytes() == data
+    assert (bytes(slot[8:24]), bytes(slot[40:76])) == (PLACE.identity[:16], KEY)
     return False
 
 

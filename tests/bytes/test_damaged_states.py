@@ -230,9 +230,9 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
     data = manager.encode()
     with pytest.raises(DamagedState, match=f"4 bytes are missing at byte {len(data) + 1}"):
         manager.restore(data + b"xx")
-    with pytest.raises(DamagedState, match="section 120 is not known, or not in its place"):
+    with pytest.raises(DamagedState, match="section 120 is unknown, or out of order"):
         manager.restore(data + b"xxxxx")
-    with pytest.raises(DamagedState, match="a section holds nothing"):
+    with pytest.raises(DamagedState, match="a section is empty"):
         manager.restore(make(backend).encode() + b"\1\4\0\0\0" + bytes(4))
     with pytest.raises(DamagedState, match="the first bytes are not those of a state"):
         manager.restore(b"kvcore state 9\n" + data[len(MAGIC) :])
@@ -244,13 +244,13 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"reporters": ()}, "a load is not of requests"),
-        ({"reporters": (Reporter("hits", 4, 4),) * 2}, "a load is not of requests"),
-        ({"reporters": (Reporter("hits", 4, 2),)}, "a load is not in its canonical form"),
-        ({"reporters": (Reporter("hits", 0, 5),)}, "a load is not in its canonical form"),
-        ({"first": 2, "reporters": (Reporter("hits", 2, 4),)}, "a load is not in its canonical"),
-        ({"first": 4}, "a load is not in its canonical form"),
-        ({"blocks": ((1, 2), (1, 4))}, "a load is not in its canonical form"),
+        ({"reporters": ()}, "a load does not belong to requests"),
+        ({"reporters": (Reporter("hits", 4, 4),) * 2}, "a load does not belong to requests"),
+        ({"reporters": (Reporter("hits", 4, 2),)}, "a load is not in canonical form"),
+        ({"reporters": (Reporter("hits", 0, 5),)}, "a load is not in canonical form"),
+        ({"first": 2, "reporters": (Reporter("hits", 2, 4),)}, "a load is not in canonical"),
+        ({"first": 4}, "a load is not in canonical form"),
+        ({"blocks": ((1, 2), (1, 4))}, "a load is not in canonical form"),
         ({"blocks": ((3, 6),)}, "a block without a key rests on a load"),
         ({"blocks": ((8, 6),)}, "a block without a key rests on a load"),
         ({"reporters": (Reporter("hits", 4, 4),), "batch": 5}, "UNCONFIRMED"),
@@ -308,7 +308,7 @@ def test_no_request_is_in_a_host_tier_that_is_not_there(backend: Backend) -> Non
     hosted = replace(request, host_tables=request.tables)
     damaged = encode(replace(state, requests=state.requests.set("a", hosted)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="a host tier that is not there"):
+        with pytest.raises(DamagedState, match="a host tier that does not exist"):
             core()
     assert manager.state() == state
 
@@ -323,7 +323,7 @@ def test_a_command_names_a_row_that_is_there(backend: Backend, row: int) -> None
     commands = state.batch.commands.append(CutTable(row, 0, 1))
     damaged = encode(replace(state, batch=replace(state.batch, commands=commands)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="a command names a row that is not there"):
+        with pytest.raises(DamagedState, match="a command names a row that does not exist"):
             core()
     assert manager.state() == state
 
@@ -334,7 +334,7 @@ def test_the_next_batch_has_a_number_too(backend: Backend) -> None:
     state = manager.state()
     damaged = encode(replace(state, batch=replace(state.batch, number=2**63)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="9223372036854775808 is the number of no batch"):
+        with pytest.raises(DamagedState, match="9223372036854775808 is not the number of a batch"):
             core()
     assert manager.state() == state
 
@@ -360,7 +360,7 @@ def test_an_event_has_extra_keys_that_a_block_can_have(
     assert data.count(salt) == 1
     damaged = data.replace(salt, bytes([tag, len(value), 0, 0, 0]) + value)
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="an extra key that no block has"):
+        with pytest.raises(DamagedState, match="an extra key of the wrong form"):
             core()
     assert manager.encode() == data
 

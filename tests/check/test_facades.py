@@ -200,12 +200,12 @@ def test_the_command_explores_a_facade(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "said"),
     [
         (["--facade", "v1"], "there is no facade 'v1'; there are v0.3, v0"),
-        (["--facade", "v0", "--events"], "--facade knows no --events"),
+        (["--facade", "v0", "--events"], "--facade does not take --events"),
         (["--facade", "v0", "--profile", "plain"], "v0 has no world 'plain'; it has caching"),
         (["--facade", "v0", "--backend", "both"], "one backend at a time"),
         (["--facade", "v0.3", "--letters", "2"], "tokens do not matter to v0.3"),
         (["--facade", "v0.3", "--blocks", "0"], "--blocks must be at least 1"),
-        (["--facade", "v0", "--properties", "REF"], "leave --properties out"),
+        (["--facade", "v0", "--properties", "REF"], "omit --properties"),
     ],
 )
 def test_what_a_facade_has_not_is_refused(

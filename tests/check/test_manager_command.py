@@ -124,9 +124,12 @@ def test_other_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     ("manager", "said"),
     [
         ("nowhere:Manager", "importing nowhere raises ModuleNotFoundError"),
-        ("kvcore", "say MODULE:FACTORY"),
+        ("kvcore", "use MODULE:FACTORY"),
         (f"{WHERE}:Absent", f"{WHERE} has no Absent"),
-        (f"{WHERE}:NOT_CALLABLE", f"NOT_CALLABLE is a {type(NOT_CALLABLE).__name__}, no factory"),
+        (
+            f"{WHERE}:NOT_CALLABLE",
+            f"NOT_CALLABLE is a {type(NOT_CALLABLE).__name__}, not a factory",
+        ),
         (named(Raises), "making one raises OSError('no device')"),
         (named(Lacks), "a Lacks has no method free"),
         (named(Locked), "a new manager cannot be copied: give it __deepcopy__"),
@@ -148,12 +151,12 @@ def test_what_cannot_be_checked_is_named(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--profile", "3x2x4"), "--manager knows no --profile"),
-        (("--drafts", "1"), "--manager knows no --drafts"),
-        (("--backend", "rust"), "leave --backend out"),
-        (("--mutants",), "leave --mutants out"),
+        (("--profile", "3x2x4"), "--manager does not take --profile"),
+        (("--drafts", "1"), "--manager does not take --drafts"),
+        (("--backend", "rust"), "omit --backend"),
+        (("--mutants",), "omit --mutants"),
         (("--tokens", "2", "--prompt", "3"), "a prompt of 3 tokens is longer"),
-        (("--names", "free"), "--names 'free': say OURS=THEIRS"),
+        (("--names", "free"), "--names 'free': use OURS=THEIRS"),
         (("--blocks", "0"), "--blocks must be at least 1"),
     ],
 )

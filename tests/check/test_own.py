@@ -69,7 +69,10 @@ def forget() -> int:
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [(2, "leave gives 2, which is no place up to 1"), (forget, "leave raised KeyError: 'times'")],
+    [
+        (2, "leave gives 2, which is not a place up to 1"),
+        (forget, "leave raised KeyError: 'times'"),
+    ],
 )
 def test_a_policy_that_fails_is_a_finding_of_its_own(place: Any, said: str) -> None:
     take = PoolTransaction.take

@@ -162,5 +162,7 @@ def test_what_cannot_be_imported_is_refused_in_a_sentence() -> None:
     found = violation_of(check_policy(Told(7), SMALL, properties=["POLICY"]))
     with pytest.raises(NotWritable, match="make this Told again: give it a name in tests"):
         pytest_text(found, SMALL)
-    with pytest.raises(NotWritable, match="nothing says what checks OTHER"):
+    with pytest.raises(
+        NotWritable, match="OTHER is not a property of kvcore, and nothing says what checks it"
+    ):
         pytest_text(Violation("OTHER", "wrong", ()), SMALL)

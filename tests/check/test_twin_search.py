@@ -38,7 +38,7 @@ def engine(*sizes: int, **options: Any) -> World:
 WORLDS = {
     "calls": world(2, 2, 3),
     "engine": engine(2, 2, 3, 3),
-    "two calls a batch": world(2, 2, 2, duplicates="merge", moves_per_batch=2),
+    "two calls per batch": world(2, 2, 2, duplicates="merge", moves_per_batch=2),
     "pins": world(2, 2, 2, "truncate", "pin", "unpin", "evict_blocks"),
     "loads": world(
         2, 2, 2, "load", "store", groups=(SLOT,), loads_fail=True, without=("fork", "append")

@@ -216,7 +216,7 @@ def test_a_request_that_comes_with_a_count_was_computed_elsewhere(backend: Backe
     request.num_computed_tokens = 5
     assert manager.get_computed_blocks(EngineRequest("other", [1, 2, 3, 4, 5]))[1] == 4
     request.num_computed_tokens = 6
-    with pytest.raises(BeyondComputed, match="has 5 computed tokens, the call names 6"):
+    with pytest.raises(BeyondComputed, match="has 5 computed tokens: the call names 6"):
         manager.allocate_slots(request, 1)
     request.num_computed_tokens = 5
     request.output.append(6)

@@ -2,7 +2,7 @@
 """How often a step goes into the twin, and how often a token is hashed: counted, never timed.
 
 One fixed list of an engine's operations (admission, chunked prompts, decoding, preemption, the end)
-is played by one call a request and by one call a step. A crossing is a call of a method of the
+is played by one call per request and by one call per step. A crossing is a call of a method of the
 twin; a frame is a call of a Python function of kvcore on the way there.
 """
 

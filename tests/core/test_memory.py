@@ -115,7 +115,7 @@ def test_python_objects_of_gone_requests_are_gone(backend: Backend) -> None:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # One object of 48 bytes a request would be 24,000.
+    # One object of 48 bytes per request would be 24,000.
     assert after - before < 10_000
 
 
@@ -123,7 +123,7 @@ def test_python_objects_of_gone_requests_are_gone(backend: Backend) -> None:
 @RUST
 @NEEDS_STATM
 def test_twenty_thousand_requests_leave_no_memory_behind_in_rust(backend: Backend) -> None:
-    # 60 bytes a request, less than its name and an entry of a map, would be 1.2 million.
+    # 60 bytes per request, less than its name and an entry of a map, would be 1.2 million.
     assert growth(backend, 20_000) < 1_000_000
 
 
@@ -131,5 +131,5 @@ def test_twenty_thousand_requests_leave_no_memory_behind_in_rust(backend: Backen
 @NEEDS_STATM
 @pytest.mark.slow
 def test_a_million_requests_leave_no_memory_behind_in_rust(backend: Backend) -> None:
-    # Four bytes a request would be four million.
+    # Four bytes per request would be four million.
     assert growth(backend, 1_000_000) < 2_000_000

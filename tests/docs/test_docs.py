@@ -33,8 +33,10 @@ FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUN_ELSEWHERE = {
     ROOT / "docs" / "from_vllm.md": "tests/compat/test_docs.py",
     ROOT / "docs" / "events.md": "tests/runtime/test_pages.py",
-    ROOT / "docs" / "metrics.md": "tests/runtime/prometheus/test_page.py",
-    ROOT / "docs" / "ranks.md": "tests/runtime/test_pages.py",
+    ROOT / "docs/cluster/metrics.md": "tests/runtime/prometheus/test_page.py",
+    ROOT / "docs/cluster/ranks.md": "tests/runtime/test_pages.py",
+    ROOT / "docs/cluster/apart.md": "tests/runtime/test_pages.py",
+    ROOT / "docs/cluster/far-tiers.md": "tests/runtime/test_pages.py",
 }
 """Pages whose programs another file runs: one with its own engine, one that needs the runtime."""
 WITH_PROGRAMS = [

@@ -78,7 +78,7 @@ def test_the_first_of_a_list_are_those_with_most(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sweep", "2048"], "--sweep is of `kvcore replay`: leave it out"),
+        (["--sweep", "2048"], "--sweep belongs to `kvcore replay`: omit it"),
         (["--optimum", "--preempt", "swap"], "--optimum needs --preempt recompute"),
         (["--request", "nobody"], "no request 'nobody' was admitted"),
     ],

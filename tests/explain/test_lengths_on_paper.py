@@ -18,7 +18,7 @@ A, B, C = ([10 * n + place for place in range(4)] for n in (1, 2, 3))
 
 
 class Engine:
-    """Runs whole prompts, one a step, and keeps what was explained."""
+    """Runs whole prompts, one per step, and keeps what was explained."""
 
     def __init__(self, num_blocks: int = 9, **options: Any) -> None:
         self.explained: list[Explanation] = []

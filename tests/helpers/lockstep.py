@@ -191,5 +191,5 @@ class Lockstep:
 
 
 def story(run: Lockstep) -> str:
-    """The calls of a run, one a line, to make it again."""
+    """The calls of a run, one per line, to make it again."""
     return "\n".join(str(call) for call in run.calls)

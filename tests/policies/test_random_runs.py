@@ -104,5 +104,5 @@ def test_a_place_has_one_form_in_the_bytes(backend: Backend) -> None:
     place = len(data) - 16  # the order of the last content that left, before the next number
     assert data[place - 1 : place + 8] == bytes(9)
     data[place] = 1
-    with pytest.raises(DamagedState, match="a content was not used so"):
+    with pytest.raises(DamagedState, match="the use of a content is impossible"):
         manager.restore(bytes(data))

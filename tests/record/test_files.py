@@ -355,7 +355,7 @@ def test_misuse_is_told_and_changes_nothing(tmp_path: Path, backend: Backend) ->
 
 
 def test_what_is_no_record_is_said_by_name(tmp_path: Path) -> None:
-    with pytest.raises(NotARecord, match="has no file"):
+    with pytest.raises(NotARecord, match="contains no file"):
         rerun(tmp_path, ["python"])
     data = bytearray(small_record(tmp_path))
     data[8:12] = struct.pack("<I", 2)

@@ -38,7 +38,7 @@ def test_a_record_is_made_again(
     both = "both" if _twin.available() else "python"
     for words in (["--backend", backend], ["--backend", both], ["--from", "3", "--to", "9"]):
         assert main([str(tmp_path / "record"), *words]) == 0
-        assert capsys.readouterr().out.endswith("every outcome is the recorded one\n")
+        assert capsys.readouterr().out.endswith("every outcome equals the recorded one\n")
 
 
 def test_a_different_outcome_is_named_with_both(
@@ -86,7 +86,7 @@ def test_damage_behind_the_state_is_counted(
     data[at] ^= 1
     file.write_bytes(data)
     assert main([str(file), "--backend", backend]) == 0
-    told = re.search(r"(\d+) bytes behind damage were left out", capsys.readouterr().out)
+    told = re.search(r"(\d+) bytes after damage were left out", capsys.readouterr().out)
     assert told is not None
     padding = len(data) - at + 8 - int(told[1])
     assert padding in range(8)

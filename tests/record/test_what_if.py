@@ -170,7 +170,7 @@ def test_the_command_prints_a_table_or_json(
     ("words", "message"),
     [
         ("num_block=9", "num_block='9'"),
-        ("num_blocks=many", "must be an integer from 0, true, false or none"),
+        ("num_blocks=many", "must be an integer of at least 0, true, false or none"),
         ("num_blocks=0", "num_blocks"),
         ("eviction=newest", "eviction='newest'"),
     ],

@@ -127,9 +127,9 @@ def test_standard_input_is_a_trace_too(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--host-blocks", "5"), "--host-blocks are to swap to: say --preempt swap, too"),
+        (("--host-blocks", "5"), "--host-blocks needs --preempt swap"),
         (("--apply", "abacus"), "--apply abacus names no installed device"),
-        (("--html", "-"), "--html - names no file, and the report goes to standard output"),
+        (("--html", "-"), "--html - is not a file, and standard output is for the report"),
         (("--html", "{trace}"), "--html {trace} would replace the trace"),
         (("--html", "{folder}"), "cannot be written: a folder"),
         (("--html", "{folder}/none/page.html"), "cannot be written: no such file or directory"),
@@ -196,7 +196,7 @@ def test_what_is_not_installed_is_named(
     for words, said in {
         ("--html", "page.html"): "which is not installed: install kvcore[plots]",
         ("--apply", "torch"): "--apply torch needs kvcore-runtime, which is not installed",
-        ("--backend", "rust"): "the compiled twin is missing: say --backend python",
+        ("--backend", "rust"): "the compiled twin is missing: use --backend python",
     }.items():
         code, _, err = run(capsys, trace, "--blocks", 400, *words)
         assert code == command.USAGE_ERROR
@@ -331,7 +331,7 @@ def test_an_interrupt_before_the_first_step_is_said(
     monkeypatch.setattr(sweep, "replay", interrupted)
     code, out, err = run(capsys, trace, "--blocks", 400)
     assert (code, out) == (command.STOPPED, "")
-    assert "interrupted before there was anything to report" in err
+    assert "interrupted before anything could be reported" in err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])

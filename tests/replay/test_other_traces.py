@@ -109,7 +109,7 @@ def test_vllm_prompts_share_what_their_texts_share() -> None:
     [
         (json.dumps([conversation("a", "b")]), NeedsRate, "t is ShareGPT's JSON.*--rate N"),
         ('{"prompt": "x"}', NeedsRate, "custom data set of vLLM's benchmark.*--rate N"),
-        ('{"messages": []}', UnreadForm, "t is a file of chat messages, which is not read"),
+        ('{"messages": []}', UnreadForm, "t is a file of chat messages, which is not supported"),
         ('{"custom_id": "1", "body": {}}', UnreadForm, "an OpenAI batch file"),
         ("PAR1\x15\x00", UnreadForm, "a Parquet file.*JSONL"),
     ],
@@ -126,15 +126,19 @@ def test_what_is_not_read_is_refused_by_name(
     [
         (f"{AZURE}\n2023-11-16 18:17:03,12", MissingRequestField, "line 2: column 3 is missing"),
         (f"{AZURE}\nyesterday,12,1", WrongKind, "timestamp must be seconds.*'yesterday'"),
-        (f"{AZURE}\n1,-5,1", WrongKind, "prompt must be an integer from 0 on, not '-5'"),
-        (f"{AZURE}\n1,5,1.5", WrongKind, "output must be an integer from 0 on, not '1.5'"),
+        (f"{AZURE}\n1,-5,1", WrongKind, "prompt must be an integer of at least 0, not '-5'"),
+        (f"{AZURE}\n1,5,1.5", WrongKind, "output must be an integer of at least 0, not '1.5'"),
         (f"{AZURE}\n1,0,1", OutOfRange, "prompt is 0, must be at least 1"),
         (f"{AZURE}\n9,5,1\n8,5,1", TimeRunsBackwards, "line 3"),
-        ('{"prompt": "x"}\n{"prompt": ""}', WrongKind, "line 2: prompt must be a text that is not"),
+        ('{"prompt": "x"}\n{"prompt": ""}', WrongKind, "line 2: prompt must be a non-empty text"),
         ('{"prompt": "x"}\n{"text": ""}', MissingRequestField, "prompt is missing"),
         ('{"prompt": "x"}\n[1]', NotAnObject, "line 2"),
         ('{"prompt": "x"}\n{"prompt": ', NotJSON, "line 2: not JSON"),
-        ('{"prompt": "x"}\n{"prompt": "y"} 3', NotJSON, "line 2: not JSON: behind an object"),
+        (
+            '{"prompt": "x"}\n{"prompt": "y"} 3',
+            NotJSON,
+            "line 2: not JSON: an object is followed by",
+        ),
         ('{"prompt": "x", "output_tokens": "9"}', WrongKind, "output_tokens must be an integer"),
         ('{"prompt": "x", "output_tokens": -1}', OutOfRange, "output_tokens is -1"),
         ('[{"id": 1}]', WrongKind, "conversations must be a list, not None"),
@@ -170,7 +174,7 @@ def test_the_commands_read_them_and_say_what_is_to_be_known(
     lines = (json.dumps({"prompt": SYSTEM + str(n), "output_tokens": 3}) for n in range(20))
     trace.write_bytes(gzip.compress("\n".join(lines).encode()))
     assert command.main([str(trace), "--blocks", "64"]) == 2
-    assert "which has no times: say --rate N" in capsys.readouterr().err
+    assert "which has no times: use --rate N" in capsys.readouterr().err
     words = [str(trace), "--blocks", "64", "--backend", "python", "--rate", "5", "--json"]
     assert command.main(words) == 0
     told = capsys.readouterr()

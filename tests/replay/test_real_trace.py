@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
+from kvcore.replay.far.far_blocks import FarBlocks
 from kvcore.replay.loop import replay
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader
-from kvcore.replay.results import Options
+from kvcore.replay.results import Options, StorePolicy
 from kvcore.replay.trace_facts import Counting
 from kvcore.types.config import EvictionName
 from tests.conftest import need_twin
@@ -55,3 +57,41 @@ def test_a_pool_finds_something_and_no_more_than_the_bounds(policy: EvictionName
     assert result.optimum_hit_tokens is not None
     assert result.ideal_hit_tokens is not None
     assert 0 < result.hit_tokens <= result.optimum_hit_tokens <= result.ideal_hit_tokens
+
+
+@pytest.mark.parametrize(
+    ("policy", "hits", "written"), [("publication", 0.244, 198_000), ("second_use", 0.154, 44_200)]
+)
+def test_a_far_tier_below_a_simple_cache_brings_what_was_measured(
+    policy: StorePolicy, hits: float, written: int
+) -> None:
+    """A cache of 3,276 blocks of 512 that drops what was used longest ago, a tier of 26,214."""
+    near: OrderedDict[bytes, None] = OrderedDict()
+    far, num_far, num_asked = FarBlocks(26_214, policy), 0, 0
+    for each in TraceReader(TRACE):
+        keys = [id_.to_bytes(8, "little") for id_ in each.hash_ids]
+        start = next((at for at, key in enumerate(keys) if key not in near), len(keys))
+        num_far += far.count(keys, start, len(keys))
+        num_asked += len(keys)
+        far.computed(keys)
+        for key in reversed(keys):
+            near[key] = None
+            near.move_to_end(key)
+        while len(near) > 3_276:
+            near.popitem(last=False)
+    assert num_far / num_asked == pytest.approx(hits, abs=0.002)
+    assert far.num_written == pytest.approx(written, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "hits"), [("publication", 0.244), ("second_use", 0.154)])
+def test_a_far_tier_below_the_manager_brings_about_the_same(
+    policy: StorePolicy, hits: float
+) -> None:
+    need_twin()
+    options = Options(
+        num_blocks=3_277, block_size=512, far_blocks=26_214, store_policy=policy, bounds=False
+    )
+    result = replay(TraceReader(TRACE), options, backend="rust")
+    assert result.far_hit_tokens is not None
+    assert result.far_hit_tokens / result.looked_up_tokens == pytest.approx(hits, abs=0.02)

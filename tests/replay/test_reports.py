@@ -31,7 +31,7 @@ def test_rates_are_of_the_first_look_ups() -> None:
     rates = rates_of(RESULT)
     assert (rates.run, rates.ideal, rates.optimum, rates.again) == (0.25, 0.5, 0.4, 0.8)
     nothing = rates_of(made(looked_up_tokens=0, again_looked_up_tokens=0, ideal_hit_tokens=None))
-    assert attrs.astuple(nothing) == (None,) * 4
+    assert attrs.astuple(nothing) == (None,) * 5
 
 
 def test_use_is_weighed_by_time() -> None:
@@ -82,7 +82,7 @@ def test_the_text_has_each_figure_with_its_meaning() -> None:
             assert figure in line, f"{figure} is not in {line!r}"
     assert "request 7 (line 8) has 5,000 tokens and needs 313 blocks, the pool has 100" in text
     assert re.search(r"^append +4 +5\.0 +4\.0 +6\.0 +8\.0 +10\.0 +0\.000 s$", text, re.MULTILINE)
-    assert "a step takes 8,000 us, 50 us a prompt token and 40 us a decoded one" in text
+    assert "a step takes 8,000 us, 50 us per prompt token and 40 us per decoded one" in text
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -126,7 +126,8 @@ def test_the_data_has_the_same_figures() -> None:
     data = json.loads(json.dumps(to_json(Report(RESULT, (of_size(51, 100), RESULT)))))
     assert (data["format"], data["trace"], data["interrupted"]) == (1, RESULT.trace, False)
     assert data["requests"]["refused_named"] == [attrs.asdict(REFUSED)]
-    assert data["hit_rate"] == {"run": 0.25, "ideal": 0.5, "optimum": 0.4, "again": 0.8}
+    rates = {"run": 0.25, "ideal": 0.5, "optimum": 0.4, "again": 0.8, "far": None}
+    assert data["hit_rate"] == rates
     assert data["cost_us"]["append"] == {
         "count": 4,
         "total": 20.0,

@@ -104,7 +104,7 @@ BAD: list[tuple[bytes, type[BadLine], str]] = [
     (
         line(timestamp=1499),
         TimeRunsBackwards,
-        "line 2: timestamp 1499.0 is before 1500.0, which came before it",
+        "line 2: timestamp 1499.0 is before the previous one, 1500.0",
     ),
 ]
 
@@ -146,7 +146,7 @@ def test_an_empty_file_is_refused(content: bytes) -> None:
 
 
 def test_a_file_of_bad_lines_alone_is_empty() -> None:
-    with pytest.raises(EmptyTrace, match="lines: 2, of them skipped: 2"):
+    with pytest.raises(EmptyTrace, match="lines: 2, skipped: 2"):
         read(b"x", b"y", skip_bad=True)
 
 

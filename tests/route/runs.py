@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a few requests: blocks of 4 tokens, of which a replica computes one a second."""
+"""Runs of a few requests: blocks of 4 tokens, of which a replica computes one per second."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--rule", "random"), "must be all or of round-robin"),
+        (("--rule", "random"), "must be all, or some of round-robin"),
         (("--loss", 1.5), "must be a number from 0 to 1, not '1.5'"),
         (("--delay", "nan"), "must be a number from 0 to 2147483647, not 'nan'"),
         (("--scale", 0), "must be a number above 0, not '0'"),
@@ -137,4 +137,4 @@ def test_an_interrupt_leaves_the_runs_that_are_done(
     assert [each["options"]["rule"] for each in json.loads(out)["runs"]] == ["hash"]
     code, out, err = run(capsys, trace, *BLOCKS, "--rule", "cost")
     assert (code, out) == (STOPPED, "")
-    assert "before there was anything to report" in err
+    assert "before the first run was finished" in err

@@ -2,7 +2,7 @@
 """The Mooncake conversation trace on 64 replicas, against the figures of another simulation.
 
 The trace is no part of this repository. The other simulation: an LRU model, the trace 5 times as
-fast, 400 blocks of 512, 4,000 prompt tokens a second.
+fast, 400 blocks of 512, 4,000 prompt tokens per second.
 """
 
 from __future__ import annotations

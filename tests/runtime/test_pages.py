@@ -14,7 +14,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("page", "num_programs", "package"), [("events.md", 2, "zmq"), ("ranks.md", 1, "torch")]
+    ("page", "num_programs", "package"),
+    [
+        ("events.md", 2, "zmq"),
+        ("cluster/ranks.md", 1, "torch"),
+        ("cluster/apart.md", 1, "torch"),
+        ("cluster/far-tiers.md", 1, "torch"),
+    ],
 )
 def test_the_programs_of_a_page_run(
     page: str,

@@ -10,8 +10,8 @@ from kvcore.sanitizer.hunter.template import Adapter
 from tests.sanitizer import broken
 
 FAULTS = {
-    broken.TellsNoDecode: "no step told that positions",
-    broken.TellsWrongStart: "no step told that positions [0]",
+    broken.TellsNoDecode: "no step reported that positions",
+    broken.TellsWrongStart: "no step reported that positions [0]",
     broken.BeginsTwice: "it lives already",
     broken.CountsWrong: "a fresh engine has 12 free blocks of a total of 13",
     broken.Samples: "the fake model gave",

@@ -51,7 +51,7 @@ def test_a_missing_field_is_named_with_its_file(
 def test_a_file_without_dtype_needs_one_that_is_given(tmp_path: Path) -> None:
     model = read_model(write(tmp_path, LLAMA, torch_dtype=...))
     with pytest.raises(
-        MissingField, match=r"torch_dtype is missing: .*, and none is assumed: give"
+        MissingField, match=r"torch_dtype is missing: .*, which has no default: give"
     ):
         make_layer_specs(model)
     assert make_layer_specs(model, dtype="fp16")["layers.0"].dtype == "float16"
@@ -106,7 +106,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[KvcoreError], str]] = [
         LLAMA,
         {"qk_rope_head_dim": 64},
         MissingField,
-        "kv_lora_rank is missing: qk_rope_head_dim is there",
+        "kv_lora_rank is missing: qk_rope_head_dim is set",
     ),
     (
         LLAMA,
@@ -157,8 +157,8 @@ def test_fields_that_contradict_each_other_are_given_with_their_values(tmp_path:
         (b'{"num_hidden_layers": 4', "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (json.dumps([LLAMA]).encode(), "is no JSON object"),
-        (b"null", "is no JSON object"),
+        (json.dumps([LLAMA]).encode(), "is not a JSON object"),
+        (b"null", "is not a JSON object"),
     ],
 )
 def test_a_file_that_is_no_description_is_refused(

@@ -181,12 +181,12 @@ def test_what_fits_makes_a_manager_and_what_does_not_makes_none(
     ("arguments", "said"),
     [
         ([LLAMA_8B, "--memory", "80G"], "memory '80G': unit g"),
-        ([LLAMA_8B, "--memory", "80"], "memory '80': a unit must be said, one of bytes, KiB"),
+        ([LLAMA_8B, "--memory", "80"], "memory '80': the unit is missing: give one of bytes, KiB"),
         ([LLAMA_8B, "--memory=-80GiB"], "memory '-80GiB': must be at least 1 byte"),
         ([LLAMA_8B, "--memory", "-80GiB"], "memory '-80GiB': must be at least 1 byte"),
         (["--memory", "-.5GiB", LLAMA_8B], "memory '-.5GiB': must be"),
         ([LLAMA_8B, "--gpu", "-80GiB"], "memory '-80GiB': must be at least 1 byte"),
-        ([LLAMA_8B, "--gpu", "80GiB", "--weights", "16"], "memory '16': a unit must be said"),
+        ([LLAMA_8B, "--gpu", "80GiB", "--weights", "16"], "memory '16': the unit is missing"),
         ([LLAMA_8B, "--gpu", "80GiB", "--tp", "3"], "8 key-value heads do not split over 3"),
         ([LLAMA_8B, "--memory", "9999TiB"], "must be at most 1024 TiB"),
         ([LLAMA_8B, "--memory", "80GiB", "--dtype", "fp3"], "dtype fp3 is not known"),
@@ -229,7 +229,7 @@ def test_a_file_without_a_longest_length_asks_for_one(
     ("changes", "noted"),
     [
         ({}, []),
-        ({"model_type": "new"}, ["new is not known here: sized as a transformer"]),
+        ({"model_type": "new"}, ["new is an unknown family: sized as a transformer"]),
         ({"model_type": ...}, ["the file names no model_type: sized as a transformer"]),
         ({"torch_dtype": "float32"}, ["the cache is in the weights' float32; engines serve"]),
         ({"max_position_embeddings": 8}, ["the model itself was made for 8 tokens"]),
@@ -262,4 +262,4 @@ def test_a_cache_in_float32_that_was_asked_for_needs_no_note(
 def test_the_help_says_what_each_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  size      say how many requests of what length fit into a memory" in lines
+    assert "  size      compute how many requests of which length fit into memory" in lines

@@ -103,7 +103,7 @@ def test_too_little_memory_is_said_with_all_numbers() -> None:
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, KvcoreError)
     assert str(caught.value) == (
-        "one request of 32768 tokens needs 16.00 GiB of KV cache, 8.00 GiB are available; "
+        "one request of 32768 tokens needs 16.00 GiB of KV cache, but 8.00 GiB are available; "
         "the longest request that fits has 16384 tokens"
     )
     assert caught.value.fields == {

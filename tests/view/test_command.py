@@ -43,11 +43,11 @@ def test_what_is_no_record_is_said_in_a_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").write_bytes(b"{}")
     for name, reason in (
-        ("empty", "it has no file *.kvcrec"),
-        ("other", "it does not begin as one"),
+        ("empty", "it contains no file *.kvcrec"),
+        ("other", "it does not begin with the header of a segment"),
     ):
         assert main([str(tmp_path / name), "--html", page]) == 2
-        told = f"kvcore view: {tmp_path / name} is no record: {reason}\n"
+        told = f"kvcore view: {tmp_path / name} is not a record: {reason}\n"
         assert capsys.readouterr().err == told
     record(tmp_path / "record", CONFIG, story(), "python")
     assert main([str(tmp_path / "record"), "--html", str(tmp_path)]) == 2
@@ -74,6 +74,6 @@ def test_damage_is_told_as_a_replay_tells_it(
     file.write_bytes(data)
     assert main([str(file), "--html", str(tmp_path / "page.html")]) == 0
     told = capsys.readouterr().out
-    assert "bytes behind damage were left out" in told
+    assert "bytes after damage were left out" in told
     assert "page.html: 2 steps, " in told
-    assert "bytes behind damage were left out" in (tmp_path / "page.html").read_text()
+    assert "bytes after damage were left out" in (tmp_path / "page.html").read_text()

@@ -79,7 +79,7 @@ def test_a_record_whose_start_is_gone_begins_with_its_state(
 ) -> None:
     record(tmp_path, CONFIG, story(), backend, segment_bytes=40, keep_segments=3)
     assert segment_files(tmp_path)[0].name != "00000000.kvcrec"
-    with pytest.raises(InvalidRecorder, match="last call=0: the record begins behind it"):
+    with pytest.raises(InvalidRecorder, match="last call=0: the record begins after it"):
         watch(tmp_path, backend, None, 0)
     viewed = watch(tmp_path, backend, None, None)
     assert viewed.done.difference is None

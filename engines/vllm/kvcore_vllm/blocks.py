@@ -84,7 +84,7 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
         ]
 
     def new_empty(self) -> Blocks:
-        """No blocks, in as many groups."""
+        """Return an instance without blocks, with the same number of groups."""
         return Blocks(((),) * len(self.ids), self._get_block)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore check`: every state of a small world, and what was found.
+"""The command `kvcore check`: explores every state of a small world, and reports.
 
-The report goes to standard output, progress and wrong options to standard error. An interrupted
-search reports what it has found. Exit code 0: no violation, complete or bounded; 1: a
-violation; 2: the call was wrong; 3: a named world did not show what it is for; 130: interrupted,
-nothing found; 141: nobody reads the answer.
+The report goes to standard output, progress and errors to standard error. An interrupted search
+reports what it has found. Exit code 0: no violation, complete or bounded; 1: a violation; 2: bad
+arguments; 3: a named world did not reach its goals; 130: interrupted, nothing found; 141: the
+reader of the output has gone.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ EXPLODES, MANY_STATES, TOO_MANY, LEVELS_AHEAD = 1.5, 1_000, 2_000_000, 5
 
 @ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Explore one world; returns the exit code.
+    """Explore one world; return the exit code.
 
-    arguments: those behind `kvcore check`, the process's by default.
+    arguments: those after `kvcore check`; by default, those of the process.
     """
     options = parse(make_parser(), arguments)
     if options.list and options.facade is None and options.manager is None:
@@ -147,7 +147,7 @@ def _hunt(options: argparse.Namespace) -> int:
 
 
 def list_properties(*, as_json: bool) -> str:
-    """Every property with its scope and severity, one per line."""
+    """List every property with its scope and severity, one per line."""
     if as_json:
         return json.dumps({each.name: plain_property(each) for each in PROPERTIES.values()})
     lines = []
@@ -165,7 +165,7 @@ def _write_files(options: argparse.Namespace, violation: Violation, world: World
 
 
 def list_profiles(*, as_json: bool) -> str:
-    """The named worlds, one per line."""
+    """List the named worlds, one per line."""
     if as_json:
         return json.dumps(
             {n: {"states": p.num_states, "edges": p.num_edges} for n, p in PROFILES.items()}
@@ -179,9 +179,9 @@ def list_profiles(*, as_json: bool) -> str:
 
 @attrs.define
 class Progress:
-    """Reports the progress of a search: continuously on a terminal, otherwise now and then.
+    """Reports the progress of a search: continuously on a terminal, otherwise from time to time.
 
-    warns: of a world that grows too fast; a named world is known to end.
+    warns: whether to warn if the world grows too fast; named worlds are known to end.
     """
 
     out: TextIO
@@ -214,29 +214,29 @@ class Progress:
             print(line, file=self.out, flush=True)
 
     def end(self) -> None:
-        """Leave an empty line where the last one was."""
+        """Clear the line."""
         if self._live:
             print(f"\r{'':<99}\r", end="", file=self.out, flush=True)
 
 
 def growth_of(report: Report) -> float:
-    """The factor from each of the last levels to the next; 0 if too few levels are known."""
+    """Estimate the growth factor from level to level; 0 if too few levels are known."""
     depths = report.depths
     if not depths or not all(depths[-4:]):
         return 0.0
-    if len(depths) < 4:  # a level that is still being filled
+    if len(depths) < 4:  # a level that is not yet complete
         return report.num_waiting / depths[-1]
     return float((depths[-1] / depths[-4]) ** (1 / 3))
 
 
 def states_ahead(report: Report, growth: float) -> float:
-    """An estimate of the states after `LEVELS_AHEAD` more levels, if the growth continues."""
+    """Estimate the number of states after `LEVELS_AHEAD` more levels, if the growth continues."""
     last = max(report.depths[-1], 1)
     return report.num_states + last * sum(growth**level for level in range(1, LEVELS_AHEAD + 1))
 
 
 def warning(report: Report, growth: float) -> str:
-    """The warning that a world grows too fast, and what to do about it."""
+    """Return the warning that a world grows too fast, with advice."""
     return (
         f"kvcore check: each level has {growth:.1f} times the states of the one before, about "
         f"{states_ahead(report, growth):,.0f} in {LEVELS_AHEAD} more: bound the search by --depth, "

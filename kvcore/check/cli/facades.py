@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore check --facade NAME`: every state of an older manager's small worlds.
+"""`kvcore check --facade NAME`: explores every state of an older manager's small worlds.
 
-As of the command as a whole: the answer goes to standard output, what was wrong with the question
-to standard error; the exit code is that of the worst world.
+Results go to standard output, errors to standard error; the exit code is that of the worst world.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ SIZES = {
     "requests": "num_sequences",
     "block_size": "block_size",
 }
-"""What an option of the command says of a facade's world."""
+"""The field of a facade's world that each option sets."""
 ELSEWHERE = ("properties", "full_keys", "no_symmetry", "write_test", "write_trace")
 
 
 def run_facade(
     options: argparse.Namespace, progress: Callable[[Report], None], end: Callable[[], None]
 ) -> int:
-    """Explore the worlds of a facade, one by one; the exit code.
+    """Explore the worlds of a facade, one by one; return the exit code.
 
-    progress: is called with each report so far; end: when one is done. Raises BadOptions,
+    progress: called with each report so far; end: called after each world. Raises BadOptions,
     BackendMissing.
     """
     facade = _facade(options)
@@ -80,7 +79,7 @@ def run_facade(
 
 
 def _hunt(options: argparse.Namespace, facade: Facade) -> int:
-    """Hunt the seeded bugs of a facade; 1 where one lives. Raises BadOptions."""
+    """Hunt the seeded bugs of a facade; return 1 if one survives. Raises BadOptions."""
     check_hunt(options, "json")
     killed = []
     for line, is_killed in run_mutants([facade.name]):
@@ -95,15 +94,15 @@ def _facade(options: argparse.Namespace) -> Facade:
     if found is None:
         raise BadOptions(f"there is no facade {options.facade!r}; there are {', '.join(FACADES)}")
     if options.backend == "both":
-        raise BadOptions("a facade runs on one backend at a time: say python or rust")
+        raise BadOptions("a facade runs on one backend at a time: use python or rust")
     for name in ELSEWHERE:
         if getattr(options, name):
-            raise BadOptions(f"--facade brings its own worlds: leave {option(name)} out")
+            raise BadOptions(f"--facade has its own worlds: omit {option(name)}")
     return found
 
 
 def _worlds(options: argparse.Namespace, facade: Facade) -> dict[str, FacadeWorld]:
-    """The worlds to explore: all, the one that is named, or one of the sizes given."""
+    """Return the worlds to explore: all, the named one, or one with the given sizes."""
     zeros = [name for name in SIZES if getattr(options, name) == 0 and name != "host_blocks"]
     if zeros:
         raise BadOptions(f"{option(zeros[0])} must be at least 1")
@@ -111,7 +110,7 @@ def _worlds(options: argparse.Namespace, facade: Facade) -> dict[str, FacadeWorl
     sizes = {SIZES[name]: getattr(options, name) for name in given if name in SIZES}
     unknown = [name for name in given if name not in SIZES and name != "profile"]
     if unknown:
-        raise BadOptions(f"--facade knows no {option(unknown[0])}")
+        raise BadOptions(f"--facade does not take {option(unknown[0])}")
     if options.profile is not None:
         if options.profile not in facade.worlds:
             known = ", ".join(facade.worlds)
@@ -129,7 +128,7 @@ def _worlds(options: argparse.Namespace, facade: Facade) -> dict[str, FacadeWorl
 
 
 def _listed(facade: Facade, *, as_json: bool) -> str:
-    """The worlds of a facade, one per line."""
+    """List the worlds of a facade, one per line."""
     if as_json:
         return json.dumps({name: _plain(facade, name) for name in facade.worlds})
     width = max(map(len, facade.worlds))
@@ -137,7 +136,7 @@ def _listed(facade: Facade, *, as_json: bool) -> str:
 
 
 def _said(world: FacadeWorld) -> str:
-    """A world in words."""
+    """Describe a world in words."""
     fields = attrs.asdict(world)
     fields["calls"] = " ".join(sorted(fields["calls"])) or "no more"
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)

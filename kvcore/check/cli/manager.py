@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore check --manager MODULE:FACTORY`: every state of a small world of anyone's manager.
+"""`kvcore check --manager MODULE:FACTORY`: explores every state of a user's manager.
 
-The factory, a class for example, is called with the world's `kvcore.Config`, which says how many
-blocks the pool has and which groups. As of the command as a whole, what was wrong with the question
-goes to standard error, and the exit code is 2.
+The factory, for example a class, is called with the world's `kvcore.Config`, which contains the
+size of the pool and the groups. Errors go to standard error, with exit code 2.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ ELSEWHERE = (
 def run_manager(
     options: argparse.Namespace, progress: Callable[[Report], None], end: Callable[[], None]
 ) -> int:
-    """Explore a manager's world; the exit code.
+    """Explore a manager's world; return the exit code.
 
-    progress: is called with the report so far; end: when it is done. Raises BadOptions.
+    progress: called with the report so far; end: called at the end. Raises BadOptions.
     """
     model = model_of(options)
     report = check(
@@ -63,13 +62,13 @@ def run_manager(
 
 
 def model_of(options: argparse.Namespace) -> ManagerModel:
-    """The world of the manager that the options name. Raises BadOptions."""
+    """Return the world of the manager that the options name. Raises BadOptions."""
     for name in ELSEWHERE:
         if getattr(options, name):
-            raise BadOptions(f"--manager explores a manager of yours: leave {option(name)} out")
+            raise BadOptions(f"--manager explores your own manager: omit {option(name)}")
     unknown = [name for name in given_of_world(options) if name not in SIZES]
     if unknown:
-        raise BadOptions(f"--manager knows no {option(unknown[0])}")
+        raise BadOptions(f"--manager does not take {option(unknown[0])}")
     size = {name: getattr(options, name) or usual for name, usual in USUAL.items()}
     prompt = options.prompt or size["tokens"]
     if prompt > size["tokens"]:
@@ -103,10 +102,10 @@ def model_of(options: argparse.Namespace) -> ManagerModel:
 
 
 def factory(text: str) -> Callable[..., Any]:
-    """The factory that MODULE:FACTORY names, working folder included. Raises BadOptions."""
+    """Import the factory MODULE:FACTORY, also from the working folder. Raises BadOptions."""
     where, _, name = text.partition(":")
     if not where or not name:
-        raise BadOptions(f"--manager {text}: say MODULE:FACTORY, for example mine.pool:Manager")
+        raise BadOptions(f"--manager {text}: use MODULE:FACTORY, for example mine.pool:Manager")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -118,17 +117,17 @@ def factory(text: str) -> Callable[..., Any]:
             raise BadOptions(f"--manager {text}: {where} has no {name}")
         found = getattr(found, part)
     if not callable(found):
-        raise BadOptions(f"--manager {text}: {name} is a {type(found).__name__}, no factory")
+        raise BadOptions(f"--manager {text}: {name} is a {type(found).__name__}, not a factory")
     made: Callable[..., Any] = found
     return made
 
 
 def other_names(words: tuple[str, ...]) -> dict[str, str]:
-    """The manager's own method names, from OURS=THEIRS. Raises BadOptions."""
+    """Read the manager's own method names, from OURS=THEIRS. Raises BadOptions."""
     names = {}
     for word in words:
         ours, _, theirs = word.partition("=")
         if not ours.isidentifier() or not theirs.isidentifier():
-            raise BadOptions(f"--names {word!r}: say OURS=THEIRS, for example free=release")
+            raise BadOptions(f"--names {word!r}: use OURS=THEIRS, for example free=release")
         names[ours] = theirs
     return names

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The score: every seeded bug hunted, and what found it, for people and for CI.
+"""The score: hunts every seeded bug, and reports what found it, for people and for CI.
 
-A bug is killed if each property that it names finds it alone in its named world, in a run that is
-short. A second hunt checks only what users observe: a bug is either seen there, or its
-reason says why it costs hits at most, and it must not be seen. A bug without a named world and a
-row of the catalogue without a bug have a reason. Times are printed and gate nothing. The twin's
-score is that of tools/twin_mutants.py.
+A bug is killed if each property that it names finds it alone in its named world, in a short run. A
+second hunt checks only what users observe: a bug is either seen there, or has a reason why it costs
+at most hits, and then it must not be seen. A bug without a named world needs a reason, and so does
+a row of the catalogue without a bug. Times are printed but gate nothing. tools/twin_mutants.py
+computes the twin's score.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from kvcore.check.search.workers import leaving_interrupts
 from kvcore.check.world.world import World
 
 LONGEST_RUN = 9
-"""Operations of a run to a bug, at most."""
+"""Most operations of a run to a bug."""
 SECONDS_MAX = 2.0
-"""Of a hunt; a slower one is named and not counted as alive."""
+"""Time limit of a hunt; a slower one is named, but not counted as alive."""
 NUM_WORKERS = 2
 
 
 @attrs.frozen(kw_only=True)
 class Score:
-    """The result of one seeded bug. kills: a hunt for each property that it names. seen: the hunt
-    by what users observe.
+    """The result of one seeded bug. kills: one hunt per property that it names. seen: the hunt by
+    what users observe.
     """
 
     mutant: Mutant
@@ -45,7 +45,7 @@ class Score:
 
     @property
     def faults(self) -> list[str]:
-        """Where the hunt differs from the bug's description."""
+        """Yield the differences between the hunt and the bug's description."""
         mutant, found = self.mutant, []
         for name, kill in zip(mutant.broken, self.kills, strict=True):
             if kill.found != name:
@@ -62,14 +62,14 @@ class Score:
 
 
 def score_one(name: str) -> Score:
-    """Hunt the seeded bug of a name."""
+    """Hunt the seeded bug with this name."""
     mutant = next(each for each in MUTANTS if each.name == name)
     kills = tuple(hunt(mutant, mutant.world, {each}) for each in mutant.broken)
     return Score(mutant=mutant, kills=kills, seen=observe(mutant))
 
 
 def score_all(names: Iterable[str], num_workers: int = NUM_WORKERS) -> Iterable[Score]:
-    """Hunt the seeded bugs of these names, in this many processes; in their order."""
+    """Hunt the seeded bugs with these names in several processes; return the scores in order."""
     if num_workers < 2:
         yield from map(score_one, names)
         return
@@ -80,8 +80,8 @@ def score_all(names: Iterable[str], num_workers: int = NUM_WORKERS) -> Iterable[
 
 
 def run_mutants(options: Any) -> int:
-    """The command `kvcore check --mutants`: 0 where every bug is killed and every row accounted
-    for. options: json, whether to print data and no table.
+    """Run `kvcore check --mutants`; return 0 if every bug is killed and every row accounted for.
+    options: json: print data instead of a table.
     """
     scores = []
     for score in score_all([each.name for each in MUTANTS]):
@@ -96,13 +96,13 @@ def run_mutants(options: Any) -> int:
 
 
 def rows_left() -> list[int]:
-    """Rows of the catalogue with neither a seeded bug nor a reason."""
+    """Return the rows of the catalogue with neither a seeded bug nor a reason."""
     rows = by_row(MUTANTS)
     return [each for each in SENTENCES if not rows[each] and each not in NOT_EXPRESSED]
 
 
 def lines_of(score: Score) -> list[str]:
-    """A bug in a few lines of text."""
+    """Yield a few lines of text about a bug."""
     mutant = score.mutant
     rows = ", ".join(map(str, mutant.rows))
     lines = [f"{mutant.name}" + (f" (row {rows})" if rows else ""), f"    {mutant.sentence}"]
@@ -123,7 +123,7 @@ def lines_of(score: Score) -> list[str]:
 
 
 def summary(scores: list[Score]) -> list[str]:
-    """The score in a few lines."""
+    """Yield the score in a few lines."""
     rows = by_row([score.mutant for score in scores])
     expressed = sum(bool(each) for each in rows.values())
     seen = sum(score.mutant.costs is None for score in scores)
@@ -145,25 +145,25 @@ def summary(scores: list[Score]) -> list[str]:
 
 
 def told(found: MutantHunt) -> str:
-    """Length, states and time of a hunt."""
+    """Describe length, states and time of a hunt."""
     count = len(found.calls)
     return f"{count} operations, {found.num_states} states, {found.seconds:.2f} s"
 
 
 def place(mutant: Mutant) -> str:
-    """The named world in which a bug is hunted, or the scope of its own world."""
+    """Return the named world in which a bug is hunted, or the scope of its own world."""
     return mutant.profile or scope(mutant.world)
 
 
 def scope(world: World) -> str:
-    """Blocks x requests x tokens of a world."""
+    """Return blocks x requests x tokens of a world."""
     config = world.config
     num_usable = config.num_blocks - int(config.null_block)
     return f"{num_usable}x{world.num_requests}x{world.num_tokens}"
 
 
 def as_data(score: Score) -> dict[str, Any]:
-    """A bug's score as plain data."""
+    """Return a bug's score as plain data."""
     mutant, shows = score.mutant, score.mutant.shows
     return {
         **{name: getattr(mutant, name) for name in ("name", "sentence", "unnamed", "costs")},
@@ -178,7 +178,7 @@ def as_data(score: Score) -> dict[str, Any]:
 
 
 def kill_data(found: MutantHunt) -> dict[str, Any]:
-    """A hunt as plain data."""
+    """Return a hunt as plain data."""
     return {
         "property": found.found,
         "detail": found.detail,
@@ -191,7 +191,7 @@ def kill_data(found: MutantHunt) -> dict[str, Any]:
 
 
 def to_markdown(scores: list[Score]) -> str:
-    """The score as a table, row by row of the catalogue, for docs/checking.md."""
+    """Return the score as a table by rows of the catalogue, for docs/checking.md."""
     lines = ["| row | seeded bug | found by | operations | world | a user sees |"]
     lines.append("|---|---|---|---|---|---|")
     for score in sorted(scores, key=lambda each: (each.mutant.rows or (99,), each.mutant.name)):

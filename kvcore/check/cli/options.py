@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `kvcore check`: which world, how far, on which backend.
+"""The options of `kvcore check`: the world, the limits, the backend.
 
-Numbers are those of a world; what does not go together is refused in one sentence. Blocks are
-counted without the null block, which is there where a group needs it.
+Numbers are those of a world; impossible combinations are refused in one sentence. Blocks are
+counted without the null block, which is added if a group needs it.
 """
 
 from __future__ import annotations
@@ -29,70 +29,89 @@ MORE_CALLS = (
 SYMMETRIES = ("requests", "blocks", "tokens")
 OF_WORLD = ("blocks", "requests", "tokens")
 USUAL = "3x2x4"
-"""The named world that is explored if none is requested."""
+"""The named world that is explored by default."""
 
 
 class BadOptions(ValueError):
-    """Options that do not go together, in one sentence."""
+    """The options cannot be combined; says why in one sentence."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one sentence."""
+    """A parser that reports errors in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """End with what is wrong."""
+        """Exit with an error message."""
         self.exit(2, f"{self.prog}: {message}; --help shows all options\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
+    """Build the parser of the command."""
     parser = Parser(
         prog="kvcore check",
         description="Explore every state of a small world, and check every property at each step.",
-        epilog="Exit code: 0 no violation, 1 a violation, 2 the call was wrong, 3 a named world "
-        "did not show what it is for, 130 interrupted.",
+        epilog="Exit code: 0 no violation, 1 a violation, 2 bad arguments, 3 a named world did "
+        "not reach its goals, 130 interrupted.",
     )
     _add_world(parser.add_argument_group("the world"))
     _add_options(parser.add_argument_group("options of the core"))
     _add_search(parser.add_argument_group("the search"))
-    _add_result(parser.add_argument_group("what comes out"))
+    _add_result(parser.add_argument_group("output"))
     return parser
 
 
 def _add_world(group: Any) -> None:
     add = group.add_argument
-    add("--profile", metavar="NAME", help=f"a named world; --list shows them ({USUAL})")
-    add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
-    add("--manager", metavar="MODULE:FACTORY", help="a manager of anyone's, made with a Config")
-    add("--names", type=names, metavar="OURS=THEIRS,...", help="what it calls its methods")
+    add(
+        "--profile",
+        metavar="NAME",
+        help=f"explore explore a named world; --list shows them ({USUAL})",
+    )
+    add("--facade", metavar="NAME", help="explore an older manager, v0 or v0.3, in its own worlds")
+    add("--manager", metavar="MODULE:FACTORY", help="explore your own manager, made with a Config")
+    add("--names", type=names, metavar="OURS=THEIRS,...", help="the names of its methods")
     add("--blocks", type=natural, metavar="N", help="usable device blocks")
     add("--requests", type=natural, metavar="N", help="maximum number of requests, up to 10")
     add("--tokens", type=natural, metavar="N", help="maximum tokens per request")
     add("--prompt", type=natural, metavar="N", help="maximum tokens of a new request (as --tokens)")
-    add("--letters", type=natural, metavar="N", help="tokens that can follow one prefix (2)")
+    add(
+        "--letters",
+        type=natural,
+        metavar="N",
+        help="number of tokens that can follow one prefix (2)",
+    )
     add("--drafts", type=natural, metavar="N", help="maximum number of drafts (0)")
     add("--lookahead", type=natural, metavar="N", help="maximum lookahead slots per call (0)")
     add("--external", type=natural, metavar="N", help="maximum external tokens per call (0)")
     add("--pins", type=natural, metavar="N", help="maximum number of pins (1, if pin is tried)")
     add("--ahead", type=natural, metavar="N", help="maximum positions to come per call (0)")
-    add("--loads-fail", action="store_true", default=None, help="loads fail, too, at each token")
-    add("--moves", choices=("engine", "calls"), help="an engine's moves, or each call alone")
+    add("--loads-fail", action="store_true", default=None, help="loads can fail, at each token")
+    add("--moves", choices=("engine", "calls"), help="explore an engine's moves, or single calls")
     add("--moves-per-batch", type=natural, metavar="N", help="maximum moves per batch (1)")
-    add("--calls", type=names, metavar="NAME,...", help=f"try these, too: {', '.join(MORE_CALLS)}")
+    add(
+        "--calls",
+        type=names,
+        metavar="NAME,...",
+        help=f"also try these calls: {', '.join(MORE_CALLS)}",
+    )
     add("--without", type=names, metavar="NAME,...", help="leave these calls out")
 
 
 def _add_options(group: Any) -> None:
     add = group.add_argument
     add("--block-size", type=natural, metavar="TOKENS", help="tokens per block (2)")
-    add("--groups", type=names, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size")
+    add(
+        "--groups",
+        type=names,
+        metavar="KIND,...",
+        help="full, window:2, chunk:2 (full); @1: block size",
+    )
     add("--host-blocks", type=natural, metavar="N", help="blocks of the host tier (0)")
     add("--max-in-flight", type=natural, metavar="N", help="batches in flight (0)")
     add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
-    add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
+    add("--duplicates", choices=("keep", "merge"), help="whether duplicate blocks are kept")
     add("--eviction", choices=EVICTIONS, help="which free block leaves first")
     add("--watermark", type=natural, metavar="N", help="blocks that an admission leaves free (0)")
-    add("--events", action="store_true", default=None, help="make events, and check them")
+    add("--events", action="store_true", default=None, help="emit events, and check them")
 
 
 def _add_search(group: Any) -> None:
@@ -114,14 +133,14 @@ def _add_search(group: Any) -> None:
 
 def _add_result(group: Any) -> None:
     add = group.add_argument
-    add("--json", action="store_true", help="plain data instead of text")
+    add("--json", action="store_true", help="write plain data instead of text")
     add("--write-test", metavar="FILE", help="write a violation as a test that fails")
     add("--write-trace", metavar="FILE", help="write a violation as a text trace")
     add("--list", action="store_true", help="list the named worlds")
     add(
         "--mutants",
         action="store_true",
-        help="hunt the seeded bugs (`make mutants`: the twin's, too)",
+        help="hunt the seeded bugs (`make mutants`: also the twin's)",
     )
 
 
@@ -129,11 +148,11 @@ AT_LEAST_ONE = (
     *(*OF_WORLD, "prompt", "letters", "block_size", "moves_per_batch", "workers"),
     *("depth", "limit"),
 )
-_RENAME = "do not rename requests, blocks, tokens (all of them)"
+_RENAME = "do not treat states as equal after renaming requests, blocks or tokens (all of them)"
 
 
 def profile_of(options: argparse.Namespace) -> Profile | None:
-    """The requested named world, or the usual one; None for a world of one's own.
+    """Return the requested named world, or the default; None for a world described by options.
 
     Raises BadOptions.
     """
@@ -145,24 +164,26 @@ def profile_of(options: argparse.Namespace) -> Profile | None:
         return None
     name = options.profile or USUAL
     if given[1:]:
-        raise BadOptions(f"--profile names a whole world: leave {option(given[1])} out")
+        raise BadOptions(f"--profile names a whole world: omit {option(given[1])}")
     if name not in PROFILES:
         raise BadOptions(f"there is no profile {name!r}; there are {', '.join(PROFILES)}")
     return PROFILES[name]
 
 
 def world_of(options: argparse.Namespace) -> World:
-    """The world that the options describe. Raises BadOptions, InvalidConfig, GroupsDoNotFit."""
+    """Return the world that the options describe. Raises BadOptions, InvalidConfig,
+    GroupsDoNotFit.
+    """
     missing = [name for name in OF_WORLD if not getattr(options, name)]
     if missing:
-        raise BadOptions(f"say {', '.join(map(option, missing))}, or name a --profile")
+        raise BadOptions(f"give {', '.join(map(option, missing))}, or name a --profile")
     world = _made(options)
     _check_world(options, world)
     return world
 
 
 def backend_of(options: argparse.Namespace, profile: Profile | None) -> str:
-    """The backend that explores: the requested one, or the named world's."""
+    """Return the backend: the requested one, or the named world's."""
     usual = "python" if profile is None else profile.backend
     if options.backend is None and usual == "both" and not _twin.available():
         return "python"
@@ -170,12 +191,12 @@ def backend_of(options: argparse.Namespace, profile: Profile | None) -> str:
 
 
 def given_of_world(options: argparse.Namespace) -> list[str]:
-    """The options of a world that are given, the name of a whole one first."""
+    """Return the given options of a world, with --profile first."""
     return [name for name in ("profile", *WORLD_OPTIONS) if getattr(options, name)]
 
 
 def symmetry_of(options: argparse.Namespace) -> Symmetry:
-    """The kinds of names that are renamed. Raises BadOptions."""
+    """Return the kinds of names to rename. Raises BadOptions."""
     left_out = options.no_symmetry or ()
     for name in left_out:
         if name not in SYMMETRIES:
@@ -184,16 +205,16 @@ def symmetry_of(options: argparse.Namespace) -> Symmetry:
 
 
 def check_hunt(options: argparse.Namespace, *others: str) -> None:
-    """Raise BadOptions if a hunt of the seeded bugs is given a world, or one of other options."""
+    """Raise BadOptions if a hunt of the seeded bugs is combined with a world or other options."""
     given = [*given_of_world(options), *(name for name in others if getattr(options, name))]
     given += [] if options.backend in (None, "python") else ["backend"]
     if given:
         words = f"leave {option(given[0])} out"
-        raise BadOptions(f"--mutants brings a world for each seeded bug: {words}")
+        raise BadOptions(f"--mutants has a world for each seeded bug: {words}")
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raise BadOptions if the search cannot do what is requested."""
+    """Raise BadOptions if the search does not support the requested options."""
     for name in ("write_test", "write_trace"):
         path = getattr(options, name)
         if path and not Path(path).resolve().parent.is_dir():
@@ -203,9 +224,7 @@ def check_options(options: argparse.Namespace) -> None:
             "POLICY checks a policy of your own: see kvcore.check.extend.policies in Python"
         )
     if (options.write_test or options.write_trace) and options.json:
-        raise BadOptions(
-            "--json prints a violation's calls: leave --write-test and --write-trace out"
-        )
+        raise BadOptions("--json prints a violation's calls: omit --write-test and --write-trace")
 
 
 def _made(options: argparse.Namespace) -> World:
@@ -231,25 +250,23 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
     if world.num_prompt > world.num_tokens:
         raise BadOptions(f"a prompt of {world.num_prompt} tokens is longer than a request may be")
     if world.num_drafts >= world.num_tokens:
-        raise BadOptions(f"{world.num_drafts} drafts leave no room for a token before them")
+        raise BadOptions(f"{world.num_drafts} drafts leave no space for a token before them")
     if world.num_drafts and world.num_output_placeholders:
-        raise BadOptions("a request has known drafts or positions to come: say --drafts or --ahead")
+        raise BadOptions("a request has known drafts or positions to come: use --drafts or --ahead")
     if not world.config.num_host_blocks and {"swap_out", "swap_in"} & world.calls:
-        raise BadOptions("swapping needs a host tier: say --host-blocks")
+        raise BadOptions("swapping needs a host tier: use --host-blocks")
     if world.loads_fail and not (world.num_external or "load" in world.calls):
-        raise BadOptions("no load can fail: say --external or --calls load")
+        raise BadOptions("no load can fail: use --external or --calls load")
     if world.loads_fail and world.config.max_in_flight and not world.num_external:
-        raise BadOptions(
-            "in flight, operations end either way by themselves: leave --loads-fail out"
-        )
+        raise BadOptions("in flight, operations already end either way: omit --loads-fail")
     if world.moves == "engine" and world.num_external:
-        raise BadOptions("an engine's moves have no external tokens: say --moves calls")
+        raise BadOptions("an engine's moves have no external tokens: use --moves calls")
     if options.pins and "pin" not in world.calls:
-        raise BadOptions("nothing is pinned: say --calls pin,unpin")
+        raise BadOptions("nothing is pinned: use --calls pin,unpin")
 
 
 def _check_loads(world: World) -> None:
-    """Raise BadOptions where loads are asked for and no request could ever be loaded."""
+    """Raise BadOptions if loads are requested but no request could ever be loaded."""
     if "load" not in world.calls:
         return
     least = world.config.hit_alignment + 1

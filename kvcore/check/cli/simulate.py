@@ -214,7 +214,7 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
 def _check(options: argparse.Namespace) -> MakeDevices:
     """The requested devices. Raises BadOptions."""
     if options.backend in ("rust", "both") and not _twin.available():
-        raise BadOptions("the compiled twin is missing: say --backend python")
+        raise BadOptions("the compiled twin is missing: use --backend python")
     if options.runs is not None and options.time is not None:
         raise BadOptions("--runs and --time each say when to end: give one of them")
     if options.trace is not None and not Path(options.trace).resolve().parent.is_dir():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that a user brings to the checker: a policy, a scheduler or a manager of their own."""
+"""The checker for a user's own parts: a policy, a scheduler or a manager."""

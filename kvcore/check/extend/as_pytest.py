@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A violation as files: a test for pytest that fails, and a text trace.
+"""Writes a violation as files: a failing test for pytest, and a text trace.
 
-The test makes the calls of the story on a checked manager, on both backends, and checks the one
-property: it fails until the bug is gone, and passes then. The trace holds what the calls really
-gave, so it is replayed as it is until the bug is gone, and then written anew (`pytest --rewrite`).
+The test makes the calls of the story on a checked manager, on both backends, and checks only the
+broken property: it fails until the bug is fixed. The trace contains the actual outcomes, so it
+passes until the bug is fixed, and must then be rewritten (`pytest --rewrite`).
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "err
 
 
 def pytest_text(violation: Violation, world: Any) -> str:
-    """A test that makes the calls of a violation, and fails for its property.
+    """Return a test that makes the calls of a violation, and fails for its property.
 
-    world: the one that was explored, or the model of a manager. Raises NotWritable if what is a
-    user's own cannot be imported.
+    world: the explored world, or the model of a manager. Raises NotWritable if a user's own part
+    cannot be imported.
     """
     if isinstance(world, ManagerModel):
         return _manager_text(violation, world)
@@ -103,7 +103,7 @@ def pytest_text(violation: Violation, world: Any) -> str:
 
 
 def _manager_text(violation: Violation, model: ManagerModel) -> str:
-    """A test that makes the calls of a violation on a user's own manager."""
+    """Return a test that makes the calls of a violation on a user's own manager."""
     lines, words = [], []
     for name in ("make", "named", "copied"):
         value = getattr(model, name)
@@ -133,7 +133,7 @@ def _manager_text(violation: Violation, model: ManagerModel) -> str:
 
 
 def _head(violation: Violation, world: Any) -> dict[str, str]:
-    """The part of a test that names its violation, and the name of its function."""
+    """Return the part of a test that names its violation, and the name of its function."""
     story, function = make_story(violation, world), re.sub(r"\W+", "_", violation.name.lower())
     return {
         "name": violation.name,
@@ -144,7 +144,7 @@ def _head(violation: Violation, world: Any) -> dict[str, str]:
 
 
 def _imports(text: str, line: str, parts: Parts) -> str:
-    """The imports of a test, those of the user's modules last."""
+    """Return the imports of a test, those of the user's modules last."""
     standard = [f"{PARTIAL}\n"] if PARTIAL in parts.imports else []
     names = ", ".join(each for each in NAMES if re.search(rf"\b{each}\b", text))
     ours = [each for each in (line, *parts.imports) if each.startswith("from kvcore.")]
@@ -155,7 +155,7 @@ def _imports(text: str, line: str, parts: Parts) -> str:
 
 
 def trace_text(violation: Violation, world: Any) -> str:
-    """The calls of a violation with what they gave, as a text trace.
+    """Return the calls of a violation with their outcomes, as a text trace.
 
     Raises NotWritable if both backends could not replay it.
     """
@@ -175,7 +175,7 @@ def trace_text(violation: Violation, world: Any) -> str:
 
 
 def write_config(config: Config) -> str:
-    """A config as Python makes it, defaults left out."""
+    """Write a config as Python code, without defaults."""
     words = [f"num_blocks={config.num_blocks}"]
     for field in attrs.fields(Config):
         value = getattr(config, field.name)
@@ -198,7 +198,7 @@ def write_config(config: Config) -> str:
 
 
 def _other_lines(violation: Violation, world: World) -> Iterator[str]:
-    """The lines that make known what a hash stands for, where the story does not."""
+    """Return lines that make the identity of a hash known, if the story does not."""
     other = other_request(violation, world)
     if other is not None:
         yield f"manager.add_request({_write(other, renamed=False)})"
@@ -206,7 +206,7 @@ def _other_lines(violation: Violation, world: World) -> Iterator[str]:
 
 
 def _test_lines(step: CheckedCall, *, renamed: bool) -> Iterator[str]:
-    """The lines of a test that make a step; renamed: requests get the names of the story."""
+    """Return the lines of a test for a step. renamed: requests get the names of the story."""
     write = partial(_write, renamed=renamed)
     call, value = step.call, step.outcome.value
     words = []
@@ -224,7 +224,7 @@ def _test_lines(step: CheckedCall, *, renamed: bool) -> Iterator[str]:
 
 
 def _write_call(call: Call) -> str:
-    """A call of an engine on a manager of its own; hits are looked up again."""
+    """Write a call of an engine on a user's manager; hits are looked up again."""
     args = call.args[:1] if call.name == "allocate_slots" else call.args
     words = ", ".join(_write(each, renamed=False) for each in args)
     given = f", ({words}{',' * (len(args) == 1)})" if args else ""
@@ -232,7 +232,7 @@ def _write_call(call: Call) -> str:
 
 
 def _write(value: Any, *, renamed: bool) -> str:
-    """A value of a call as Python makes it; renamed: requests get the names of the story."""
+    """Write a value of a call as Python code. renamed: requests get the names of the story."""
     if isinstance(value, str):
         return json.dumps(name_of(value) if renamed else value)
     if isinstance(value, Request):
@@ -247,7 +247,7 @@ def _write(value: Any, *, renamed: bool) -> str:
 
 
 def _options(value: Any, without: Sequence[str]) -> Iterator[str]:
-    """The fields of a value that differ from their defaults."""
+    """Return the fields of a value that differ from their defaults."""
     for field in attrs.fields(type(value)):
         found = getattr(value, field.name)
         if field.init and field.name not in without and found != field.default:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager whose calls must keep every property, or the one that is requested.
+"""A manager that checks every property, or the requested ones, at each call.
 
-It takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch counts
-as executed when it is taken; with batches in flight, when `execute` names it, or when it is
-completed. A `rewind` right behind a batch says that the batch's load failed. Leaving the `with`
-block checks what can only be checked at the end of a run; misuse ends the block silently: a run
-that is not possible any more breaks nothing.
+It takes the calls of a `KVCacheManager` on either backend and returns the same values. A batch
+counts as executed when it is taken; with batches in flight, when `execute` names it, or when it is
+completed. A `rewind` right after a batch means that the batch's load failed. Leaving the `with`
+block checks the properties of whole runs; misuse ends the block silently, since a run that is no
+longer possible breaks nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kvcore.types.values import Hit, Outcome
 class CheckedManager:
     """A `KVCacheManager` whose calls raise InvariantViolation if they break a property.
 
-    properties: names of those that count, or some of one's own; all that hold for every run unless
-    given. num_tokens: how far requests are to grow, for the properties of runs. world: the one that
-    a scheduler of one's own is asked in; its moves are, at the end of the run.
+    properties: names of those to check, or your own ones; default: all that hold for every run.
+    num_tokens: length to which requests grow, for the properties of runs. world: the world of a
+    user's own scheduler, whose moves are asked for at the end of the run.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class CheckedManager:
         return isinstance(error, KvcoreError)
 
     def execute(self, batch: int) -> None:
-        """Say that a taken batch, and all before it, was executed now."""
+        """Note that a taken batch, and all before it, were executed now."""
         step = CheckedCall(self._state, Call("execute", (batch,)), Outcome(self._state, (), None))
         self._follow(step)
 
     def done(self) -> None:
-        """Check what is left at the end of a run."""
+        """Check the properties of the end of a run."""
         self._follow(None)
         for request_id in list(self._state.requests):
             self.get_computed_blocks(request_id)
@@ -96,7 +96,7 @@ class CheckedManager:
         self._hear("run", self._world, self._state)
 
     def get_computed_blocks(self, request_id: str) -> Hit:
-        """The longest cached prefix of a request."""
+        """Return the longest cached prefix of a request."""
         try:
             hit = self.manager.get_computed_blocks(request_id)
         except KvcoreError:
@@ -124,13 +124,13 @@ class CheckedManager:
         return value
 
     def _crash(self, call: Call, error: Exception) -> Exception:
-        """The error to raise for a call that raised an untyped error."""
+        """Make the error for a call that raised an untyped error."""
         if "NOCRASH" not in self._properties:
             return error
         return InvariantViolation("NOCRASH", f"{call} raises {error!r}")
 
     def _outcome(self, before: State, value: Any) -> Outcome[State, Any]:
-        """The outcome of the call that was just made."""
+        """Return the outcome of the call just made."""
         after = self._state = self.manager.state()
         same = before.batch.number == after.batch.number
         emitted = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
@@ -167,7 +167,7 @@ class CheckedManager:
                 raise
 
     def _follow(self, step: CheckedCall | None) -> None:
-        """Let the ghost follow the step before: the one behind it says whether a load failed."""
+        """Let the ghost follow the previous step; the step after it tells whether a load failed."""
         if self._waiting is not None:
             self._follower.follow(self._waiting, step)
             self._hear_follower()

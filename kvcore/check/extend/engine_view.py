@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine around any manager: what it knows of its requests, and what memory really holds.
+"""An engine around any manager: its knowledge of requests, and the true contents of memory.
 
-The engine makes legal calls only and believes what it is told. Memory changes as a runtime would
-change it: by the copying commands of a batch, then by the forward pass, which writes the scheduled
-tokens at the places that the block tables name and reads all that its queries see. Contents are
-numbers of prefixes (`prefixes.py`). Nothing is forgotten when a block is freed: what is wrong is
-wrong in a real memory, too.
+The engine makes only legal calls and trusts the manager's answers. Memory changes as in a runtime:
+by the copying commands of a batch, then by the forward pass, which writes the scheduled tokens at
+the places in the block tables and reads everything that its queries see. Contents are numbers of
+prefixes (`prefixes.py`). Nothing is forgotten when a block is freed, so an error here is an error
+in real memory too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VIEW_HEADS = ("block", "held by", "slots hold")
 
 @attrs.frozen
 class RequestView:
-    """A request as the engine knows it: its tokens, and how many are computed."""
+    """A request as the engine knows it: its tokens and its computed count."""
 
     request_id: str
     tokens: tuple[int, ...]
@@ -47,9 +47,9 @@ class RequestView:
 
 @attrs.frozen
 class View:
-    """All that the engine and the memory know at one moment.
+    """The state of the engine and the memory.
 
-    writes: the first and last position of each request that the open batch is to write. rings: the
+    writes: the first and last position of each request that the open batch will write. rings: the
     groups whose blocks are read before they are written.
     """
 
@@ -62,18 +62,18 @@ class View:
     rings: frozenset[int] = frozenset()
 
     def key(self, *, with_contents: bool = True) -> bytes:
-        """The same bytes for views that are alike."""
+        """Return bytes that are equal for equal views."""
         known = sorted(attrs.astuple(each, recurse=False)[:4] for each in self.requests.values())
         contents = sorted(self.contents.items()) if with_contents else ()
         return repr((known, contents)).encode()
 
     def slots(self, block: int) -> Slots:
-        """The contents of a device block's slots."""
+        """Return the contents of a device block's slots."""
         return self.contents.get(("device", block), ())
 
     @property
     def scene(self) -> Scene:
-        """The view as a story shows it."""
+        """Return the view as a story shows it."""
         names = SceneNames(self.numbers)
         requests = tuple(self._request(each) for _, each in sorted(self.requests.items()))
         first = self.config.num_blocks - self.config.num_usable_blocks
@@ -105,7 +105,7 @@ class View:
 
 
 class WrongRead(InvariantViolation):
-    """A query found what it must not: the view when it read."""
+    """A query found wrong content; holds the view at the read."""
 
     def __init__(self, detail: str, view: View) -> None:
         self.view = view
@@ -113,7 +113,7 @@ class WrongRead(InvariantViolation):
 
 
 def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]]:
-    """Make a call of the engine; the view after it. The value is None if it was refused.
+    """Make a call of the engine; return its value, None if refused, and the view after it.
 
     Raises InvariantViolation (NOCRASH, MANAGER, KV-READ).
     """
@@ -133,14 +133,14 @@ def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]
 
 
 def refused(value: Any) -> bool:
-    """Whether a manager says that a call did not fit."""
+    """Whether a value is a manager's refusal."""
     if isinstance(value, Appended):
         return value.done == 0
     return value is None or value is False or isinstance(value, Refused)
 
 
 def execute(view: View, commands: Sequence[Any]) -> View:
-    """Run a batch: its copies in order, the writes of the forward pass, then what it reads.
+    """Run a batch: its copies in order, the writes of the forward pass, then its reads.
 
     Raises InvariantViolation (KV-READ).
     """
@@ -163,7 +163,7 @@ def execute(view: View, commands: Sequence[Any]) -> View:
 
 
 def view_tables(manager: Any, view: View) -> View:
-    """The view with the block tables that the manager gives now."""
+    """Return the view with the manager's current block tables."""
     tables: dict[str, Tables] = {}
     for name, request in view.requests.items():
         if request.is_running:
@@ -174,9 +174,8 @@ def view_tables(manager: Any, view: View) -> View:
 def _check_reads(
     view: View, writes: Map[str, tuple[int, int]], store: SlotStore, *, rings: bool
 ) -> None:
-    """Raise InvariantViolation (KV-READ) where a query of a batch finds what it must not.
-
-    rings: check the groups that are read before the batch writes; else those that are read after.
+    """Raise InvariantViolation (KV-READ) if a query of a batch finds wrong content. rings: check
+    the groups that are read before the batch writes; else those that are read after.
     """
     for name, (first, last) in writes.items():
         for index, table, nodes in _layers(view, name):
@@ -187,7 +186,7 @@ def _check_reads(
 
 
 def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
-    """The view after a call that was done."""
+    """Return the view after a successful call."""
     requests, writes = view.requests, view.writes
     match name:
         case "add_request":
@@ -219,7 +218,7 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
 
 
 def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[int]]]:
-    """Each group with a request's table and the prefixes of its tokens."""
+    """Yield each group with a request's table and the prefixes of its tokens."""
     nodes = view.numbers.nodes(view.requests[name])
     tables = view.tables.get(name, ())
     for index in range(len(view.config.groups)):
@@ -228,7 +227,7 @@ def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[
 
 
 def _check_length(view: View, name: str, index: int, table: list[Place], first: int) -> None:
-    """Raise InvariantViolation (KV-READ) if a table has no block for a token, from the first on."""
+    """Raise InvariantViolation (KV-READ) if a table lacks a block for a token from `first` on."""
     size, last = view.config.groups[index].block_size, view.writes[name][1]
     if len(table) * size < last:
         token = max(first, len(table) * size)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager of one's own as a model: any object with `KVCacheManager`'s method names.
+"""A user's own manager as a model: any object with `KVCacheManager`'s method names.
 
-Nothing is read of it but what an engine reads: values, block tables, commands, the number of free
-blocks. It is checked by what a user observes: a query reads what was written for its own prefix
-(KV-READ), no legal call raises (NOCRASH), nothing stays behind when all have left (LEAK), a request
-that fits is admitted to an empty pool (L-ADMIT) and never left standing (DEADLOCK-FREE). It must
-have `add_request`, `allocate_slots`, `append`, `free`, `remove_request`, `get_block_ids`,
-`take_batch` and `num_free_blocks` (MANAGER), or says what it calls them (`names`). Where it has
-`get_computed_blocks`, `fork` or `reset_prefix_cache`, those are called, too; `end_step` is called
-when a batch was executed. `rings` are the groups whose blocks are read before they are written.
+The checker reads only what an engine reads: values, block tables, commands, the number of free
+blocks. It checks what a user observes: a query reads what was written for its own prefix (KV-READ),
+no legal call raises (NOCRASH), no block stays in use when all requests have left (LEAK), a request
+that fits is admitted to an empty pool (L-ADMIT) and always progresses (DEADLOCK-FREE). The manager
+must have `add_request`, `allocate_slots`, `append`, `free`, `remove_request`, `get_block_ids`,
+`take_batch` and `num_free_blocks` (MANAGER), possibly under other names (`names`). If it has
+`get_computed_blocks`, `fork` or `reset_prefix_cache`, these are called too; `end_step` is called
+after a batch was executed. `rings` are the groups whose blocks are read before they are written.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ USER_PROPERTIES = ("KV-READ", "NOCRASH", "LEAK", "L-ADMIT", "DEADLOCK-FREE", "MA
 
 @attrs.frozen
 class Managed:
-    """A manager, and what the engine around it knows."""
+    """A manager, and the view of the engine around it."""
 
     manager: Any
     view: View
 
 
 class ManagerModel:
-    """All runs of a manager over a small pool, to be given to `check`.
+    """All runs of a manager over a small pool, for `check`.
 
-    make: gives a new manager. config: its pool as the checks must know it: blocks, groups, their
-    block sizes. num_requests, num_tokens, num_prompt, num_letters: as of `World`. moves_per_batch:
-    most moves of one step: the running go on or are preempted for one another, then others come.
-    names: what the manager calls the methods that it has under other names. name: bytes that
-    are equal for managers that will answer alike; its pickle unless given. copied: a deep copy.
-    States are folded only where all bytes are equal. A manager folds more with a method
-    `state_name(slots)`: bytes equal for states that answer alike, whatever the ids of blocks;
-    `slots(block)` is what the memory holds there, for the blocks that are held or can be found.
+    make: returns a new manager. config: its pool for the checks: blocks, groups, their block sizes.
+    num_requests, num_tokens, num_prompt, num_letters: as in `World`. moves_per_batch: most moves of
+    one step: running requests go on or are preempted for one another, then others are admitted.
+    names: the manager's own names of methods. name: returns bytes that are equal for managers that
+    will answer alike; default: its pickle. copied: returns a deep copy.
+    States are folded only if all bytes are equal. A manager can fold more with a method
+    `state_name(slots)`, which returns bytes that are equal for states that answer alike, whatever
+    the ids of blocks; `slots(block)` returns the contents of a held or findable block.
     Raises WrongArgument if a new manager cannot be copied or named.
     """
 
@@ -85,7 +85,7 @@ class ManagerModel:
         self._rings = frozenset[int]()
         try:
             first = self._new()
-        except InvariantViolation:  # told at the start
+        except InvariantViolation:  # warned at the start
             return
         start, kind = Managed(first, View(config, self._prefixes)), type(bare(first)).__name__
         for asked, answer in (("copied", self._copies), ("name", self.name)):
@@ -99,7 +99,7 @@ class ManagerModel:
         self._rings = rings_of(first, config)
 
     def start(self) -> Managed:
-        """A new manager, and an engine that knows no request."""
+        """Return a new manager, with an engine without requests."""
         view = View(self.config, self._prefixes, rings=self._rings)
         try:
             return Managed(self._new(), view)
@@ -107,13 +107,13 @@ class ManagerModel:
             return Managed(error, view)
 
     def edges(self, node: Managed) -> Iterator[Edge]:
-        """The engine's possible next moves, each with the batch that it fills."""
+        """Yield the engine's possible next moves, each with the batch that it fills."""
         yield from self._edges(node, (), ())
 
     def _edges(
         self, node: Managed, planned: tuple[str, ...], before: Sequence[CheckedCall]
     ) -> Iterator[Edge]:
-        """The batches that begin with the moves planned so far, whose steps are those before."""
+        """Yield the batches that begin with the moves planned so far. before: their steps."""
         for name, calls in batched(moves(self, node.view, self._calls), node.view, planned):
             manager, view = self.duplicate(node.manager), node.view
             steps = [*before]
@@ -133,7 +133,7 @@ class ManagerModel:
                 yield from self._edges(*further)
 
     def name(self, node: Managed) -> bytes:
-        """The manager's own name, and all that the engine and the memory know.
+        """Return the name of a node: the manager's own, and the state of engine and memory.
 
         Raises InvariantViolation (MANAGER).
         """
@@ -146,7 +146,7 @@ class ManagerModel:
         return named + node.view.key(with_contents=False)
 
     def duplicate(self, manager: Any) -> Any:
-        """A copy of a manager, under the same names. Raises InvariantViolation (MANAGER)."""
+        """Copy a manager, with the same names. Raises InvariantViolation (MANAGER)."""
         try:
             copied = self.copied(bare(manager))
         except Exception as error:
@@ -158,11 +158,11 @@ class ManagerModel:
         self.copied(bare(node.manager))
 
     def _new(self) -> Any:
-        """A new manager. Raises InvariantViolation (MANAGER)."""
+        """Make a new manager. Raises InvariantViolation (MANAGER)."""
         return make_manager(self.make, self.names)
 
     def check(self, node: Managed) -> None:
-        """Check a new node: what is left at rest, and whether anyone can go on."""
+        """Check a new node: blocks left at rest, and whether a request can progress."""
         requests = node.view.requests.values()
         free = num_free(node.manager)
         if not len(requests) and free != self._num_free:
@@ -179,16 +179,16 @@ class ManagerModel:
         raise InvariantViolation("DEADLOCK-FREE", detail)
 
     def pack(self, node: Managed) -> Any:
-        """The node itself: edges are made on copies."""
+        """Return the node itself: edges are made on copies."""
         return node
 
     def unpack(self, data: Any) -> Managed:
-        """The node itself."""
+        """Return the node itself."""
         node: Managed = data
         return node
 
     def step(self, steps: list[CheckedCall], manager: Any, view: View, call: Call) -> View:
-        """Make a call and note its step; the view after it. Raises Broken."""
+        """Make a call and note its step; return the view after it. Raises Broken."""
         made_with = call
         try:
             if call.name == "allocate_slots":
@@ -205,7 +205,9 @@ class ManagerModel:
         return after
 
     def check_admission(self, steps: list[CheckedCall], view: View, name: str) -> None:
-        """Raise Broken (L-ADMIT) where a request that fits was refused a pool that nobody uses."""
+        """Raise Broken (L-ADMIT) if a request that fits was refused although the pool was
+        unused.
+        """
         if not refused(steps[-1].outcome.value):
             return
         needed = self.config.blocks_for(len(view.requests[name].tokens))
@@ -215,7 +217,7 @@ class ManagerModel:
             raise Broken("L-ADMIT", detail, tuple(steps))
 
     def _with_hit(self, manager: Any, view: View, call: Call) -> Call:
-        """An allocation of all tokens that are left, behind the hit that the manager finds.
+        """Make the allocation of all remaining tokens, after the hit that the manager finds.
 
         Raises InvariantViolation (NOCRASH, MANAGER).
         """
@@ -230,7 +232,7 @@ class ManagerModel:
         return Call(call.name, (*args, hit) if num_tokens else args)
 
     def _goes_on(self, node: Managed, request: RequestView) -> bool:
-        """Whether a call brings a request a token further."""
+        """Whether some call lets a request progress by a token."""
         manager, name = self.duplicate(node.manager), request.request_id
         if request.is_running:
             call = Call("append", ([name], [0]))
@@ -239,7 +241,7 @@ class ManagerModel:
         return made(manager, node.view, call)[0] is not node.view
 
     def _alone(self, node: Managed, request: RequestView) -> Managed:
-        """The node with every other request preempted."""
+        """Return the node with every other request preempted."""
         manager, view = self.duplicate(node.manager), node.view
         for name, other in sorted(view.requests.items()):
             if other.is_running and name != request.request_id:
@@ -248,21 +250,21 @@ class ManagerModel:
         return Managed(manager, view)
 
     def _fits(self, request: RequestView) -> bool:
-        """Whether a request has a token to come that an empty pool can hold."""
+        """Whether a request has a next token that an empty pool can hold."""
         more = len(request.tokens) + request.is_running
         return more <= self.num_tokens and self.config.blocks_for(more) <= self._num_free
 
 
 def bare(manager: Any) -> Any:
-    """The manager itself, without the names that it is called by."""
+    """Return the manager itself, without the renaming."""
     return manager.manager if isinstance(manager, Renamed) else manager
 
 
 def replay(model: ManagerModel, calls: Iterable[Call], name: str) -> None:
     """Make an engine's calls on a new manager of a model, as the checker made them.
 
-    A call that no engine could make any more ends it without a word. Raises InvariantViolation of
-    this name for what is wrong.
+    A call that no engine could make any more ends the replay silently. Raises InvariantViolation
+    with this name for an error.
     """
     try:
         _replay(model, calls)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moves of an engine over a user's manager, and which of them share a step.
 
-A step is planned as engines plan it: who has ended leaves, who runs goes on or is preempted for
-another, then others are admitted, unless somebody was preempted. Nobody is served twice. Forks and
+A step is planned as in engines: finished requests leave, running ones go on or are preempted for
+others, then more are admitted, unless one was preempted. No request is served twice. Forks and
 resets have a step of their own.
 """
 
@@ -18,11 +18,11 @@ from kvcore.types.values import Request
 
 Move = tuple[str, tuple[Call, ...]]
 ORDER = {"finish": 0, "abort": 0, "decode": 1, "preempt": 1, "admit": 2, "resume": 2}
-"""When in a step a move is made; those without a place have a step of their own."""
+"""The place of a move in a step; moves without a place have a step of their own."""
 
 
 class Sizes(Protocol):
-    """How large a world of requests is."""
+    """The sizes of a world of requests."""
 
     num_requests: int
     num_tokens: int
@@ -31,8 +31,8 @@ class Sizes(Protocol):
 
 
 def moves(sizes: Sizes, view: View, calls: Container[str]) -> Iterator[Move]:
-    """Every move of an engine, in a fixed order. calls: what the manager has of what it need not
-    have.
+    """Yield every move of an engine, in a fixed order. calls: the optional methods that the manager
+    has.
     """
     names = (str(number) for number in range(sizes.num_requests + 1))
     fresh = next(name for name in names if name not in view.requests)
@@ -58,7 +58,7 @@ def moves(sizes: Sizes, view: View, calls: Container[str]) -> Iterator[Move]:
 
 
 def batched(found: Iterable[Move], view: View, planned: tuple[str, ...]) -> Iterator[Move]:
-    """The moves that an engine may add to a step after those that it planned."""
+    """Yield the moves that an engine may add to a step after the planned ones."""
     if not planned:
         yield from found
     elif planned[-1] in ORDER:
@@ -79,6 +79,6 @@ def others_run(view: View) -> bool:
 
 
 def served_by(call: Call) -> str:
-    """The request of a call that names one."""
+    """Return the request of a call that names one."""
     named: str = call.args[0][0] if call.name == "append" else call.args[0]
     return named

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods and answers required of a user's manager: the only place that checks it.
+"""The methods and values required of a user's manager, checked only here.
 
-What is missing or has a wrong shape is an InvariantViolation (MANAGER) that names the method and
-says what was wanted; a legal call that raises is NOCRASH. Nothing is read of a manager but what an
-engine reads.
+A missing method or a value of the wrong shape is an InvariantViolation (MANAGER) that names the
+method and the expected value; a legal call that raises is NOCRASH. Only what an engine reads is
+read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METHODS = (
 
 @attrs.frozen
 class Renamed:
-    """A manager under the names of `KVCacheManager`. names: what it calls them, by these."""
+    """A manager under the names of `KVCacheManager`. names: `KVCacheManager`'s name -> its own."""
 
     manager: Any
     names: Mapping[str, str]
@@ -37,7 +37,7 @@ class Renamed:
 
 
 def make_manager(make: Callable[[], Any], names: Mapping[str, str] | None = None) -> Any:
-    """A new manager that has what an engine needs, or calls it by other names.
+    """Make a new manager, and check that it has the methods that an engine needs.
 
     Raises InvariantViolation.
     """
@@ -56,7 +56,7 @@ def make_manager(make: Callable[[], Any], names: Mapping[str, str] | None = None
 
 
 def rings_of(manager: Any, config: Config) -> frozenset[int]:
-    """The groups whose blocks a manager uses as rings. Raises InvariantViolation."""
+    """Return the groups whose blocks a manager uses as rings. Raises InvariantViolation."""
     given, num_groups = getattr(manager, "rings", ()), len(config.groups)
     try:
         found = frozenset(map(index, given))
@@ -78,7 +78,7 @@ def make_call(manager: Any, call: Call) -> Any:
 
 
 def num_free(manager: Any) -> int:
-    """The free blocks that a manager counts. Raises InvariantViolation."""
+    """Return how many free blocks a manager counts. Raises InvariantViolation."""
     try:
         given = manager.num_free_blocks
     except Exception as error:
@@ -87,7 +87,7 @@ def num_free(manager: Any) -> int:
 
 
 def num_hit(manager: Any, name: str, num_tokens: int) -> tuple[Any, int]:
-    """The hit that a manager finds for a request of this many tokens, and its tokens.
+    """Return the hit that a manager finds for a request of this many tokens, and its tokens.
 
     Raises InvariantViolation.
     """
@@ -106,7 +106,7 @@ def num_hit(manager: Any, name: str, num_tokens: int) -> tuple[Any, int]:
 
 
 def block_ids(manager: Any, name: str, config: Config) -> tuple[tuple[int, ...], ...]:
-    """A request's block table of each group. Raises InvariantViolation."""
+    """Return a request's block table of each group. Raises InvariantViolation."""
     call = Call("get_block_ids", (name,))
     given = make_call(manager, call)
     num_groups = len(config.groups)
@@ -128,7 +128,7 @@ def block_ids(manager: Any, name: str, config: Config) -> tuple[tuple[int, ...],
 
 
 def batch(manager: Any) -> tuple[Any, ...]:
-    """The commands of the open batch. Raises InvariantViolation."""
+    """Return the commands of the open batch. Raises InvariantViolation."""
     call = Call("take_batch")
     given = make_call(manager, call)
     try:
@@ -137,7 +137,7 @@ def batch(manager: Any) -> tuple[Any, ...]:
         raise InvariantViolation(NAME, f"{call} gives {given!r}, not commands") from error
     for command in commands:
         if not (callable(getattr(command, "reads", None)) and hasattr(command, "writes")):
-            raise InvariantViolation(NAME, f"{call} gives {command!r}, which is no command")
+            raise InvariantViolation(NAME, f"{call} gives {command!r}, which is not a command")
     return commands
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An eviction policy, or a scheduler, of one's own, run with the production transitions.
+"""Runs a user's own eviction policy or scheduler with the production transitions.
 
-A policy says where a freed block joins the free queue, and which block of it leaves first; nothing
-else of the core changes. It sees no block's number and no tokens: nothing may depend on names, or
-the explored states could not be folded. While a policy is installed the whole process uses it. LRU,
-which checks the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say whether a policy
-keeps what a hit needs. A scheduler may go by the names of requests, so these are not renamed
-(`schedulers.py`).
+A policy decides where a freed block joins the free queue, and which block leaves first; the rest of
+the core is unchanged. It sees no block ids and no tokens: if anything depended on names, the
+explored states could not be folded. While a policy is installed, the whole process uses it. The
+property LRU, which checks the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED tell
+whether a policy keeps what a hit needs. A scheduler may depend on the names of requests, so these
+are not renamed (`schedulers.py`).
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from kvcore.types.errors import InvariantViolation
 
 NAME = "POLICY"
 WITHOUT = frozenset({"LRU"})
-"""Properties that say what the built-in policies do."""
+"""Properties that describe the built-in policies."""
 
 
 @attrs.frozen
 class FreeBlock:
-    """A block as a policy sees it: whether its content can be hit, and in which group."""
+    """A block as a policy sees it: whether its content can be hit, and its group."""
 
     cached: bool
     group_id: int | None = None
 
 
 class Policy(Protocol):
-    """Which of the free blocks leaves first."""
+    """Decides which free block leaves first."""
 
     def join(self, queue: Sequence[FreeBlock], block: FreeBlock, /) -> int:
-        """The place that a freed block takes in the queue, 0 for the front, len(queue) for the
-        back.
+        """Return the index at which a freed block joins the queue: 0 for the front, len(queue) for
+        the back.
         """
 
     def leave(self, queue: Sequence[FreeBlock], /) -> int:
-        """The place of the block that is taken next."""
+        """Return the index of the block to take next."""
 
 
 class LRU:
-    """The built-in default, as a policy of one's own would be written."""
+    """The built-in default, written as a user's policy."""
 
     def join(self, queue: Sequence[FreeBlock], _: FreeBlock) -> int:
-        """Behind all others."""
+        """Join at the back."""
         return len(queue)
 
     def leave(self, _: Sequence[FreeBlock]) -> int:
-        """The front."""
+        """Take the front."""
         return 0
 
 
 def check_policy(policy: Policy, world: World, **limits: Any) -> Report:
     """Explore a world under a policy. limits: those of `kvcore.check.search.search.check`."""
     if limits.get("backend", "python") != "python":
-        raise ValueError("a policy of your own is Python's alone: leave backend out")
+        raise ValueError("a policy of your own runs only in Python: omit backend")
     if limits.get("workers", 1) != 1:
-        raise ValueError("a policy of your own is put into this process alone: leave workers out")
+        raise ValueError("a policy of your own is installed only in this process: omit workers")
     names = set(select(None, world.calls)) - WITHOUT - set(out_of_reach(world))
     limits.setdefault("properties", sorted(names))
     with installed(policy):
@@ -85,7 +85,7 @@ def check_scheduler(moves: Moves, world: World, **limits: Any) -> Report:
 
 @contextmanager
 def installed(policy: Policy) -> Iterator[None]:
-    """The core with another eviction policy."""
+    """Install another eviction policy in the core."""
     take, enqueue = PoolTransaction.take, PoolTransaction._enqueue
 
     def take_chosen(self: PoolTransaction, count: int) -> list[int]:
@@ -116,14 +116,14 @@ def installed(policy: Policy) -> Iterator[None]:
 
 
 def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
-    """A policy's answer. Raises InvariantViolation (POLICY) for none that is a place."""
+    """Return a policy's answer. Raises InvariantViolation (POLICY) unless it is a valid index."""
     try:
         place = getattr(policy, question)(*seen)
     except Exception as error:
         detail = f"{question} raised {type(error).__name__}: {error}"
         raise InvariantViolation(NAME, f"{detail}, asked with {seen}") from error
     if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place <= last:
-        said = f"{question} gives {place!r}, which is no place up to {last}"
+        said = f"{question} gives {place!r}, which is not a place up to {last}"
         raise InvariantViolation(NAME, said)
     return place
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own parts of a violation, as code that a written test can import.
+"""A user's own parts of a violation, as code that a generated test can import.
 
-A test names a function, a class or an object by its module and its name there; what cannot be found
-again so is refused in one sentence. An object without a name is made anew where its class needs
-nothing for it.
+A test names a function, a class or an object by its module and its name there; if that does not
+find it again, it is refused in one sentence. An object without a name is created again if its class
+needs no arguments.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kvcore.check.world.world import World
 
 
 class NotWritable(ValueError):
-    """A violation that cannot be written as a file, and why, in one sentence."""
+    """The violation cannot be written as a file; says why in one sentence."""
 
 
 @attrs.frozen
 class Parts:
-    """The parts of a test of a user's own code: imports, lines before the test, the selected
-    property, options of the checked manager, what is installed around it, the backends.
+    """The parts of a test for a user's own code: imports, lines before the test, the selected
+    property, options of the checked manager, the context around it, the backends.
     """
 
     imports: tuple[str, ...] = ()
@@ -39,14 +39,16 @@ class Parts:
 
 
 def parts_of(violation: Violation, world: Any) -> Parts:
-    """The parts of a test of a violation. Raises NotWritable."""
+    """Return the parts of a test for a violation. Raises NotWritable."""
     options = f"num_tokens={getattr(world, 'num_tokens', 0)}"
     parts = Parts(selection=f'"{violation.name}"', options=options)
     own = violation.own
     if own is not None:
         parts = _with_property(parts, own)
     elif violation.name not in PROPERTIES:
-        raise NotWritable(f"nothing says what checks {violation.name}: it is no property of kvcore")
+        raise NotWritable(
+            f"{violation.name} is not a property of kvcore, and nothing says what checks it"
+        )
     if isinstance(world, World) and callable(world.moves):
         parts = _with_moves(parts, world)
     if violation.policy is not None:
@@ -61,7 +63,7 @@ def parts_of(violation: Violation, world: Any) -> Parts:
 
 
 def importable(value: Any) -> tuple[str, str]:
-    """The line that imports a user's object, and what it is called then. Raises NotWritable."""
+    """Return the line that imports a user's object, and its name then. Raises NotWritable."""
     value = value.moves if isinstance(value, Guarded) else value
     kind = value if hasattr(value, "__qualname__") else type(value)
     where, name = getattr(kind, "__module__", None), kind.__qualname__
@@ -84,7 +86,7 @@ def importable(value: Any) -> tuple[str, str]:
 
 
 def write_world(world: World, moves: str) -> Iterator[str]:
-    """The lines that make a world with a scheduler again."""
+    """Return lines that make a world with a scheduler again."""
     yield "WORLD = World("
     yield "    config=CONFIG,"
     for field in attrs.fields(World):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine around `kvcore.legacy.v0.block_manager`, with and without its cache of prefixes.
+"""An engine around `kvcore.legacy.v0.block_manager`, with and without its prefix cache.
 
-As the engines of that time: the cached prefix is looked up before a prompt is allocated and not
-computed again, what a step computed is marked behind it, and each step says when it used which
-sequence. Each call is one step. Equal tokens have equal content, so that hits are read. Source:
+It behaves like the engines of that time: the cached prefix is looked up before a prompt is
+allocated and is not computed again, computed blocks are marked after each step, and each step
+reports when it used which sequence. Each call is one step. Equal tokens have equal content, so that
+hits are read. Source:
 S002-38 to 41, 59 to 72.
 """
 
@@ -34,9 +35,8 @@ RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
 class CachingWorld(FacadeWorld):
     """A small world of the V0 manager.
 
-    num_letters: tokens that may follow one prefix. num_appended: the most tokens of a step.
-    num_lookahead: the most slots behind them. looks: whether somebody holds the tables' block
-    objects.
+    num_letters: tokens that may follow one prefix. num_appended: most tokens of a step.
+    num_lookahead: most slots after them. looks: whether a caller holds the tables' block objects.
     """
 
     num_letters: int = 2
@@ -211,7 +211,9 @@ class CachingEngine(FacadeEngine):
         return trackers, used, self._null()
 
     def _schedule(self, seq: Sequence, first: int) -> None:
-        """Write a sequence from a position on, read what its next query sees, tell the manager."""
+        """Write a sequence from a position on, read what its next query sees, and notify the
+        manager.
+        """
         end = seq.data.num_computed_tokens = len(seq.get_token_ids())
         self.note_forward(seq.seq_id, first, end)
         self.manager.mark_blocks_as_computed(SequenceGroup("", [seq]), 0)
@@ -242,7 +244,7 @@ class CachingEngine(FacadeEngine):
         return True
 
     def _needed(self, tier: Any, tokens: tuple[int, ...]) -> int:
-        """Blocks that leave the free ones of a tier for these tokens: as memory has contents."""
+        """Count the free blocks of a tier that these tokens need, given the contents of memory."""
         size, pool = self.world.block_size, self.blocks().pool(tier)
         owned = {
             () if slots[-1] is None else slots[-1][0]
@@ -253,7 +255,9 @@ class CachingEngine(FacadeEngine):
         return len(full - owned if self.world.caching else full) + bool(len(tokens) % size)
 
     def _needed_to_append(self, old: Sequence, new: Sequence, lookahead: int) -> int | None:
-        """New blocks, and copies of shared ones that are written; None: the window makes room."""
+        """Count new blocks, and copies of shared ones that are written; None: the window makes
+        space.
+        """
         if self.world.window is not None:
             return None
         blocks = self.manager.block_tables[old.seq_id].physical_block_ids
@@ -283,20 +287,20 @@ class CachingEngine(FacadeEngine):
         ]
 
     def _used(self) -> list[tuple[int, float | None]]:
-        """When each sequence was used, which its blocks are told when it goes."""
+        """Return when each sequence was used, which its blocks get when it is freed."""
         if not self.world.caching:
             return []
         return sorted(self.manager._last_access_blocks_tracker._seq_last_access.items())
 
     def _prompts(self, prefix: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
-        """All that goes on from a prefix, up to a length."""
+        """Yield all continuations of a prefix up to a length."""
         if len(prefix) < most:
             for token in self._letters(prefix):
                 yield (*prefix, token)
                 yield from self._prompts((*prefix, token), most)
 
     def _letters(self, prefix: tuple[int, ...]) -> list[int]:
-        """The tokens that are known behind a prefix, and a fresh one."""
+        """Return the known tokens after a prefix, and a fresh one."""
         seen = [slot[0] for slots in self.memory.contents.values() for slot in slots if slot]
         seen += [tuple(seq.get_token_ids()) for seq in self.seqs.values()]
         at = len(prefix)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine around a facade: it makes legal calls, and checks each by what a user sees of it.
+"""An engine around a facade: makes legal calls, and checks each by what a user sees of it.
 
-An engine knows its sequences and reads the tables of the facade; memory changes by the batches
-alone. What a call must need is counted here anew, so that a refusal is checked in both directions
-(ADMIT-EXACT), and what is refused must leave the blocks as they were (ATOMIC-FAIL). A subclass
-makes the calls of one facade.
+An engine knows its sequences and reads the facade's tables; memory changes only by batches. The
+need of a call is counted here independently, so that a refusal is checked in both directions
+(ADMIT-EXACT), and a refused call must leave the blocks unchanged (ATOMIC-FAIL). A subclass makes
+the calls of one facade.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ BLOCK_HEADS: Row = ("block", "owners", "key", "queue", "slots hold")
 class FacadeWorld:
     """A small world of a facade.
 
-    num_sequences, num_tokens: at most this many at a time, of this many tokens. num_prompt: of a
-    new one. best_of: the most sequences that a group begins with. window: tokens that a query sees.
+    num_sequences, num_tokens: most sequences at a time, most tokens of each. num_prompt: most
+    tokens of a new one. best_of: most sequences that a group begins with. window: tokens that a
+    query sees.
     """
 
     num_blocks: int = 3
@@ -52,11 +53,11 @@ class FacadeWorld:
 
 
 class FacadeEngine(ABC):
-    """A facade, its sequences and the memory: a slot holds the tokens up to its own.
+    """A facade, its sequences and the memory, in which a slot holds the tokens up to its own.
 
     emitted: the commands of the last call. forward: what it scheduled: a sequence, the first
-    position that is written, the first that is read. said: copies that it told of, by their kind,
-    and whether it tells of copies that are not needed, too.
+    written and the first read position. said: copies that it returned, by kind, and whether it also
+    returns unneeded copies.
     """
 
     def __init__(self, world: FacadeWorld) -> None:
@@ -67,49 +68,49 @@ class FacadeEngine(ABC):
         self.said: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
 
     shortages: tuple[type[Exception], ...] = ()
-    """What the facade raises if it runs out of blocks."""
+    """The error that the facade raises if it runs out of blocks."""
     renames_blocks = True
-    """Whether the facade behaves the same if its blocks have other ids."""
+    """Whether the facade behaves the same with other block ids."""
 
     def times(self) -> list[float]:
-        """The times that the facade compares, besides those of priorities."""
+        """Return the times that the facade compares, besides those of priorities."""
         return []
 
     @abstractmethod
     def moves(self) -> Iterator[Call]:
-        """The calls that an engine may make now, in a fixed order."""
+        """Yield the calls that an engine may make now, in a fixed order."""
 
     def perform(self, call: Call) -> bool:
-        """Make a call; whether it was done. Raises InvariantViolation."""
+        """Make a call; return whether it succeeded. Raises InvariantViolation."""
         move: Any = getattr(self, f"do_{call.name}")
         return bool(move(*call.args, **call.options))
 
     @abstractmethod
     def blocks(self) -> Tiers:
-        """The state behind the facade."""
+        """Return the state behind the facade."""
 
     @abstractmethod
     def take_commands(self) -> tuple[Command, ...]:
-        """The commands since the last call of this method."""
+        """Return the commands since the last call of this method."""
 
     @abstractmethod
     def key(self, names: dict[Place, int], order: dict[float, int], /) -> object:
-        """The rest of the state that decides how the facade behaves from here on.
+        """Return the rest of the state that decides the facade's future behaviour.
 
         names: new names of blocks, if blocks are renamed. order: the rank of each time; the times
-        themselves decide nothing.
+        themselves do not matter.
         """
 
     @abstractmethod
     def check_owners(self) -> None:
-        """Raise InvariantViolation unless the facade's holders are the owners that blocks have."""
+        """Raise InvariantViolation unless the blocks' owners are the facade's holders."""
 
     @abstractmethod
     def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
-        """Name, tokens, status and table of each sequence."""
+        """Yield name, tokens, status and table of each sequence."""
 
     def repeat(self, call: Call) -> None:
-        """Make a call that was checked before."""
+        """Make a call again that was checked before."""
         self.forward, self.said = [], []
         self.perform(call)
         self.emitted = self.take_commands()
@@ -118,7 +119,7 @@ class FacadeEngine(ABC):
         self._forget()
 
     def make(self, call: Call) -> bool:
-        """Make a call and check it; whether it was done. Raises InvariantViolation."""
+        """Make and check a call; return whether it succeeded. Raises InvariantViolation."""
         before = settled(self.blocks())
         self.forward, self.said = [], []
         try:
@@ -144,7 +145,7 @@ class FacadeEngine(ABC):
         self.memory.contents = {place: held[place] for place in held if _is_read(pools, place)}
 
     def _run_batch(self) -> None:
-        """Run a batch as a worker does: the copies, then the forward pass of what is scheduled."""
+        """Run a batch like a worker: the copies, then the forward pass of the scheduled tokens."""
         for command in self.emitted:
             if isinstance(command, Allocate):
                 self.memory.forget(command.block)
@@ -166,10 +167,10 @@ class FacadeEngine(ABC):
     def try_call(
         self, who: str, function: Callable[[], Any], needed: int | None, room: int
     ) -> tuple[bool, Any]:
-        """Make a call that needs some blocks while there is room for others.
+        """Make a call that needs some blocks while others are free.
 
-        needed: how many it needs; None if that is not known. room: how many are free.
-        Returns whether it was done, and its value. Raises InvariantViolation (ADMIT-EXACT).
+        needed: blocks that it needs; None if unknown. room: free blocks. Returns whether it
+        succeeded, and its value. Raises InvariantViolation (ADMIT-EXACT).
         """
         try:
             value = function()
@@ -184,8 +185,8 @@ class FacadeEngine(ABC):
         return True, value
 
     def check_admission(self, what: str, status: Enum, needed: int, free: int) -> None:
-        """Raise InvariantViolation (ADMIT-EXACT, ADMIT-NEVER) unless a status is the right one for
-        a group that needs this many blocks.
+        """Raise InvariantViolation (ADMIT-EXACT, ADMIT-NEVER) unless a status is right for a group
+        that needs this many blocks.
         """
         left = int(self.limits.watermark * self.limits.num_blocks)
         expected = "OK" if free - needed >= left else "LATER"
@@ -203,7 +204,9 @@ class FacadeEngine(ABC):
     def _check_copies(
         self, kind: type[Command], said: list[tuple[int, int]], *, tells_more: bool
     ) -> None:
-        """Raise InvariantViolation (CMD-COMPLETE) unless the batch copies what was told."""
+        """Raise InvariantViolation (CMD-COMPLETE) unless the batch has the copies that the call
+        returned.
+        """
         copies = [astuple(each) for each in self.emitted if isinstance(each, kind)]
         if copies != said and not (tells_more and set(copies) <= set(said)):
             detail = f"the copies {said} are returned, the batch has {copies}"
@@ -218,7 +221,7 @@ class FacadeEngine(ABC):
 
     @property
     def scene(self) -> Scene:
-        """The scene that a story shows."""
+        """Return the scene that a story shows."""
         requests = []
         for name, tokens, status, table in self.sequences():
             ids = " ".join(_name(place) for place in table) or "-"
@@ -242,7 +245,7 @@ class FacadeEngine(ABC):
 
 
 def settled(tiers: Tiers) -> Tiers:
-    """The state without the open batch."""
+    """Return the state without the open batch."""
     return attrs.evolve(tiers, number=0, commands=pvector())
 
 
@@ -252,12 +255,12 @@ def _is_read(tiers: Tiers, place: Place) -> bool:
 
 
 def _prefixes(tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The content of each token's slot: the tokens up to it."""
+    """Return the content of each token's slot: the tokens up to it."""
     return [tokens[:end] for end in range(1, 1 + len(tokens))]
 
 
 def _said(content: Content) -> str:
-    """A content in words: its token behind those before it."""
+    """Describe a content: its token after those before it."""
     return "?" if content is None else "-".join(map(str, content[0]))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A facade in a small world as a model: all runs of an engine around it.
+"""The model of a facade in a small world: all runs of an engine around it.
 
-A node is the calls that led to it, made again when its edges are tried, since a facade changes in
-place. Nodes are folded if tables, owners, keys, priorities, the order of free blocks and all
-contents are equal, blocks renamed if the facade does not go by their ids. A refused call leads
-nowhere, once it is checked.
+A node is the list of calls that led to it; they are made again when its edges are tried, since a
+facade changes in place. Nodes are folded if tables, owners, keys, priorities, the order of free
+blocks and all contents are equal, after renaming blocks if the facade does not depend on their ids.
+A refused call is checked, but is not an edge.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Path = tuple[Call, ...]
 
 @attrs.frozen
 class FacadeNode:
-    """The scene that a story shows after some calls; made again when it is shown."""
+    """The scene after some calls; the calls are made again when it is shown."""
 
     make: Callable[[], FacadeEngine]
     path: Path
 
     @property
     def scene(self) -> Scene:
-        """Sequences, and each block."""
+        """Return the sequences and the blocks."""
         engine = self.make()
         for call in self.path:
             with suppress(InvariantViolation):
@@ -49,9 +49,8 @@ class FacadeNode:
 
 
 class FacadeModel:
-    """All runs of an engine, to be given to `check`.
-
-    make: gives an engine of an empty facade. known: the properties that it is checked by.
+    """All runs of an engine, for `check`. make: returns an engine with an empty facade. known: the
+    properties to check.
     """
 
     config = None
@@ -63,11 +62,11 @@ class FacadeModel:
         self._engine: tuple[Path, FacadeEngine] | None = None
 
     def start(self) -> Path:
-        """No call was made."""
+        """Return the node without calls."""
         return ()
 
     def edges(self, node: Path) -> Iterator[Edge]:
-        """Each call that an engine may make next, and is not refused."""
+        """Yield each call that an engine may make next, unless it is refused."""
         for call in list(self._at(node).moves()):
             engine = self._at(node)
             try:
@@ -84,21 +83,21 @@ class FacadeModel:
             yield Edge(call.name, (self._step(node, call, engine),), path)
 
     def name(self, node: Path) -> bytes:
-        """All that decides how an engine and its facade go on."""
+        """Return all that decides the future of an engine and its facade."""
         engine = self._at(node)
         name = repr(_renamed(engine)).encode()
         self._engine = (node, engine)
         return name
 
     def check(self, node: Path) -> None:
-        """Nothing more: each call is checked when it is made."""
+        """Do nothing: each call is checked when it is made."""
 
     def pack(self, node: Path) -> bytes:
-        """The calls as bytes."""
+        """Return the calls as bytes."""
         return pickle.dumps([(call.name, call.args, call.options) for call in node])
 
     def unpack(self, data: bytes) -> Path:
-        """The calls of these bytes."""
+        """Return the calls of these bytes."""
         return tuple(Call(*each) for each in pickle.loads(data))
 
     def _step(self, node: Path, call: Call, engine: FacadeEngine) -> CheckedCall:
@@ -106,7 +105,7 @@ class FacadeModel:
         return CheckedCall(FacadeNode(self._make, node), call, Outcome(after, engine.emitted, None))
 
     def _at(self, node: Path) -> FacadeEngine:
-        """An engine that made these calls, for the caller to change."""
+        """Return an engine that made these calls, for the caller to change."""
         if self._engine is not None and self._engine[0] == node:
             engine = self._engine[1]
             self._engine = None
@@ -118,7 +117,7 @@ class FacadeModel:
 
 
 def _renamed(engine: FacadeEngine) -> object:
-    """All that decides how an engine goes on, blocks named by their first use where that may be."""
+    """Return all that decides an engine's future, with blocks named by first use if allowed."""
     tiers, sequences = engine.blocks(), engine.sequences()
     pools: list[tuple[Tier, BlockPool]] = [("device", tiers.device)]
     pools += [] if tiers.host is None else [("host", tiers.host)]

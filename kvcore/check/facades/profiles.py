@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The explored part of each facade: its worlds, its checks, and the fact that covers the rest.
+"""The explored part of each facade: its worlds and checks, and the reasons for the rest.
 
-Every property that the checker knows is either checked or lifted with a reason; a reason that is
-specific to a facade cites a fact (docs/facts.md). Counts of states are pinned by
+Every property of the checker is either checked or lifted with a reason; a reason that is specific
+to a facade cites a fact (docs/facts.md). Counts of states are pinned by
 tests/check/test_facades.py.
 """
 
@@ -29,7 +29,7 @@ OWN = {
     "CMD-COMPLETE": "the copies that a call returns are those that the batch has",
     "PRIORITY-ORDER": "free blocks without a key leave first, then the others by priority",
 }
-"""Sentences of properties that the facades alone have."""
+"""Sentences of the properties that only facades have."""
 
 TABLES = "tables are lists of the facade, which no command mirrors (S002-66, S003-06, 34)"
 MARKS = "what is computed is the caller's to say (S002-39, S003-26, 30)"
@@ -70,7 +70,9 @@ LIFTED: Mapping[str, str] = {
 
 @attrs.frozen(kw_only=True)
 class Facade:
-    """A facade to explore. lifted: what it is not checked by beside `LIFTED`, with the fact."""
+    """A facade to explore. lifted: properties that are not checked, besides `LIFTED`, with the
+    fact.
+    """
 
     name: str
     sentence: str
@@ -80,12 +82,12 @@ class Facade:
 
     @property
     def known(self) -> dict[str, Property]:
-        """The properties that it is checked by."""
+        """Return the properties that are checked."""
         return {name: PROPERTIES.get(name) or _own(name) for name in self.checked}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why each of the others is not checked."""
+        """Return the reason why each other property is not checked."""
         return {**LIFTED, **self.lifted}
 
 
@@ -199,7 +201,7 @@ FACADES: dict[str, Facade] = {
 
 
 def make_engine(world: FacadeWorld, backend: Any = "python") -> FacadeEngine:
-    """An engine around an empty facade. Raises BackendMissing."""
+    """Make an engine around an empty facade. Raises BackendMissing."""
     if isinstance(world, CachingWorld):
         return CachingEngine(world, backend)
     assert isinstance(world, SpaceWorld)

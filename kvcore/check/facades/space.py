@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine around `kvcore.legacy.v0_3.block_space_manager`.
 
-As the engines of that time: a group is admitted where `can_allocate` says so, a sampled token is
-appended and then gets its slot, groups are swapped as a whole. Tokens are named by who samples
-them, so that forks differ; what a prompt is does not matter, since nothing is hashed. A sequence
-that sees a window reads no more. Source: S003-07 to S003-36.
+It behaves like the engines of that time: a group is admitted if `can_allocate` allows it, a sampled
+token is appended and then gets its slot, groups are swapped as a whole. Tokens are named by the
+sequence that samples them, so that forks differ; the content of prompts does not matter, since
+nothing is hashed. A sequence with a window reads only the window. Source: S003-07 to S003-36.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class SpaceEngine(FacadeEngine):
         ]
 
     def _own(self, seq: Sequence) -> list[Place]:
-        """The places of a sequence that are no prefix's: those that a swap moves."""
+        """Return the places of a sequence outside a shared prefix: those that a swap moves."""
         shared = () if self.prefix is None else self.prefix.get_block_numbers()
         on_device = [("device", number) for number in shared]
         return [place for place in self._table(seq) if place not in on_device]

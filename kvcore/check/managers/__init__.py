@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers of other projects under the names that the checker calls, each in a file of its own."""
+"""Managers of other projects with the method names that the checker calls, one per file."""

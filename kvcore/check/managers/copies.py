@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deep copies of managers that share what never changes: pickled and read again, which is faster
-than `copy.deepcopy` and knows functions by their identity.
+"""Deep copies of managers that share immutable parts.
+
+They are pickled and read again, which is faster than `copy.deepcopy` and keeps functions by
+identity.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ T = TypeVar("T")
 
 
 def copied(value: T, shared: Sequence[object]) -> T:
-    """A deep copy of a value; what it shares with the value is the same object in both."""
+    """Copy a value deeply; shared parts are the same objects in both."""
     places = {id(each): place for place, each in enumerate(shared)}
     written = io.BytesIO()
     pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)

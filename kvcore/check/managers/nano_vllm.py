@@ -3,8 +3,8 @@
 
     KVCORE_NANO_VLLM=CHECKOUT kvcore check --manager kvcore.check.managers.nano_vllm:Manager
 
-It is in no registry. Of a checkout, the two files of the manager and of its requests are loaded,
-not the package, which needs a GPU.
+It is not in a registry. Only the two files of the manager and of its requests are loaded from a
+checkout, since the package needs a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHECKOUT = "KVCORE_NANO_VLLM"
 
 
 def load(name: str) -> Any:
-    """A module of nano-vllm's checkout. Raises LookupError, FileNotFoundError."""
+    """Load a module of nano-vllm's checkout. Raises LookupError, FileNotFoundError."""
     folder = os.environ.get(CHECKOUT)
     if not folder:
         raise LookupError(f"set {CHECKOUT} to a checkout of nano-vllm")
@@ -37,7 +37,7 @@ def load(name: str) -> Any:
 
 
 class Manager:
-    """The manager, and the sequences that a scheduler has."""
+    """The manager, with the sequences of a scheduler."""
 
     def __init__(self, config: Config) -> None:
         self.sequence = load("engine.sequence").Sequence

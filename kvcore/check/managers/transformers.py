@@ -3,7 +3,7 @@
 
     kvcore check --manager kvcore.check.managers.transformers:Manager
 
-It runs in transformers' environment, on a CPU. A block is as large as a sector. Layers with a
+It runs in transformers' environment, on a CPU. A block has the size of a sector. Layers with a
 window are rings: a table of the world repeats the blocks of the ring.
 """
 
@@ -27,13 +27,15 @@ FIRST = 2
 
 
 def made(config: Config) -> Any:
-    """The cache over such a pool. Raises ValueError."""
+    """Make the cache for such a pool. Raises ValueError."""
     groups, size = config.groups, config.block_size
     kinds = ["sliding_attention" if each.window else "full_attention" for each in groups]
     window = next((each.window for each in groups if each.window), None)
     usable, rest = divmod(config.num_usable_blocks, len(groups))
     if len({*kinds}) < len(groups) or rest or (window or 0) % size:
-        raise ValueError("say one group, or full and window: as many blocks for each, whole ones")
+        raise ValueError(
+            "use one group, or a full and a windowed group with equal numbers of whole blocks"
+        )
     model = MistralConfig(
         hidden_size=128 // size, num_attention_heads=1, num_key_value_heads=1,
         num_hidden_layers=len(kinds), layer_types=kinds, sliding_window=window,
@@ -46,7 +48,7 @@ def made(config: Config) -> Any:
 
 
 class Manager:
-    """The cache, and the requests that a scheduler has: how far each is computed and scheduled."""
+    """The cache, with the requests of a scheduler and their computed and scheduled counts."""
 
     def __init__(self, config: Config) -> None:
         self.cache, self.first = made(config), FIRST - int(config.null_block)
@@ -95,7 +97,7 @@ class Manager:
         return self.get_block_ids(names[0])
 
     def fits(self, state: Any, count: int) -> bool:
-        """Whether the cache stores this many tokens, without what it keeps for hits if need be."""
+        """Whether the cache can store this many tokens, if necessary by evicting cached ones."""
         self.cache.pool.try_to_free_sectors()
         if not self.cache.can_store_request_tokens(state, count):
             if not self.cache.evict_cached_blocks():

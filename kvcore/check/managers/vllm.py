@@ -30,14 +30,14 @@ from vllm.v1.request import Request, RequestStatus
 from kvcore import Config, Group
 from kvcore.check.managers.copies import copied
 
-logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of each reset that it refuses
+logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns about each refused reset
 LONGEST = 1024
 SAMPLING = SamplingParams(max_tokens=LONGEST)
 LAYER = {"num_kv_heads": 1, "head_size": 1, "dtype": STR_DTYPE_TO_TORCH_DTYPE["float32"]}
 
 
 def made(config: Config) -> Any:
-    """vLLM's manager over such a pool, with the null block that it always has."""
+    """Make vLLM's manager for such a pool, with the null block that it always has."""
     init_none_hash(sha256)
     groups = [KVCacheGroupSpec([str(n)], spec(each)) for n, each in enumerate(config.groups)]
     sizes = [group.block_size for group in config.groups]
@@ -50,14 +50,14 @@ def made(config: Config) -> Any:
 
 
 def spec(group: Group) -> Any:
-    """A group as vLLM has it."""
+    """Return a group in vLLM's form."""
     if group.window is None:
         return FullAttentionSpec(block_size=group.block_size, **LAYER)
     return SlidingWindowSpec(block_size=group.block_size, sliding_window=group.window, **LAYER)
 
 
 class Manager:
-    """The manager, and the requests that a scheduler has."""
+    """The manager, with the requests of a scheduler."""
 
     def __init__(self, config: Config) -> None:
         self.manager, self.requests = made(config), dict[str, Any]()

@@ -192,7 +192,7 @@ def schedule_all(state: State, request: RequestState, world: World | None = None
 
 
 def _progresses(world: World, state: State, requests: list[RequestState]) -> bool:
-    """Whether some call brings one of these requests a token further now."""
+    """Whether some call lets one of these requests progress by a token now."""
     for request in requests:
         name, value = request.request_id, None
         if request.num_loading or request.num_computed > len(request.tokens):

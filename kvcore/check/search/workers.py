@@ -48,7 +48,7 @@ class Result:
 def leaving_interrupts() -> Iterator[None]:
     """Processes that are started in it leave an interrupt to this one, from their first line on."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # no other thread gets interrupts, or may change who does
+        yield  # only the main thread gets interrupts, or may change their handler
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

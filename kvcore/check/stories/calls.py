@@ -124,7 +124,7 @@ class SafeNames(TraceNames):
     """Names that give the first digits of a hash that no request was seen with."""
 
     def block_hash(self, block_hash: bytes) -> str:
-        """The prefix of a block hash."""
+        """Write the prefix of a block hash."""
         try:
             return super().block_hash(block_hash)
         except KeyError:

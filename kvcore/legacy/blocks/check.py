@@ -23,7 +23,7 @@ def check_tiers(
     held: Iterable[int] | None = None,
     held_on_host: Iterable[int] | None = None,
 ) -> None:
-    """Raise InvariantViolation with the first property that does not hold.
+    """Raise InvariantViolation for the first property that does not hold.
 
     held, held_on_host: each block once per holder; None: not compared.
     """

@@ -177,7 +177,7 @@ def publish(tiers: Tiers, block: int, key: bytes, tier: Tier = "device") -> Outc
 def publish_all(
     tiers: Tiers, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
 ) -> Outcome[Tiers, None]:
-    """Make blocks with owners findable, in order, by a key each; all of them or none.
+    """Make blocks with owners findable, each by its key, in order; all of them or none.
 
     Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     """
@@ -243,12 +243,14 @@ def copy_in(tiers: Tiers, host_block: int, block: int) -> Outcome[Tiers, None]:
 
 
 def lookup(tiers: Tiers, key: bytes, tier: Tier = "device") -> int | None:
-    """The block that answers for a key. Does not modify the tiers. Raises InvalidKey."""
+    """Return the block that a look-up of a key finds. Does not modify the tiers. Raises
+    InvalidKey.
+    """
     return transitions.lookup(tiers.pool(tier), key)
 
 
 def lookup_prefix(tiers: Tiers, keys: Sequence[bytes], tier: Tier = "device") -> tuple[int, ...]:
-    """The blocks that answer for keys, up to the first for which none does.
+    """Return the blocks that hold the keys' contents, up to the first key without one.
 
     Does not modify the tiers. Raises InvalidKey.
     """

@@ -186,7 +186,7 @@ class LinkedQueue(BlockQueue[T]):
         return block
 
     def remove(self, block: T) -> None:
-        """Take a block out, from wherever it is. Raises WrongArgument, NotInQueue."""
+        """Remove a block from any place. Raises WrongArgument, NotInQueue."""
         check_kind("block", block, self.kind)
         if block._queue is not self:
             raise NotInQueue(block=block.block_id)

@@ -51,11 +51,11 @@ class WindowWithMla(sizing.WindowOnLatent, AssertionError):
 
 
 class LayersDiffer(sizing.SpecsDiffer, AssertionError):
-    """Layers of one group keep their cache alike."""
+    """The layers of a group must keep their cache alike."""
 
 
 class NoGroupLayer(sizing.EmptyGroup, IndexError):
-    """A group has at least one layer."""
+    """A group must have at least one layer."""
 
 
 class NothingToCache(sizing.NoLayers, NotImplementedError, AssertionError):
@@ -71,15 +71,15 @@ class MixedLayers(sizing.MixedSpecs, NotImplementedError):
 
 
 class RanksDiffer(sizing.GroupKindDiffers, AssertionError):
-    """Workers under one manager keep their groups alike."""
+    """Workers under one manager must keep their groups alike."""
 
 
 class RankGroupsDiffer(sizing.GroupCountDiffers, AssertionError):
-    """Workers under one manager have the same groups."""
+    """Workers under one manager must have the same groups."""
 
 
 class RankLayersDiffer(sizing.GroupLayersDiffer, AssertionError):
-    """Workers that split one model's heads have the same layers in each group."""
+    """Workers that split one model's heads must have the same layers in each group."""
 
 
 class TooLong(KvcoreError, AssertionError):
@@ -96,11 +96,11 @@ class TokensMissing(errors.TooManyTokens, AssertionError):
 
 
 class HitsWithoutCaching(errors.CachingDisabled, AssertionError):
-    """Hits are given although prefix caching is off."""
+    """The call passes hits although prefix caching is off."""
 
 
 class HitsWhileRunning(errors.HitsOnRunningRequest, AssertionError):
-    """Only a request that holds nothing can bring hits."""
+    """Only a request that holds no blocks can take hits."""
 
 
 class StaleHit(errors.StaleHits, AssertionError):

@@ -46,7 +46,7 @@ class KVCacheSpec:
 
     @property
     def type_id(self) -> str:
-        """Text that is equal where blocks of two layers are alike."""
+        """A text that is equal if the blocks of two layers are alike."""
         return read_spec(self).type_id
 
     @property

@@ -166,7 +166,7 @@ def check_enough_kv_cache_memory(
 def create_kv_cache_group_specs(
     kv_cache_spec: Layers, grouped_layer_names: Sequence[Sequence[str]]
 ) -> list[layers.KVCacheGroupSpec]:
-    """One group for each list of layer names, in order.
+    """Make one group for each list of layer names, in order.
 
     Raises LayersDiffer, NoGroupLayer, NoSuchLayer.
     """
@@ -178,7 +178,7 @@ def create_kv_cache_group_specs(
 
 
 def is_kv_cache_type_uniform(kv_cache_spec: Layers) -> bool:
-    """Whether blocks of all layers are alike; False without layers."""
+    """Whether the blocks of all layers are alike; False without layers."""
     return sizing.is_kv_cache_type_uniform(layers.read_specs(kv_cache_spec))
 
 

@@ -35,7 +35,7 @@ class BlockInUse(KvcoreError):
 
 
 class NoTokensLeft(KvcoreError, RuntimeError):
-    """Slots are requested for tokens that the request does not have."""
+    """The call requests slots for tokens that the request does not have."""
 
     message = "request {request!r} has {num_tokens} tokens, none behind the {num_computed} computed"
 

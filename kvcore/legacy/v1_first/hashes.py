@@ -23,7 +23,7 @@ BlockHashType: TypeAlias = tuple[int, tuple[int, ...]]
 def hash_block_tokens(
     parent_block_hash: BlockHashType | None, curr_block_token_ids: Sequence[int]
 ) -> BlockHashType:
-    """The hash of one full block. parent_block_hash: None for the first block."""
+    """Return the hash of one full block. parent_block_hash: None for the first block."""
     tokens = tuple(curr_block_token_ids)
     return hash((parent_block_hash, *tokens)), tokens
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay with an observer, and what its explanations come to: the command `kvcore explain`."""
+"""Replays with an observer and sums up its explanations: the command `kvcore explain`."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore explain`: replays a workload, or makes the calls of a record again, and says
-why tokens were computed again.
+"""The command `kvcore explain`: explains why tokens were computed again.
 
-The report goes to standard output. Exit code 0: explained; 2: the call or the trace was wrong; 130:
-interrupted, with a report of what was done.
+It replays a workload, or makes the calls of a record again. The report goes to standard output.
+Exit code 0: explained; 2: bad arguments or a bad trace; 130: interrupted, with a report of what was
+done.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kvcore.types.errors import KvcoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Explain one trace or record; returns the exit code.
 
-    arguments: those behind `kvcore explain`, the process's by default.
+    arguments: those after `kvcore explain`; by default, those of the process.
     """
     words = sys.argv[1:] if arguments is None else arguments
     of_record = any(is_record(word) for word in words)
@@ -71,37 +71,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
+    """Build the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="kvcore explain",
-        description="Replay a workload, and say why tokens were computed that a cache without "
-        "limit would have had.",
-        epilog="Exit code: 0 explained, 2 the call or the trace was wrong, 130 interrupted.",
+        description="Replay a workload, and explain why tokens were computed that an unlimited "
+        "cache would have had.",
+        epilog="Exit code: 0 explained, 2 bad arguments or a bad trace, 130 interrupted.",
     )
     parser.add_argument("trace", metavar="TRACE", help=TRACES)
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
-    group = parser.add_argument_group("what comes out")
-    _add_report(group, "one request: its place in the trace, from 0")
+    group = parser.add_argument_group("output")
+    _add_report(group, "explain explain one request: its place in the trace, from 0")
     group.add_argument(
-        "--optimum", action="store_true", help="split evicted tokens: policy or capacity"
+        "--optimum", action="store_true", help="split evicted tokens into policy and capacity"
     )
     parser.set_defaults(html=None, no_bounds=True, explain=True)
     return parser
 
 
 def make_record_parser() -> argparse.ArgumentParser:
-    """The parser of the command for a record, which says itself what its pool was."""
+    """Build the parser of the command for a record, which contains its pool's configuration."""
     parser = argparse.ArgumentParser(
         prog="kvcore explain",
-        description="Make the calls of a record again, and say why tokens were computed that a "
-        "cache without limit would have had.",
-        epilog="Exit code: 0 explained, 2 the call or the record was wrong.",
+        description="Make the calls of a record again, and explain why tokens were computed that "
+        "an unlimited cache would have had.",
+        epilog="Exit code: 0 explained, 2 bad arguments or a bad record.",
     )
-    parser.add_argument("trace", metavar="RECORD", help="a folder, or one of its files")
+    parser.add_argument("trace", metavar="RECORD", help="a folder of a record, or one of its files")
     backend = "rust" if _twin.available() else "python"
     parser.add_argument("--backend", choices=("rust", "python"), default=backend)
-    _add_report(parser.add_argument_group("what comes out"), "one request: its id")
+    _add_report(parser.add_argument_group("output"), "explain one request: its id")
     parser.set_defaults(optimum=False)
     return parser
 
@@ -112,29 +112,31 @@ def _add_report(group: argparse._ArgumentGroup, what: str) -> None:
         "--by",
         choices=("cause", "evictor", "request"),
         default="cause",
-        help="what missed tokens are summed up by (cause)",
+        help="how to sum up missed tokens (cause)",
     )
-    group.add_argument("--json", action="store_true", help="plain data instead of text")
+    group.add_argument("--json", action="store_true", help="write plain data instead of text")
 
 
 def _read(given: argparse.Namespace) -> Arguments:
-    """The options, without those that only `kvcore replay` has. Raises what they raise."""
+    """Read the options, without those that only `kvcore replay` has. Raises what reading them
+    raises.
+    """
     for name in ("sweep", "apply"):
         if getattr(given, name):
-            raise BadOptions(reason=f"--{name} is of `kvcore replay`: leave it out")
+            raise BadOptions(reason=f"--{name} belongs to `kvcore replay`: omit it")
     if given.optimum and given.preempt == "swap":
-        raise BadOptions(reason="--optimum needs --preempt recompute: it follows no swaps")
+        raise BadOptions(reason="--optimum needs --preempt recompute: it does not follow swaps")
     return read_arguments(given)
 
 
 def _keep(given: argparse.Namespace) -> Callable[[Explanation], bool]:
-    """Which explanations are needed whole."""
+    """Return the predicate for explanations to keep whole."""
     everything = given.optimum or given.by == "request"
     return lambda each: everything or each.request == given.request
 
 
 def _run(call: Arguments, explained: Explained, optimum: bool) -> tuple[Result, Counter[str]]:
-    """Replay with an observer; and evicted tokens by policy and capacity, if requested."""
+    """Replay with an observer; split evicted tokens by policy and capacity if requested."""
     reader = (Remembered if optimum else TraceReader)(
         call.trace, skip_bad=call.skip_bad, rate=call.rate
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Totals of a replay's explanations, causes over time, and each admission on request.
+"""Collects a replay's explanations: totals, causes over time, and single admissions.
 
-The optimum splits evicted tokens block by block: `policy`, if the bound of optimum.py finds the
+The optimum splits evicted tokens block by block: `policy` if the bound of optimum.py finds the
 block in a pool of this size, else `capacity`.
 """
 
@@ -22,12 +22,12 @@ from kvcore.replay.results import Sample
 from kvcore.replay.workload import TraceRequest
 
 POINTS_MAX = 512
-"""Points of the causes over time; those of a longer run are thinned evenly."""
+"""Most points of the causes over time; a longer run is thinned evenly."""
 
 
 @attrs.frozen
 class Point:
-    """Tokens so far, at a virtual time: looked up, hit, and missed by cause."""
+    """Tokens up to a virtual time: looked up, hit, and missed by cause."""
 
     time: float
     looked_up: int
@@ -36,9 +36,9 @@ class Point:
 
 
 class Explained:
-    """Gathers the explanations of one run.
+    """Collects the explanations of one run.
 
-    keep: which of them to keep whole; all are counted in totals. points: thinned evenly.
+    keep: which of them to keep whole; the totals count all. points: thinned evenly.
     """
 
     def __init__(self, keep: Callable[[Explanation], bool] = lambda _: False) -> None:
@@ -48,7 +48,7 @@ class Explained:
         self._keep, self._steps, self._stride = keep, 0, 1
 
     def observe(self, manager: KVCacheManager) -> KVCacheManager:
-        """The manager that the loop is to call."""
+        """Return the manager that the loop must call."""
         return observed(manager, AdmissionObserver(manager, self.add))
 
     def add(self, each: Explanation) -> None:
@@ -58,7 +58,7 @@ class Explained:
             self.kept.append(each)
 
     def watch(self, sample: Sample) -> None:
-        """Note how it stands after a step."""
+        """Note the state after a step."""
         if self._steps % self._stride == 0:
             total = self.totals
             point = Point(sample.time, total.tokens, total.hits, Counter(total.causes))
@@ -70,7 +70,7 @@ class Explained:
 
 
 class Remembered(TraceReader):
-    """A trace whose requests are kept while they are read: for the optimum."""
+    """A trace that keeps its requests while they are read, for the optimum."""
 
     read: list[TraceRequest]
 
@@ -84,10 +84,10 @@ class Remembered(TraceReader):
 def split_evicted(
     explained: list[Explanation], read: list[TraceRequest], block_size: int, num_blocks: int
 ) -> Counter[str]:
-    """Evicted tokens by `policy` and `capacity`.
+    """Split evicted tokens by `policy` and `capacity`.
 
     explained: all admissions of the run, in order. read: its requests, in the order of the trace.
-    num_blocks: usable ones.
+    num_blocks: usable blocks.
     """
     look_ups, split = LookUps(block_size), Counter[str]()
     for each in explained:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore explain RECORD`: the calls of a record made again, one by one, before an observer."""
+"""`kvcore explain RECORD`: makes the calls of a record again, one by one, with an observer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvcore.types.config import Config
 
 @attrs.frozen
 class Again:
-    """A record that was made again."""
+    """A record whose calls were made again."""
 
     record: str
     backend: str
@@ -28,7 +28,7 @@ class Again:
     num_steps: int
 
     def lines(self) -> list[str]:
-        """The record, and the manager that it was replayed on, as lines."""
+        """Return lines about the record and its manager."""
         config, calls = self.config, counted(self.num_calls, "call")
         blocks, tokens = counted(config.num_blocks, "block"), counted(config.block_size, "token")
         return [
@@ -37,7 +37,7 @@ class Again:
         ]
 
     def data(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the same as plain data."""
         return {
             "record": self.record,
             "backend": self.backend,
@@ -63,15 +63,15 @@ def explain_record(path: str | os.PathLike[str], explained: Explained, backend: 
             config, requests = player.manager.config, player.manager.state().requests
             if requests:
                 there = counted(len(requests), "request")
-                raise refuse(f"it begins with {there}, whose past it does not have")
+                raise refuse(f"it begins with {there}, whose past it does not contain")
             player.manager = explained.observe(player.manager)
         elif segment.header.first_call != follows or not segment.header.flags & CONTINUES:
-            raise refuse(f"the calls before {segment.path.name} are not all there")
+            raise refuse(f"some calls before {segment.path.name} are missing")
         player.hits.clear()
         for call in read_calls(segment):
             if call.says is not None:
                 if player.make(call) != call.outcome:
-                    raise refuse(f"call {call.number:,} differs: `kvcore replay` says how")
+                    raise refuse(f"call {call.number:,} differs: `kvcore replay` shows how")
                 num_calls, follows = num_calls + 1, call.number + 1
                 num_steps += call.name == "take_batch"
     return Again(str(path), backend, config, num_calls, num_steps)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations for a person, and as plain data: by cause, by evictor, by request, or of one."""
+"""Reports explanations as text and as plain data: by cause, by evictor, by request, or for one
+request.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ FORMAT = 1
 def to_lines(
     head: Iterable[str], explained: Explained, split: Counter[str], by: str
 ) -> Iterator[str]:
-    """The report. head: what was explained. split: evicted tokens by policy and capacity, if that
-    was requested.
+    """Yield the lines of the report. head: what was explained. split: evicted tokens by policy and
+    capacity, if requested.
     """
     totals = explained.totals
     yield from head
@@ -39,19 +41,19 @@ def to_lines(
     ]
     rows += [("hits", f"{totals.hits:,}", percent(share(totals.hits, totals.tokens)), "")]
     missed = totals.ideal - totals.hits
-    rows += [("missed", f"{missed:,}", percent(share(missed, totals.tokens)), "ideal less hits")]
+    rows += [("missed", f"{missed:,}", percent(share(missed, totals.tokens)), "ideal minus hits")]
     yield from table(rows, words=True)
     yield ""
     yield from table(_ROWS[by](explained, split), words=by == "cause")
 
 
 def head_lines(result: Result) -> list[str]:
-    """The head of the report: the trace, and the manager that it ran on."""
+    """Return the head of the report: the trace and its manager."""
     return [headline(result), setting(result)]
 
 
 def head_data(result: Result) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the same as plain data."""
     return {
         "trace": result.trace,
         "backend": result.backend,
@@ -63,7 +65,9 @@ def head_data(result: Result) -> dict[str, Any]:
 def to_data(
     head: dict[str, Any], explained: Explained, split: Counter[str], by: str
 ) -> dict[str, Any]:
-    """The report as dicts, lists, strings and numbers; tokens, unless the name says otherwise."""
+    """Return the report as dicts, lists, strings and numbers, in tokens unless the name says
+    otherwise.
+    """
     totals = explained.totals
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -92,7 +96,7 @@ def _by_evictor(explained: Explained, _: Counter[str]) -> list[tuple[str, ...]]:
 
 
 def _by_request(explained: Explained, _: Counter[str]) -> list[tuple[str, ...]]:
-    """The requests that missed most, each with its largest cause."""
+    """Yield the requests that missed most, each with its largest cause."""
     rows: list[tuple[str, ...]] = [("request", "prompt", "ideal", "hits", "missed", "mostly")]
     firsts = [each for each in explained.kept if not each.again]
     for each in sorted(firsts, key=lambda each: each.hits - each.ideal)[:TOP]:
@@ -109,7 +113,7 @@ _ROWS = {"cause": _by_cause, "evictor": _by_evictor, "request": _by_request}
 
 
 def _one(each: Explanation) -> Iterator[str]:
-    """One admission: how much was there, and why each span behind the hits was computed."""
+    """Yield one admission: its lengths, and the cause of each span after the hits."""
     again = ", after a preemption" if each.again else ""
     yield (
         f"request {each.request}{again}, step {each.step:,}: {each.num_tokens:,} tokens, ideal "
@@ -133,7 +137,9 @@ def _taker(span: Span) -> tuple[str, str | None, str]:
 
 
 def _why(spans: list[Span]) -> str:
-    """The cause of neighbours that lost their keys to one request, or of a single span."""
+    """Return the cause of neighbouring spans that lost their keys to one request, or of a single
+    span.
+    """
     gone = [span.removal for span in spans if span.removal is not None]
     if not gone:
         return f"{spans[0].cause}: {MEANING[spans[0].cause]}"

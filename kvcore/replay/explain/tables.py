@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Missed tokens by cause, and evicted ones by evictor, as rows that every report shows."""
+"""Rows for all reports: missed tokens by cause, and evicted ones by evictor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from kvcore.explain.explanation import CAUSES, Totals
 
 TOP = 10
-"""Evictors and requests that a report shows."""
+"""Number of evictors and requests that a report shows."""
 TAKEN_BY = {
     "prompt": "by a prompt's allocation",
     "decode": "by a decode's allocation",
@@ -16,22 +16,22 @@ TAKEN_BY = {
     "load": "by a load",
 }
 MEANING = {
-    "namespace": "adapter, media, salt or embedding differ",
-    "not_computed": "known, and computed by no request yet",
-    "old_epoch": "computed with other weights only",
-    "partial_block": "behind the last whole block",
-    "last_token": "a token is left to compute",
+    "namespace": "adapter, media, salt or embedding differss",
+    "not_computed": "known, but not computed by any request yet",
+    "old_epoch": "computed only with other weights",
+    "partial_block": "after the last whole block",
+    "last_token": "the token that must be left to compute",
     "draft_drop": "the block that a drafter drops",
-    "not_published": "full, and never findable",
-    "withdrawn": "the key was taken back",
-    "groups_disagree": "the groups do not meet at one token",
-    "unused": "found, and not taken",
+    "not_published": "full, but never findable",
+    "withdrawn": "the key was withdrawn",
+    "groups_disagree": "the groups do not agree on one token",
+    "unused": "found, but not taken",
     "external": "brought by a connector or a load",
 }
 
 
 def cause_rows(totals: Totals, split: Counter[str] | None = None) -> list[tuple[str, ...]]:
-    """Missed tokens by cause, those of evictions by what took the blocks, and by a split."""
+    """Yield missed tokens by cause; evicted ones also by the taking call, and by the split."""
     split = split or Counter()
     missed = totals.ideal - totals.hits
     rows: list[tuple[str, ...]] = [("cause", "tokens", "of missed", "")]
@@ -47,12 +47,12 @@ def cause_rows(totals: Totals, split: Counter[str] | None = None) -> list[tuple[
         for kind, words in TAKEN_BY.items():
             row("evicted", totals.takers[kind], words)
         row("  policy", split["policy"], "of evicted: the optimum finds it in this pool")
-        row("  capacity", split["capacity"], "of evicted: no policy need find it")
+        row("  capacity", split["capacity"], "of evicted: a policy need not find it")
     return rows
 
 
 def evictor_rows(totals: Totals, most: int = TOP) -> list[tuple[str, ...]]:
-    """The requests whose blocks cost others most."""
+    """Yield the requests whose blocks cost others most."""
     evicted = sum(totals.evictors.values())
     rows: list[tuple[str, ...]] = [("evictor", "tokens", "of evicted")]
     for name, tokens in totals.evictors.most_common(most):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of other forms than Mooncake's and Bailian's: how they are known, and read."""
+"""Recognises and reads traces in forms other than Mooncake's and Bailian's."""

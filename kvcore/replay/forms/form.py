@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of traces, known by their first line, and those that are refused by name."""
+"""The forms of traces, recognised by their first line, and those refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvcore.replay.errors import NeedsRate, UnreadForm
 
 TOKEN_BYTES = 4
 LIST = re.compile(rb"\[\s*(\{|$)")
-"""How a list of objects begins."""
+"""The first characters of a list of objects."""
 COLUMNS = {
     "Azure's CSV": ("timestamp", "contexttokens", "generatedtokens"),
     "BurstGPT's CSV": ("timestamp", "request tokens", "response tokens"),
@@ -22,16 +22,16 @@ FIELDS = {
     "conversations": "ShareGPT's JSON",
     "prompt": "the custom data set of vLLM's benchmark",
 }
-"""The field by which a form of JSON is known."""
+"""The field that identifies each form of JSON."""
 UNREAD = {
-    "messages": ("a file of chat messages", "write lines of ShareGPT's form"),
-    "body": ("an OpenAI batch file", "write a line with prompt and output_tokens for each"),
+    "messages": ("a file of chat messages", "convert it to lines of ShareGPT's form"),
+    "body": ("an OpenAI batch file", "convert it to lines with prompt and output_tokens"),
 }
 
 
 @attrs.frozen
 class Form:
-    """What a trace is. columns: places of time, prompt and output in a CSV."""
+    """The form of a trace. columns: indices of time, prompt and output in a CSV."""
 
     name: str
     kind: Literal["csv", "conversations", "prompt"]
@@ -39,20 +39,20 @@ class Form:
 
     @property
     def note(self) -> str:
-        """What is to be known of it."""
+        """Return a note for the user."""
         if self.kind == "csv":
-            return "it says nothing of the contents, so no prefix repeats"
+            return "it does not contain the contents, so no prefix repeats"
         return f"{TOKEN_BYTES} bytes of text count as a token"
 
 
 def form_of(first: bytes, file: str, rate: float | None) -> Form | None:
-    """The form of a trace by its first line; None for Mooncake's, and for what is none of these.
+    """Return the form of a trace by its first line; None for Mooncake's, and for unknown ones.
 
     Raises UnreadForm, and NeedsRate for a form without times if no rate is given.
     """
     line = first.strip()
     if line.startswith(b"PAR1"):
-        raise UnreadForm(file=file, form="a Parquet file", reason="write it as JSONL")
+        raise UnreadForm(file=file, form="a Parquet file", reason="convert it to JSONL")
     names = [name.strip().strip('"').lower() for name in line.decode(errors="replace").split(",")]
     for form, wanted in COLUMNS.items():
         if set(wanted) <= set(names):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads Azure's traces, BurstGPT's, ShareGPT's, and the custom data set of vLLM's benchmark.
 
-Azure's and BurstGPT's have lengths and times, and nothing of the contents: no prefix repeats.
-ShareGPT's and vLLM's have texts and no times: a request comes each 1/rate seconds, and TOKEN_BYTES
-of UTF-8 count as a token. Of a conversation, each answer is a request, whose prompt is all before.
+Azure's and BurstGPT's have lengths and times but no contents, so no prefix repeats. ShareGPT's and
+vLLM's have texts but no times: a request arrives every 1/rate seconds, and TOKEN_BYTES of UTF-8
+count as a token. Each answer of a conversation is a request, whose prompt is everything before it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kvcore.replay.forms.form import TOKEN_BYTES, Form
 from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
 
 END = b""
-"""In place of a line: there is none any more."""
+"""Passed instead of a line at the end of the file."""
 VLLM_OUTPUT_LEN = 256
-"""Tokens that vLLM's benchmark generates if a line does not say how many."""
+"""Tokens that vLLM's benchmark generates if a line does not give a number."""
 BETWEEN = tuple(" \t\r\n[,]")
 ANSWERS = {"gpt", "chatgpt", "assistant", "bing", "bard", "model"}
 MakeError = Callable[..., BadLine]
@@ -40,7 +40,7 @@ Row = tuple[float, int, int, Sequence[int], int]
 
 
 class OtherTrace:
-    """Reads the lines of one form. rate: requests a second, of a form without times."""
+    """Reads the lines of one form. rate: requests per second, for a form without times."""
 
     def __init__(self, form: Form, rate: float | None, error: MakeError) -> None:
         self._form, self._rate, self._error = form, rate or 1.0, error
@@ -50,7 +50,7 @@ class OtherTrace:
         self._text = ""
 
     def rows(self, line: bytes) -> Iterable[Row]:
-        """The requests that end with a line, or with END. Raises BadLine."""
+        """Return the requests that end with a line, or with END. Raises BadLine."""
         if line == END:
             if self._text:
                 raise self._error(NotJSON, reason="the file ends inside an object")
@@ -81,7 +81,7 @@ class OtherTrace:
         yield time - self._start, numbers[0], numbers[1], ids, MOONCAKE_UNIT
 
     def _time(self, text: str) -> float:
-        """A number of seconds, or a date and time; UTC, if it says no zone."""
+        """Read a number of seconds, or a date and time; UTC if it has no zone."""
         try:
             return float(text)
         except ValueError:
@@ -95,7 +95,9 @@ class OtherTrace:
 
     def _number(self, field: str, text: str) -> int:
         if not text.isascii() or not text.isdigit():
-            raise self._error(WrongKind, field=field, expected="an integer from 0 on", value=text)
+            raise self._error(
+                WrongKind, field=field, expected="an integer of at least 0", value=text
+            )
         return int(text)
 
     def _of_json(self, text: str) -> Iterator[Row]:
@@ -108,7 +110,7 @@ class OtherTrace:
                 yield from self._of_conversation(value)
 
     def _objects(self, text: str) -> Iterator[Any]:
-        """The objects that end with a line, of lines of objects or of a list of them."""
+        """Yield the objects that end with a line, from lines of objects or from a list of them."""
         is_list, text, at = self._form.kind != "prompt", self._text + text, 0
         if is_list and not text.rstrip(" \t\r\n,]").endswith("}"):
             self._text = text.lstrip(" \t\r\n[,]")
@@ -123,17 +125,17 @@ class OtherTrace:
                 value, at = json.JSONDecoder().raw_decode(text, at)
             except (json.JSONDecodeError, RecursionError) as error:
                 if is_list and getattr(error, "pos", 0) >= len(text.rstrip()):
-                    self._text = text[at:]  # it goes on in the next line
+                    self._text = text[at:]  # it continues on the next line
                     return
                 raise self._error(NotJSON, reason=str(error)) from None
             rest = text[at : at + 20].strip()
             if rest and (not is_list or rest[0] not in ",]"):
-                raise self._error(NotJSON, reason=f"behind an object stands {rest!r}")
+                raise self._error(NotJSON, reason=f"an object is followed by {rest!r}")
             at = len(text) if not is_list else at
             yield value
 
     def _of(self, value: dict[str, Any]) -> Row:
-        """A line with a prompt, and perhaps the length of the output."""
+        """Read a line with a prompt, and possibly the length of the output."""
         prompt = self._text_of(value, "prompt")
         length = value.get("output_tokens", VLLM_OUTPUT_LEN)
         if type(length) is not int:
@@ -143,7 +145,7 @@ class OtherTrace:
         return self._row(prompt, length)
 
     def _of_conversation(self, value: dict[str, Any]) -> Iterator[Row]:
-        """A request for each answer."""
+        """Yield a request for each answer."""
         parts = value.get("conversations")
         if not isinstance(parts, list):
             raise self._error(WrongKind, field="conversations", expected="a list", value=parts)
@@ -157,12 +159,12 @@ class OtherTrace:
             before += said + b"\n"
 
     def _text_of(self, value: dict[str, Any], field: str) -> Any:
-        """A text as UTF-8; the name of who said something as it is."""
+        """Return a text as UTF-8, but the name of a speaker unchanged."""
         if field not in value:
             raise self._error(MissingRequestField, field=field)
         text = value[field]
         if not isinstance(text, str) or (field == "prompt" and not text):
-            expected = "a text that is not empty" if field == "prompt" else "a text"
+            expected = "a non-empty text" if field == "prompt" else "a text"
             raise self._error(WrongKind, field=field, expected=expected, value=text)
         return text if field == "from" else text.encode(errors="replace")
 
@@ -175,6 +177,6 @@ class OtherTrace:
 
 
 def to_request(line: int, row: Row) -> TraceRequest:
-    """The request that ends at a line."""
+    """Make the request that ends at a line."""
     arrival, prompt_len, output_len, ids, unit = row
     return TraceRequest(line, arrival, prompt_len, output_len, ids, unit)

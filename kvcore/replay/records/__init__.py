@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a manager, made again."""
+"""Makes the calls of a manager's record again."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a record as items of which any part is a run, and one attempt at such a part.
+"""The calls of a record as items, of which any subset can run, and one attempt at such a subset.
 
-An item names what the record numbers by what stays: requests by id, a hit as the request's last
-look-up, blocks by key, batches and operations by their numbers in the record. In an attempt each
-finds what has its place here, and a call that finds nothing is misuse, which changes nothing.
+An item replaces the numbers of the record by stable names: requests by id, a hit by the request's
+last look-up, blocks by key, batches and operations by their numbers in the record. An attempt
+resolves these to its own objects; a call whose name does not resolve is misuse, which changes
+nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from kvcore.types.values import Hit, Refused
 LOOK_UP = "get_computed_blocks"
 BY_BLOCKS = ("pin", "store", "evict_blocks")
 POSITIONAL = ("hit", "tokens", "done", "epoch")
-"""Options that traces write like arguments."""
+"""Options that traces write as arguments."""
 EVERY = 256
 """Calls between two comparisons of states in a long attempt."""
 
 
 @attrs.frozen
 class Item:
-    """A recorded call. keys: of the blocks that it names. gave: the numbers that it gave."""
+    """A recorded call. keys: of the blocks that it names. gave: the numbers that it returned."""
 
     name: str
     options: dict[str, Any]
@@ -52,9 +53,9 @@ Items = tuple[Item, ...]
 
 @attrs.frozen
 class Broken:
-    """What fails: "difference", "exception", "refused:later", "refused:never" or an invariant.
+    """A failure: "difference", "exception", "refused:later", "refused:never" or an invariant.
 
-    at: the place of the item behind which it was seen.
+    at: the index of the item after which it was seen.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Broken:
 
 
 def read_items(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, Items]:
-    """The configuration of a record and its calls, up to the one in which the process died.
+    """Return the configuration of a record and its calls, up to the one in which the process died.
 
     Raises InvalidRecorder for a record that begins in the middle, NotARecord, NewerRecord,
     DamagedRecord.
@@ -71,7 +72,7 @@ def read_items(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, 
     files = segment_files(path)
     state = decode(read_segment(files[0]).state)
     if state.requests or state.batch.number or any(key is not None for key in state.device.keys):
-        reason = "it begins with requests, batches or cached blocks, and a trace begins with none"
+        reason = "it begins with requests, batches or cached blocks, but a trace begins with none"
         raise InvalidRecorder(name="record", value=str(path), reason=reason)
     attempt = Attempt(state.config, [backend])
     rows, items = dict[int, str](), list[Item]()
@@ -86,7 +87,7 @@ def read_items(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, 
 
 
 def _add(items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: Attempt) -> None:
-    """Make a call that was read, and add it as an item with what it gave."""
+    """Make a call that was read, and add it as an item with its value."""
     options = dict(call.arguments)
     hit = options.get("hit")
     if hit is not None and not isinstance(hit, LastHit):
@@ -110,10 +111,10 @@ def _add(items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: A
 
 
 class Attempt:
-    """Managers that make the same items; the first one answers questions.
+    """Managers that make the same items; queries go to the first one.
 
-    calls: what was called, as a trace or a record has it. is_misuse: for each call. clamps:
-    whether an allocation asks for no more tokens than its request has.
+    calls: the calls made, in the form of a trace or a record. is_misuse: for each call. clamps:
+    whether an allocation requests at most the tokens that its request has.
     """
 
     def __init__(
@@ -127,7 +128,9 @@ class Attempt:
         self.here: dict[tuple[str, int], int] = {}
 
     def make(self, item: Item) -> list[Any]:
-        """Make an item on each manager: values, with `Misuse` or an exception for an error."""
+        """Make an item on each manager; return the values, with `Misuse` or an exception for an
+        error.
+        """
         options = self._resolved(item)
         shape = SHAPES[item.name]
         rest = dict(options)
@@ -142,14 +145,14 @@ class Attempt:
         return values
 
     def states(self) -> list[bytes]:
-        """The bytes of each manager's state; b"" if it has no such form."""
+        """Return the bytes of each manager's state; b"" if it cannot be encoded."""
         return [
             data if isinstance(data := _value(m.encode, (), {}), bytes) else b""
             for m in self.managers
         ]
 
     def learn(self, item: Item, value: Any) -> None:
-        """Which numbers here stand for those of the record."""
+        """Learn which numbers here stand for those of the record."""
         kind = "batch" if item.name == "take_batch" else "operation"
         self.here |= {
             (kind, there): here for there, here in zip(item.gave, _numbers(value), strict=False)
@@ -159,14 +162,14 @@ class Attempt:
             self.here |= {("block", there): here for there, here in pairs}
 
     def key_of(self, block: int) -> bytes | None:
-        """The key of a block, if it has one."""
+        """Return the key of a block, if it has one."""
         try:
             return self.managers[0].get_block_key(block)
         except KvcoreError:
             return None
 
     def _resolved(self, item: Item) -> dict[str, Any]:
-        """The arguments of an item here."""
+        """Resolve the arguments of an item."""
         options = dict(item.options)
         if "hit" in options:
             options["hit"] = self.hits.get(options["request_id"])
@@ -184,7 +187,7 @@ class Attempt:
         return options
 
     def _clamped(self, options: dict[str, Any]) -> int:
-        """How many tokens an allocation asks for: no more than are left to compute."""
+        """Limit the tokens of an allocation to those left to compute."""
         request_id, count, manager = (
             options["request_id"],
             options["num_new_tokens"],
@@ -214,10 +217,10 @@ def attempt(
     *,
     clamps: bool = False,
 ) -> tuple[Attempt, Broken | None]:
-    """Make items up to the first thing that fails. name: what counts; None: anything but refusals.
+    """Make items up to the first failure. name: the failure that counts; None: any but refusals.
 
-    States are compared and checked each EVERY items; once they differ, item by item from the
-    last place at which they did not.
+    States are compared and checked every EVERY items; after a difference, item by item from the
+    last place without one.
     """
     run, good = Attempt(config, backends, clamps=clamps), 0
     kept: list[bytes] = run.states()
@@ -241,7 +244,7 @@ def attempt(
 def _closer(
     run: Attempt, kept: list[bytes], known: Any, items: Items, start: int, name: str | None
 ) -> tuple[Attempt, Broken] | None:
-    """The same from states at which nothing had failed, looked at behind each item."""
+    """Repeat from the last states without failure, checking after each item."""
     for manager, state in zip(run.managers, kept, strict=True):
         manager.restore(state)
     run.hits, run.here = known
@@ -255,24 +258,24 @@ def _closer(
 
 
 def _judged(values: list[Any], call: Call, at: int, name: str | None) -> Broken | None:
-    """What is wrong with the values of a call."""
+    """Return the failure in the values of a call."""
     for value in values:
         if isinstance(value, BaseException) and name in (None, "exception"):
             return Broken("exception", f"{call} raises {value!r}", at)
         refused = getattr(value, "refused", value)
         if isinstance(refused, Refused) and name == f"refused:{refused.reason.value}":
-            return Broken(name, f"{call} gives {refused}", at)
+            return Broken(name, f"{call} returns {refused}", at)
     if name in (None, "difference"):
         for value in values[1:]:
             if _comparable(call.name, value) != _comparable(call.name, values[0]):
-                return Broken("difference", f"{call} gives {values[0]!r} or {value!r}", at)
+                return Broken("difference", f"{call} returns {values[0]!r} or {value!r}", at)
     return None
 
 
 def _checked(run: Attempt, states: list[bytes], at: int, name: str | None) -> Broken | None:
-    """What is wrong with the states behind a call."""
+    """Return the failure in the states after a call."""
     if name in (None, "difference") and len(set(states)) > 1:
-        return Broken("difference", f"the states differ behind {run.calls[-1]}", at)
+        return Broken("difference", f"the states differ after {run.calls[-1]}", at)
     if name == "difference" or (name or "").startswith("refused:"):
         return None
     for manager in run.managers:
@@ -281,21 +284,21 @@ def _checked(run: Attempt, states: list[bytes], at: int, name: str | None) -> Br
         except InvariantViolation as error:
             if name in (None, error.name):
                 return Broken(error.name, error.detail, at)
-        except Exception as error:  # a state so wrong that its check fails
+        except Exception as error:  # the state is so wrong that its check fails
             if name in (None, "exception"):
                 return Broken("exception", f"the check of the state raises {error!r}", at)
     return None
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """A value, an exception by its type and a batch by its bytes."""
+    """Return a value in comparable form: an exception by its type, a batch by its bytes."""
     if isinstance(value, BaseException):
         return type(value).__name__
     return write_value(name, value) if isinstance(value, Batch) else value
 
 
 def _value(method: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What a call gives. A panic of the twin is no Exception."""
+    """Return the value or error of a call. A panic of the twin is not an Exception."""
     try:
         return method(*given, **options)
     except InvariantViolation as error:
@@ -309,7 +312,7 @@ def _value(method: Callable[..., Any], given: tuple[Any, ...], options: dict[str
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """The numbers by which later calls name what a call gave."""
+    """Return the numbers by which later calls name the value of a call."""
     if isinstance(value, Batch):
         return (value.number,)
     if isinstance(value, tuple) and all(isinstance(each, int) for each in value):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore replay RECORD`: a record made again, and the first call that differs; or, what other
-configurations would have done.
+"""`kvcore replay RECORD`: makes a record's calls again up to the first difference, or tries other
+configurations.
 
-Exit code 0: every outcome is the recorded one, or every variant was run; 1: one differs; 2: the
-call was wrong, or the record cannot be read.
+Exit code 0: every outcome equals the recorded one, or every variant was run; 1: one differs; 2: bad
+arguments, or the record cannot be read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EQUAL, DIFFERENT, USAGE_ERROR = 0, 1, 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make a record again; returns the exit code."""
+    """Make the calls of a record again; return the exit code."""
     parser = _parser()
     given = parse(parser, arguments)
     if given.what_if and (given.first or given.last is not None or given.backend == "both"):
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_variants(given: argparse.Namespace) -> int:
-    """Run each variant; returns the exit code."""
+    """Run each variant; return the exit code."""
     try:
         config = decode(read_segment(segment_files(given.record)[0]).state).config
         variants = {words: changed(config, words) for words in given.what_if}
@@ -63,7 +63,7 @@ def _run_variants(given: argparse.Namespace) -> int:
 
 
 def to_table(done: WhatIf) -> str:
-    """The recorded run and the variants, one column each."""
+    """Return the recorded run and the variants, one column each."""
     columns = [["", "recorded", *(each.name for each in done.variants)]]
     for field in attrs.fields(Tally):
         if field.name != "in_place":
@@ -78,7 +78,7 @@ def to_table(done: WhatIf) -> str:
     lines = [f"{done.num_calls:,} calls", *table(list(zip(*columns, strict=True)))]
     if done.num_left_out or done.num_cold:
         lines.append(
-            "variants begin empty: without the requests that were there when the record began"
+            "variants begin empty: without the requests that existed when the record began"
             f" ({done.num_left_out:,}), and without the blocks cached then ({done.num_cold:,})"
         )
     return "\n".join(lines)
@@ -88,16 +88,16 @@ def to_text(done: Rerun) -> str:
     """The result as text."""
     lines = [f"{done.num_calls:,} calls in {done.num_segments:,} files"]
     if done.has_tail:
-        lines.append("the last step was never closed: its calls have no checksum")
+        lines.append("the last step was not closed: its calls have no checksum")
     if done.died_in is not None:
         lines.append(f"the process died in {done.died_in}")
     if done.dropped_bytes:
-        lines.append(f"{done.dropped_bytes:,} bytes behind damage were left out")
+        lines.append(f"{done.dropped_bytes:,} bytes after damage were left out")
     if done.missing_calls:
         lines.append(f"{counted(done.missing_calls, 'call')} missing before a later file")
     parting = done.difference
     if parting is None:
-        return "\n".join([*lines, "every outcome is the recorded one"])
+        return "\n".join([*lines, "every outcome equals the recorded one"])
     lines += [
         f"call {parting.number:,} differs on the {parting.backend} backend: {parting.call}",
         f"  recorded: {parting.recorded}",
@@ -112,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvcore replay",
         description="Make the calls of a record again, and compare every outcome.",
     )
-    parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
+    parser.add_argument(
+        "record", metavar="RECORD", help="a folder of a record, or one of its files"
+    )
     backend = "rust" if _twin.available() else "python"
     parser.add_argument("--backend", choices=("rust", "python", "both"), default=backend)
     parser.add_argument("--from", dest="first", metavar="CALL", type=natural)
@@ -121,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--what-if",
         action="append",
         metavar="FIELD=VALUE,...",
-        help="run the calls with fields of Config changed, beside the recorded run; repeatable",
+        help="also run the calls with these fields of Config changed; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (--what-if)")
     return parser

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A manager with another configuration, and how it makes a recorded call.
 
-As recorded, with the hits that its own look-ups found; or, once the runs have parted, by where the
-recorded call came: an allocation goes as far, blocks are found by their keys, and what has no
-purpose here is left out.
+Until the runs differ, it makes the call as recorded, with the hits of its own look-ups. Afterwards
+it aims for the result of the recorded call: an allocation goes as far, blocks are found by their
+keys, and calls without purpose here are left out.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kvcore.types.values import Appended, Hit, Refused, Status
 
 BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
 STEPS = ("allocate_slots", "load", "append", "swap_in")
-"""Calls that schedule slots, or wait for blocks before some can be scheduled."""
+"""Calls that schedule slots, or that wait for blocks before slots can be scheduled."""
 AVOIDED = object()
-"""The value of a recorded free or swap that made room: its request was allocated again."""
+"""Marks a recorded free or swap that made space: its request was allocated again later."""
 
 
 @attrs.define
 class Tally:
-    """A run's counts. computed_tokens: slots that batches wrote, those computed twice included."""
+    """A run's counts. computed_tokens: slots that batches wrote, including those computed twice."""
 
     hit_tokens: int = 0
     computed_tokens: int = 0
@@ -44,8 +44,8 @@ class Tally:
 class Made:
     """A recorded call of one request, or of none.
 
-    target: computed tokens of the request once the recorded call was made. value: what that gave,
-    or its error. keys: of the blocks that it names.
+    target: computed tokens of the request after the recorded call. value: its value or error. keys:
+    of the blocks that it names.
     """
 
     number: int
@@ -57,25 +57,29 @@ class Made:
 
 
 class Counterpart:
-    """One manager with its own configuration, and what it did."""
+    """One manager with its own configuration, and its figures."""
 
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
-        """running: who holds blocks, oldest first. same: blocks have the numbers of the record."""
+        """running: requests that hold blocks, oldest first. same: block ids equal those of the
+        record.
+        """
         self.manager, self.same = manager, same
         self.tally = Tally()
         self.hits: dict[str, Hit] = {}
         self.running: dict[str, list[int]] = {each: [] for each in running}
-        """Who holds blocks, youngest last, and how far each allocation since then reached."""
+        """Requests that hold blocks, youngest last, with the lengths of their allocations since
+        then.
+        """
         self.is_idle = True
         """Whether the open batch schedules nothing."""
         self.unborn: set[str] = set()
-        """Children whose fork is still to be made."""
+        """Children whose fork is still pending."""
         self.blocks: dict[int, int] = {}
-        """Pinned blocks, and operations below: those of the record, and these here."""
+        """Pinned blocks, and operations below: recorded id -> id here."""
         self.operations: dict[int, int] = {}
 
     def make(self, call: Made) -> Any:
-        """Make a call as it was recorded; its value, or the error."""
+        """Make a call as it was recorded; return its value or error."""
         name, arguments = call.name, self._with_hit(call.arguments)
         try:
             if name in BY_BLOCKS and not self.same:
@@ -91,21 +95,21 @@ class Counterpart:
         return value
 
     def _with_hit(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call, with what its request's last look-up found here."""
+        """Return the arguments of a call, with the hit of its request's last look-up here."""
         hit = arguments.get("hit")
         if hit is None or (self.same and isinstance(hit, Hit)):
             return arguments
         return arguments | {"hit": self.hits.get(arguments["request_id"])}
 
     def perform(self, call: Made) -> Any:
-        """Make a call by the rules of a run that has parted; its value, or the error."""
+        """Make a call by the rules for runs that differ; return its value or error."""
         try:
             return self._try(call)
         except KvcoreError as error:
             return error
 
     def _try(self, call: Made) -> Any:
-        """The same, but for errors."""
+        """Like `perform`, but let errors pass."""
         name, arguments, manager = call.name, call.arguments, self.manager
         if name in ("allocate_slots", "load"):
             return self._allocate(call)
@@ -133,7 +137,7 @@ class Counterpart:
         return value
 
     def _allocate(self, call: Made) -> Any:
-        """Allocate up to where the recorded call came, by a look-up of its own."""
+        """Allocate up to the length of the recorded call, after a look-up of its own."""
         options, manager = dict(call.arguments), self.manager
         request_id = options.pop("request_id")
         is_new = manager.status(request_id) is Status.WAITING
@@ -166,7 +170,7 @@ class Counterpart:
         return value
 
     def _by_blocks(self, call: Made) -> Any:
-        """Make a call that names blocks, with the blocks that have their keys here."""
+        """Make a call that names blocks, using the blocks with their keys here."""
         blocks, find = call.arguments["block_ids"], self.manager.get_cached_block
         if call.name == "unpin":
             here = [self.blocks.pop(block, None) for block in blocks]
@@ -184,7 +188,7 @@ class Counterpart:
         return value
 
     def note(self, name: str, arguments: dict[str, Any], value: Any, target: int) -> None:
-        """Keep what a call did: who runs, and the figures."""
+        """Note the effects of a call: running requests and figures."""
         request_id, tally = arguments.get("request_id", ""), self.tally
         if isinstance(value, Refused):
             return
@@ -212,14 +216,14 @@ class Counterpart:
                     self.running[each] = []
 
     def forget_idle(self) -> None:
-        """Requests that hold nothing any more do not run."""
+        """Remove requests that hold nothing any more from the running ones."""
         for request_id in list(self.running):
             if self.manager.status(request_id) is not Status.RUNNING:
                 self.running.pop(request_id, None)
 
 
 def request_of(call: Made) -> str:
-    """The request that a call concerns; no id if it is none, or several."""
+    """Return the request of a call; an empty id if there is none, or several."""
     arguments = call.arguments
     if call.name == "add_request":
         return str(arguments["request"].request_id)

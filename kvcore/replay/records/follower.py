@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A manager with another configuration that follows a recorded one, call by call.
 
-It makes the calls as recorded up to the first whose hit, refusal or error differs. From there on
-the recorded manager says how far each request gets, and this one goes there by its own hits:
+It makes the calls as recorded up to the first whose hit, refusal or error differs. From there on it
+takes each request as far as the recorded manager does, with its own hits:
 
     covered    an allocation up to a place that a longer hit has reached already
-    delayed    what is refused here and was not there; later calls of that request queue behind it
-    preempted  the youngest request, where a batch would be empty and somebody is delayed
-    avoided    a free or swap that made room there: its request was allocated again
-    dropped    what the whole pool cannot hold, what names blocks that are not cached here, and what
-               is misuse here
+    delayed    a call that is refused only here; later calls of that request queue after it
+    preempted  the youngest request, if a batch would be empty while a request is delayed
+    avoided    a free or swap that made space there: its request was allocated again
+    dropped    calls that need more than the whole pool, name blocks that are not cached here, or
+    are misuse here
 
 A queued request makes at most one step of its own in a batch, as in an engine.
 """
@@ -35,29 +35,30 @@ RETURNS = {
 
 
 class Follower(Counterpart):
-    """A manager that follows; `parted_at` is the call from which on it differs."""
+    """A manager that follows. `parted_at`: the first call that differs."""
 
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
         self.num_judged = self.appended = 0
         self.queues: dict[str, deque[Made]] = {}
-        """The delayed, oldest first, and what each has still to do."""
+        """The delayed requests, oldest first, with their queued calls."""
         self.stepped: set[str] = set()
-        """Of the delayed, who scheduled slots in the open batch."""
+        """The delayed requests that have scheduled slots in the open batch."""
         self.gone: set[str] = set()
-        """Who was dropped, until its id is added again."""
+        """The dropped requests, until their ids are added again."""
 
     @property
     def fidelity(self) -> float:
-        """The share of the calls that were made in their own place."""
+        """The share of the calls that were made at their own place."""
         return self.tally.in_place / self.num_judged if self.num_judged else 1.0
 
     def make_as_recorded(self, call: Made) -> bool:
-        """Make a call as it was recorded; False: the runs part at it, and it is still to be made.
+        """Make a call as it was recorded; False: the runs differ from here on, and the call is
+        still to be made.
 
-        Of an `append`, `appended` requests have their tokens. What was refused in the record and is
-        not here is not made.
+        Of an `append`, `appended` requests have their tokens. A call that is refused only in the
+        record is not made.
         """
         undo = self._undo() if self._may_pass(call) else None
         value = self.make(call)
@@ -73,7 +74,7 @@ class Follower(Counterpart):
         return not isinstance(value, KvcoreError | Refused | Appended)
 
     def _may_pass(self, call: Made) -> bool:
-        """Whether a call that was refused in the record may be none here."""
+        """Whether a call that was refused in the record may succeed here."""
         if _refusal(call.value) is None:
             return False
         if call.name != "allocate_slots":
@@ -84,7 +85,7 @@ class Follower(Counterpart):
             return True
 
     def _undo(self) -> Callable[[], None]:
-        """A function that undoes the next call."""
+        """Return a function that undoes the next call."""
         state, tally = self.manager.encode(), attrs.evolve(self.tally)
         running = {name: list(places) for name, places in self.running.items()}
 
@@ -95,7 +96,7 @@ class Follower(Counterpart):
         return undo
 
     def follow(self, calls: Iterable[Made]) -> None:
-        """Make the parts of a recorded call, each in its place if that is possible."""
+        """Make the parts of a recorded call, each at its place if possible."""
         in_place = True
         self.num_judged += 1
         for call in calls:
@@ -105,7 +106,7 @@ class Follower(Counterpart):
         self.tally.in_place += in_place
 
     def follow_append(self, number: int, request_ids: list[str], tokens: list[int] | None) -> None:
-        """Give requests their next tokens. Who waits gets its token later."""
+        """Give requests their next tokens. Waiting requests get theirs later."""
         self.num_judged += 1
         now, in_place = [], True
         for place, request_id in enumerate(request_ids):
@@ -131,7 +132,7 @@ class Follower(Counterpart):
         self.tally.in_place += in_place
 
     def finish(self) -> None:
-        """Take batches until nobody is delayed any more; who has no calls left, leaves."""
+        """Take batches until no request is delayed; requests without remaining calls leave."""
         while self.queues:
             for request_id in [each for each in self.running if each not in self.queues]:
                 self.perform(Made(0, "free", {"request_id": request_id}))
@@ -142,7 +143,7 @@ class Follower(Counterpart):
         self.tally.dropped += sum(map(len, self.queues.values()))
 
     def _follow(self, call: Made) -> bool:
-        """Make a call now, or later; whether it was now."""
+        """Make a call now, or queue it; return whether it was made now."""
         request_id = request_of(call)
         if call.name == "add_request" and request_id not in self.queues:
             self.gone.discard(request_id)
@@ -162,14 +163,14 @@ class Follower(Counterpart):
         return self._do(call, request_id)
 
     def _wait(self, request_id: str, call: Made, refused: Refused) -> None:
-        """A refused call waits, and later ones of its request behind it."""
+        """Queue a refused call; later ones of its request queue after it."""
         self.tally.delayed += 1
         self.queues[request_id] = deque([call])
         if refused.reason is Reason.NEVER:
             self._drop(request_id)
 
     def _do(self, call: Made, request_id: str) -> bool:
-        """Make a call in its place; whether it was made."""
+        """Make a call at its place; return whether it was made."""
         before = self.tally.covered + self.tally.avoided
         value = self.perform(call)
         if isinstance(value, Refused):
@@ -181,8 +182,8 @@ class Follower(Counterpart):
         return self.tally.covered + self.tally.avoided == before
 
     def _take_batch(self) -> bool:
-        """Close the batch; whether anything is in it, which it is not only if nobody is delayed, or
-        nobody can give way.
+        """Close the batch; return whether it has content. It is empty only if no request is
+        delayed, or none can be preempted.
         """
         self._go_on()
         while self.is_idle and self.queues and self._make_room():
@@ -194,8 +195,8 @@ class Follower(Counterpart):
         return not is_idle
 
     def _make_room(self) -> bool:
-        """Preempt the youngest; alone in the pool, what is refused is dropped. False: nobody can,
-        or blocks come back by themselves.
+        """Preempt the youngest request; a refused request that is alone in the pool is dropped.
+        False: none can be preempted, or blocks come back by themselves.
         """
         if self.manager.in_flight:
             return False
@@ -207,7 +208,7 @@ class Follower(Counterpart):
         return any(self._preempt(each) for each in reversed(list(self.running)))
 
     def _preempt(self, request_id: str) -> bool:
-        """Take a request's blocks back, and queue its way from its admission on again."""
+        """Take a request's blocks back, and queue its calls from its admission on again."""
         reached = self.manager.num_computed_tokens(request_id)
         try:
             self.manager.free(request_id)
@@ -220,13 +221,15 @@ class Follower(Counterpart):
         return True
 
     def _go_on(self) -> None:
-        """Try the delayed again: who runs, oldest first, then who waits."""
+        """Retry the delayed requests: running ones, oldest first, then waiting ones."""
         for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
             if request_id in self.queues and request_id not in self.unborn:
                 self._catch_up(request_id)
 
     def _catch_up(self, request_id: str) -> None:
-        """Make the queued calls of a request, up to one that is refused or waits for a batch."""
+        """Make the queued calls of a request, up to one that is refused or must wait for a
+        batch.
+        """
         queue = self.queues[request_id]
         while queue:
             call = queue[0]
@@ -247,7 +250,7 @@ class Follower(Counterpart):
         del self.queues[request_id]
 
     def _drop(self, request_id: str) -> None:
-        """Leave a request out, with all that it would still have done."""
+        """Drop a request with all its queued calls."""
         queue = self.queues.pop(request_id)
         self.tally.dropped += len(queue)
         self.gone.add(request_id)
@@ -273,13 +276,13 @@ def _again(request_id: str, target: int) -> Made:
 
 
 def _refusal(value: Any) -> Refused | None:
-    """The refusal in what a call gave."""
+    """Return the refusal in the value of a call."""
     refused = value.refused if isinstance(value, Appended) else value
     return refused if isinstance(refused, Refused) else None
 
 
 def _outcome(value: Any) -> Any:
-    """The part of a value that two runs must have in common."""
+    """Return the part of a value that two runs must share."""
     if isinstance(value, KvcoreError):
         return type(value)
     if isinstance(value, Refused):

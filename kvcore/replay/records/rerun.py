@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record made again, call by call, on either backend, every outcome compared.
+"""Makes a record's calls again, on either backend, and compares every outcome.
 
-The manager begins with the state of a segment and goes on through the next ones; where a segment
-begins, its state must be the one that the calls before led to.
+The manager starts with the state of a segment and goes on through the next ones; at the start of
+each, its state must equal that of the segment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHOWN_MAX = 120
 
 @attrs.frozen
 class Difference:
-    """Where a replay and its record part.
+    """The first difference between a replay and its record.
 
     call: its number and text, None at the start of a segment. recorded, found: both outcomes.
     states: how the states differ, field by field, if both are known.
@@ -52,8 +52,8 @@ class Difference:
 class Rerun:
     """The result of a replay.
 
-    has_tail: the last step has no checksum, since it was never closed. dropped_bytes: behind damage
-    in a segment. missing_calls: between segments, behind damage or in files that are gone. died_in:
+    has_tail: the last step has no checksum, since it was not closed. dropped_bytes: those after
+    damage in a segment. missing_calls: lost between segments, by damage or missing files. died_in:
     the call in which the process died, which is not made again.
     """
 
@@ -67,7 +67,7 @@ class Rerun:
 
 
 class Player:
-    """A manager that makes recorded calls. value: what the last one gave, None if it raised."""
+    """A manager that makes recorded calls. value: of the last one, None if it raised."""
 
     value: Any = None
 
@@ -77,12 +77,12 @@ class Player:
         self.begin(segment)
 
     def begin(self, segment: Segment) -> None:
-        """Take over a segment's state."""
+        """Start from a segment's state."""
         self.manager.restore(segment.state)
         self.hits: dict[str, Hit] = {}
 
     def make(self, call: RecordedCall) -> bytes:
-        """Make a call; its outcome, as a record has it."""
+        """Make a call, and return its outcome in recorded form."""
         arguments, self.value = call.arguments, None
         if isinstance(arguments.get("hit"), LastHit):
             found = self.hits.get(arguments["request_id"])
@@ -106,10 +106,10 @@ def rerun(
     last: int | None = None,
     make_player: Callable[[Segment, Backend], Player] = Player,
 ) -> Rerun:
-    """Make the calls of a record again up to the first that differs.
+    """Make the calls of a record again, up to the first that differs.
 
     first, last: compare the calls from this number to that one; the calls before `first` are made
-    from the start of its segment on. Raises InvalidRecorder for a call that the record has not,
+    from the start of its segment on. Raises InvalidRecorder for a call that is not in the record,
     NotARecord, NewerRecord, DamagedRecord.
     """
     files = segment_files(path)
@@ -153,7 +153,7 @@ def rerun(
 
 
 def describe(call: RecordedCall) -> str:
-    """A call as it would be written, cut where it is long."""
+    """Return the text of a call, shortened if it is long."""
     shown = []
     for name, value in call.arguments.items():
         value = value.tolist() if isinstance(value, memoryview) else value
@@ -162,7 +162,7 @@ def describe(call: RecordedCall) -> str:
 
 
 def differences(mine: State, other: State) -> Iterator[str]:
-    """The fields in which two states differ, the requests one by one."""
+    """Yield the fields in which two states differ, with requests one by one."""
     for name in State.__struct_fields__:
         left, right = getattr(mine, name), getattr(other, name)
         if name != "requests":
@@ -178,7 +178,7 @@ def differences(mine: State, other: State) -> Iterator[str]:
 
 
 def _begin(players: list[Player], segment: Segment, *, whole: bool) -> Difference | None:
-    """Let the players go on with a segment; the difference if they are not at its state."""
+    """Let the players go on with a segment; return the difference if they are not at its state."""
     for player in players:
         if not segment.header.flags & CONTINUES or not whole:
             player.begin(segment)
@@ -193,7 +193,9 @@ def _begin(players: list[Player], segment: Segment, *, whole: bool) -> Differenc
 def _difference(
     players: Sequence[Player], call: RecordedCall, outcomes: Sequence[bytes]
 ) -> Difference:
-    """Of the first player whose outcome is not the recorded one; with two, between their states."""
+    """Return the difference of the first player with a different outcome; with two players, also
+    between their states.
+    """
     place = next(place for place, each in enumerate(outcomes) if each != call.outcome)
     found = read_outcome(Source(outcomes[place], {}), call.name)
     states = _few(*(each.manager.state() for each in players)) if len(players) > 1 else ()

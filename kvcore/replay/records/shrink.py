@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failing record made small: calls are left out and made simpler while the same thing fails.
+"""Shrinks a failing record: leaves calls out and simplifies them while the same failure occurs.
 
-The run is cut behind the first thing that fails. Then all but the last requests go, then whole
-requests, then stretches of calls, then tokens, options and blocks, over again until nothing more
-goes. The delta debugging is that of `kvcore simulate`.
+The run is cut after the first failure. Then all but the last requests are removed, then whole
+requests, then stretches of calls, then tokens, options and blocks; this repeats until nothing more
+can be removed. It uses the delta debugging of `kvcore simulate`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECONDS = 120.0
 LISTS = {"requests", "request_ids", "block_ids"}
 COUNTS = {"num_new_tokens", "num_tokens", "num_computed_tokens", "total_computed_tokens"}
 FEW = 40
-"""Calls up to which the pool and a call are made smaller together."""
+"""Number of calls up to which the pool and a call are shrunk together."""
 Told = Callable[[str], object]
 
 
@@ -56,10 +56,11 @@ def shrink(
     seconds: float = SECONDS,
     tell: Told = str,
 ) -> Shrunk | None:
-    """The shortest run found in the time that fails like the record; None if nothing fails.
+    """Return the shortest run found in time that fails like the record; None if nothing fails.
 
     keep: "difference", "exception", "refused:later", "refused:never" or an invariant's name; None:
-    the first of them but refusals. tell: takes a line of progress. Raises as `read_items`.
+    the first failure other than a refusal. tell: called with lines of progress. Raises as
+    `read_items`.
     """
     ends = time.monotonic() + seconds
     config, items = read_items(path, backends[-1])
@@ -78,7 +79,7 @@ def shrink(
 
 @attrs.define
 class Search:
-    """The shortest run so far, which fails by this name."""
+    """The shortest run so far with this failure."""
 
     config: Config
     items: Items
@@ -87,10 +88,10 @@ class Search:
     ends: float
     tell: Told
     clamps: bool = False
-    """Whether an allocation asks for no more than its request has, so that prompts can be cut."""
+    """Whether allocations are limited to the request's tokens, so that prompts can be cut."""
 
     def fails(self, items: Items, config: Config | None = None) -> bool:
-        """Whether a run fails in the same way; False once the time is over."""
+        """Whether a run has the same failure; False once the time is over."""
         if time.monotonic() > self.ends:
             return False
         _, broken = attempt(
@@ -99,7 +100,7 @@ class Search:
         return broken is not None
 
     def go(self) -> None:
-        """Shrink until nothing more goes, or the time is over."""
+        """Shrink until nothing more can be removed, or the time is over."""
         self.items = self._last_requests()
         before = None
         while before != (self.items, self.config):
@@ -119,13 +120,13 @@ class Search:
                 pass
 
     def rename(self) -> None:
-        """Call the requests r0, r1 and so on, as traces do."""
+        """Rename the requests to r0, r1 and so on, as in traces."""
         names = dict.fromkeys(name for item in self.items for name in added(item))
         words = {name: f"r{place}" for place, name in enumerate(names)}
         self._keep([_renamed(item, words) for item in self.items])
 
     def _last_requests(self) -> Items:
-        """Without the calls of all but the requests named last, if that fails: one, two, four."""
+        """Keep only the requests named last, if that still fails: one, two, four."""
         names = list(dict.fromkeys(n for item in reversed(self.items) for n in sorted(named(item))))
         count = 1
         while count < len(names):
@@ -138,7 +139,7 @@ class Search:
         return self.items
 
     def _cut(self) -> None:
-        """Nothing behind the failure, no misuse, and no batch right behind another."""
+        """Remove everything after the failure, misuse, and a batch right after another."""
         run, broken = attempt(self.config, self.items, self.backends, self.name, clamps=self.clamps)
         if broken is not None:
             self.items = self.items[: broken.at + 1]
@@ -154,7 +155,7 @@ class Search:
             self.items = tuple(items)
 
     def _smaller_pool(self) -> bool:
-        """One block or a few fewer, and what no longer fits left out or made simpler."""
+        """Remove one or a few blocks, and drop or simplify calls that no longer fit."""
         if len(self.items) > FEW:
             return False
         for fewer in range(1, min(3, self.config.num_blocks - 1)):
@@ -170,7 +171,7 @@ class Search:
 
 
 def named(item: Item) -> set[str]:
-    """The requests that an item names."""
+    """Return the requests that an item names."""
     options = item.options
     several = options.get("requests", options.get("request_ids", ()))
     one = [options[each] for each in ("request_id", "parent_id", "child_id") if each in options]
@@ -178,14 +179,14 @@ def named(item: Item) -> set[str]:
 
 
 def added(item: Item) -> list[str]:
-    """The request that an item adds."""
+    """Return the request that an item adds."""
     if item.name == "add_request":
         return [item.options["request"].request_id]
     return [item.options["child_id"]] if item.name == "fork" else []
 
 
 def _renamed(item: Item, words: Mapping[str, str]) -> Item:
-    """A call with other names for its requests."""
+    """Return a call with its requests renamed."""
     options = dict(item.options)
     if item.name == "add_request":
         request = options["request"]
@@ -198,7 +199,7 @@ def _renamed(item: Item, words: Mapping[str, str]) -> Item:
 
 
 def simpler(item: Item) -> Iterator[Item]:
-    """The same call with less in it."""
+    """Yield simpler forms of a call."""
     options, shape = item.options, SHAPES[item.name]
     if item.name == "add_request":
         for request in _simpler_request(options["request"]):
@@ -218,7 +219,7 @@ def simpler(item: Item) -> Iterator[Item]:
 
 
 def _without_one(item: Item, name: str, at: int) -> Item:
-    """A call without the thing at a place in its lists."""
+    """Return a call without the element at an index of its lists."""
     lists = [name] + ["tokens"] * (item.options.get("tokens") is not None)
     fewer = {each: [*item.options[each][:at], *item.options[each][at + 1 :]] for each in lists}
     keys = (*item.keys[:at], *item.keys[at + 1 :]) if item.keys else ()
@@ -227,7 +228,7 @@ def _without_one(item: Item, name: str, at: int) -> Item:
 
 
 def _simpler_request(request: Request) -> Iterator[Request]:
-    """The request with fewer tokens, and without what else it says."""
+    """Yield simpler forms of a request: fewer tokens, fewer other fields."""
     tokens = list(request.tokens)
     for fewer in shorter(tokens):
         media = [each for each in request.media if each.offset + each.length <= len(fewer)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore shrink RECORD`: a failing record as the shortest trace found that fails in the same way.
+"""`kvcore shrink RECORD`: reduces a failing record to the shortest trace found that fails in the
+same way.
 
-Exit code 0: it was shrunk; 1: nothing in it fails; 2: the call was wrong, or the record cannot be
+Exit code 0: it was shrunk; 1: nothing in it fails; 2: bad arguments, or the record cannot be
 shrunk.
 """
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def to_trace(done: Shrunk, command: str) -> str:
-    """The run as a text trace, with what its calls give on the Python core."""
+    """Return the run as a text trace, with the outcomes of the Python core."""
     failure = Failure(done.broken.name, done.broken.detail, done.config, (), None)
     following = (*done.calls[1:], None)
     calls = [
@@ -67,13 +68,13 @@ def write_record(done: Shrunk, folder: Path, backend: Backend) -> None:
             getattr(manager, call.name)(*call.args, **call.options)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # a panic of the twin, too: the record has it as an outcome
+        except BaseException:  # also a panic of the twin, which is recorded as an outcome
             continue
     manager.stop_recording()
 
 
 def _with_tokens(call: Call) -> Call:
-    """An `append` of tokens that nobody knows yet has an empty word for each."""
+    """Write an empty word for each unknown token of an `append`."""
     if call.name != "append" or len(call.args) > 1:
         return call
     return Call(call.name, (*call.args, [""] * len(call.args[0])), call.options)
@@ -86,9 +87,11 @@ def _tell(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore shrink",
-        description="The shortest trace found that fails as a record does.",
+        description="Reduce a failing record to the shortest trace that still fails.",
     )
-    parser.add_argument("record", metavar="RECORD", help="a folder, or one of its files")
+    parser.add_argument(
+        "record", metavar="RECORD", help="a folder of a record, or one of its files"
+    )
     backend = "both" if _twin.available() else "python"
     parser.add_argument(
         "--backend",
@@ -99,11 +102,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep",
         metavar="NAME",
-        help="what must go on failing: difference, exception, refused:later, refused:never, or an "
-        "invariant's name; by default what fails first, but for refusals",
+        help="the failure to keep: difference, exception, refused:later, refused:never, or an "
+        "invariant's name; by default the first failure other than a refusal",
     )
     parser.add_argument(
         "--seconds", type=natural, default=SECONDS, help="stop after this time (%(default)g)"
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the small record there")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the small record to this folder"
+    )
     return parser

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What if: the calls of a record on managers with other configurations, all in one pass.
+"""What if: makes the calls of a record on managers with other configurations, all in one pass.
 
-The recorded manager is made again beside them, since its counts say how far each request got. A
-manager with the recorded configuration begins with the recorded state. One with another begins
-empty: who ran when the record began is admitted again, and what was cached then is not there.
+The recorded manager runs beside them, since its counts tell how far each request got. A manager
+with the recorded configuration starts with the recorded state. One with another configuration
+starts empty: requests that ran when the record began are admitted again, and blocks cached then are
+missing.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ WORDED = {
     for field in attrs.fields(Config)
     if field.init and field.name not in NOT_WORDED
 }
-"""The fields of a configuration that a variant can change, and what their words are."""
+"""The fields of a configuration that a variant can change, and how to read their words."""
 
 
 @attrs.frozen
 class Variant:
-    """The result of one configuration. parted_at: the first call that differed, None if none did.
+    """The result of one configuration. parted_at: the first call that differed, or None.
 
-    fidelity: the share of the calls that were made in their own place; what the record refused or
-    called misuse, and look-ups, are no part of it behind `parted_at`.
+    fidelity: the share of the calls that were made at their own place; after `parted_at` it ignores
+    look-ups, and calls that were refused or misuse in the record.
     """
 
     name: str
@@ -60,8 +61,8 @@ class Variant:
 class WhatIf:
     """Variants beside the recorded run.
 
-    num_left_out: requests that were there when the record began; a variant with another
-    configuration leaves their calls out. num_cold: blocks that were cached then, and are not in it.
+    num_left_out: requests that existed when the record began; a variant with another configuration
+    leaves their calls out. num_cold: blocks cached then, which such a variant lacks.
     """
 
     num_calls: int
@@ -76,7 +77,7 @@ def what_if(
 ) -> WhatIf:
     """Make the calls of a record with each configuration, up to the first damage or gap in it.
 
-    Raises InvalidRecorder for a record that is not made again call by call, NotARecord,
+    Raises InvalidRecorder for a record whose calls give different outcomes, NotARecord,
     NewerRecord, DamagedRecord.
     """
     files = segment_files(path)
@@ -117,9 +118,10 @@ def what_if(
 
 
 def changed(config: Config, changes: str) -> Config:
-    """A configuration with other values: "num_blocks=8192,eviction=lru2".
+    """Change values of a configuration: "num_blocks=8192,eviction=lru2".
 
-    Raises InvalidConfig for a field that is none or that words cannot say, and as Config does.
+    Raises InvalidConfig for a field that does not exist or cannot be written as a word, and as
+    Config does.
     """
     values: dict[str, Any] = {}
     for change in changes.split(","):
@@ -135,20 +137,20 @@ def changed(config: Config, changes: str) -> Config:
 
 
 def _from_word(name: str, word: str) -> int | bool | str | None:
-    """The value of a field. Raises InvalidConfig."""
+    """Read the value of a field. Raises InvalidConfig."""
     if WORDED[name] == "str":
         return word
     known: dict[str, int | bool | None] = {"true": True, "false": False, "none": None}
     if word.lower() in known:
         return known[word.lower()]
     if not (word.isascii() and word.isdigit()):
-        reason = "must be an integer from 0, true, false or none"
+        reason = "must be an integer of at least 0, true, false or none"
         raise InvalidConfig(field=name, value=word, reason=reason)
     return int(word)
 
 
 def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
-    """The calls that came back, as far as they follow each other without a gap."""
+    """Yield the calls that returned, up to the first gap."""
     following = None
     for path in files:
         segment = read_segment(path)
@@ -164,7 +166,7 @@ def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
 
 
 def _restored(segment: Segment, state: State, backend: Backend) -> Follower:
-    """A manager with the recorded state."""
+    """Make a manager with the recorded state."""
     manager = KVCacheManager(state.config, backend)
     manager.restore(segment.state)
     running = [name for name, each in state.requests.items() if any(each.tables)]
@@ -172,7 +174,7 @@ def _restored(segment: Segment, state: State, backend: Backend) -> Follower:
 
 
 def _begin(config: Config, segment: Segment, state: State, backend: Backend) -> Follower:
-    """A manager with a configuration: with the recorded state if it has that one, else empty."""
+    """Make a manager: with the recorded state if it has the recorded configuration, else empty."""
     if config == state.config:
         return _restored(segment, state, backend)
     follower = Follower(KVCacheManager(config, backend), [], same=False)
@@ -182,8 +184,8 @@ def _begin(config: Config, segment: Segment, state: State, backend: Backend) -> 
 
 
 def _make(base: Follower, call: RecordedCall) -> Made:
-    """Make a call on the recorded manager. Raises InvalidRecorder if that does not give the
-    recorded outcome.
+    """Make a call on the recorded manager. Raises InvalidRecorder unless the outcome is the
+    recorded one.
     """
     arguments, manager = dict(call.arguments), base.manager
     if isinstance(arguments.get("tokens"), memoryview):
@@ -195,7 +197,7 @@ def _make(base: Follower, call: RecordedCall) -> Made:
     value = base.make(made)
     wrong = isinstance(value, KvcoreError)
     if (write_error(value) if wrong else write_value(call.name, value)) != call.outcome:
-        reason = f"call {call.number:,} gives another outcome; `kvcore replay` says more"
+        reason = f"call {call.number:,} has a different outcome; `kvcore replay` shows more"
         raise InvalidRecorder(name="what_if", value=call.name, reason=reason)
     target = 0
     if not wrong and call.name in COUNTED:
@@ -212,7 +214,7 @@ def _key_of(manager: KVCacheManager, block: int) -> bytes | None:
 
 
 def _added(made: Made) -> str:
-    """The id that an `add_request` or a `fork` added."""
+    """Return the id that an `add_request` or a `fork` added."""
     child = made.arguments.get("child_id")
     return str(made.arguments["request"].request_id if child is None else child)
 
@@ -220,7 +222,9 @@ def _added(made: Made) -> str:
 def _read_append(
     made: Made, rows: Mapping[int, str], start: int
 ) -> tuple[list[str], list[int] | None]:
-    """The requests of an `append`, from one on and as far as it came, and their tokens."""
+    """Return the requests of an `append`, from `start` to the last appended one, and their
+    tokens.
+    """
     named, tokens = made.arguments["requests"], made.arguments.get("tokens")
     named = named[start : made.value.done]
     names = named if isinstance(named, list) else [rows[row] for row in named]
@@ -228,7 +232,7 @@ def _read_append(
 
 
 def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
-    """A call as the calls that each request makes of it."""
+    """Split a call into one call per request."""
     arguments = made.arguments
     several = arguments.get("request_ids")
     for request_id in [arguments.get("request_id")] if several is None else several:
@@ -239,7 +243,7 @@ def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
 
 
 def _room_for_others(calls: Iterable[RecordedCall]) -> set[tuple[int, str]]:
-    """Of which request which `free` and `swap_out` was followed by another allocation of it."""
+    """Return which `free` and `swap_out` was followed by another allocation of the same request."""
     found, last = set(), dict[str, int]()
     for call in calls:
         arguments = call.arguments

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that the sanitizer follows and the hunter drives: one adapter each."""
+"""One adapter per engine that the sanitizer follows and the hunter drives."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's own manager, under any engine: the commands of a batch are the observations.
+"""The adapter for kvcore's own manager under any engine: batch commands are the observations.
 
-An observer is a device like any other that carries batches out (`kvcore/oracle/device.py`): it is
-given each taken batch and the forward pass behind it. A request's tables are those of its row.
+An observer is a device (`kvcore/oracle/device.py`): it gets each taken batch and the forward pass
+after it. A request's tables are those of its row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from kvcore.types.errors import InvariantViolation
 
 
 def groups_of(config: Config) -> list[CacheGroup]:
-    """The facts about a configuration's groups. Raises UnsupportedEngine for cross-attention."""
+    """Return the facts about a configuration's groups. Raises UnsupportedEngine for
+    cross-attention.
+    """
     if any(group.is_cross for group in config.groups):
         tested = "groups whose tables hold a request's tokens"
         raise UnsupportedEngine(engine="kvcore", found="with cross-attention", tested=tested)
@@ -48,7 +50,7 @@ def groups_of(config: Config) -> list[CacheGroup]:
 
 
 class Observer:
-    """Tells a sanitizer what a manager's batches and the passes behind them do."""
+    """Reports a manager's batches and their forward passes to a sanitizer."""
 
     def __init__(self, config: Config, **options: Any) -> None:
         num_blocks = config.num_usable_blocks + config.null_block
@@ -61,15 +63,16 @@ class Observer:
         self.num_steps = 0
 
     def apply(self, batch: Iterable[Command]) -> None:
-        """Follow the commands of the next batch."""
+        """Report the commands of the next batch."""
         for command in batch:
             self._follow(command)
 
     def forward(self, passes: Sequence[Pass]) -> None:
         """Check the forward pass of the batch that was applied last.
 
-        The identities of a request's prefixes stand for its tokens. A failed load is followed as if
-        it had come: what reads it is given up by the engine. Raises InvariantViolation (KV-READ).
+        The identities of a request's prefixes stand for its tokens. A failed load is treated as if
+        it had succeeded, since the engine gives up everything that reads it. Raises
+        InvariantViolation (KV-READ).
         """
         chunks = []
         for each in passes:
@@ -87,13 +90,13 @@ class Observer:
             raise InvariantViolation("KV-READ", str(finding))
 
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
-        """Note what a load brought, if it came; its first reader says of which prefix."""
+        """Note a completed load, if it succeeded; its first reader decides the prefix."""
         if operation in self._loads and nodes is not None:
             self._arrived["device", self._loads[operation]] = tuple(nodes)
         self._loads.pop(operation, None)
 
     def _named(self, each: Pass) -> str:
-        """The request of a row, which begins with the row's tables if it is another than before."""
+        """Return the request of a row; a new one begins with the row's tables."""
         name, row = each.request_id, each.row
         if self._names.get(row) != name:
             for other in [other for other, held in self._names.items() if held == name]:
@@ -108,7 +111,7 @@ class Observer:
         return name
 
     def _fill(self, each: Pass, name: str) -> None:
-        """Follow what loads brought to blocks of a row whose prefix they hold."""
+        """Report the loads into blocks of a row whose prefix they hold."""
         for group_id, group in enumerate(self.sanitizer.groups if self._arrived else ()):
             for at, block in enumerate(self._tables.get((each.row, group_id), ())):
                 first = at * group.block_size
@@ -147,7 +150,7 @@ class Observer:
                 self._arrived.pop(("device", block), None)
 
     def _carry(self, source: Place | None, target: Place | None) -> None:
-        """Let what a load brought, and nobody read yet, go along with a copy."""
+        """Let a loaded content that nobody has read yet move along with a copy."""
         if target is not None:
             held = None if source is None else self._arrived.get(source)
             self._arrived.pop(target, None)

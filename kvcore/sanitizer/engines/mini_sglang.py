@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mini-sglang at commit 20fcd7f, from its source: KVCORE_MINI_SGLANG names the checkout.
+"""The adapter for mini-sglang at commit 20fcd7f, from the checkout named by KVCORE_MINI_SGLANG.
 
-Its Scheduler runs as it is, with overlap and without. Not followed: several GPUs.
+Its Scheduler runs unchanged, with and without overlap. Several GPUs are not followed.
 """
 
 import contextlib
@@ -30,7 +30,9 @@ class Output(NamedTuple):
 
 
 def source() -> Any:
-    """The module of its Scheduler; kernels, networks, models and pinned memory are stood in for."""
+    """Import the module of its Scheduler, with stand-ins for kernels, networks, models and pinned
+    memory.
+    """
     if "minisgl" not in sys.modules:
         root = Path(os.environ["KVCORE_MINI_SGLANG"], "python", "minisgl")
         for name in ("minisgl", "minisgl.utils", "minisgl.kernel", "minisgl.engine"):
@@ -54,7 +56,7 @@ def source() -> Any:
 
 
 def without_pins(make: Any) -> Any:
-    """A function that makes tensors, in memory that is not pinned."""
+    """Wrap a function that makes tensors, so that their memory is not pinned."""
 
     def made(*args: Any, pin_memory: bool = False, **named: Any) -> Any:
         del pin_memory
@@ -64,21 +66,23 @@ def without_pins(make: Any) -> Any:
 
 
 class Silent:
-    """A logger, a stream, a sampler and whatever else is called for its effect on a GPU."""
+    """A stand-in for a logger, a stream, a sampler and other objects called for effects on
+    a GPU.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 
 
 def same_length(one: Any, other: Any) -> int:
-    """How many of the first numbers are equal."""
+    """Count the equal leading numbers."""
     length = min(len(one), len(other))
     differ = (one[:length] != other[:length]).nonzero()
     return int(differ[0]) if len(differ) else length
 
 
 class Engine:
-    """The Scheduler in its own loop, with letters for the model's answer."""
+    """The Scheduler in its own loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
         its, size, rows = source(), world.block_size, world.max_rows
@@ -202,7 +206,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a Scheduler: tables after `allocate_paged`, checked in `_process_last_data`."""
+        """Follow a Scheduler: tables after `allocate_paged`, checks in `_process_last_data`."""
         manager, size = target.cache_manager, target.cache_manager.page_size
         tokens: dict[int, list[int]] = {}
         tables: dict[int, list[int]] = {}

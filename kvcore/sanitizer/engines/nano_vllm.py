@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nano-vllm at commit bb823b3, from its source: KVCORE_NANO_VLLM names the checkout.
+"""The adapter for nano-vllm at commit bb823b3, from the checkout named by KVCORE_NANO_VLLM.
 
-Its Scheduler and BlockManager run as they are. Not followed: several GPUs. It has no abort, no
+Its Scheduler and BlockManager run unchanged. Several GPUs are not followed. It has no abort, no
 change of weights and no reset.
 """
 
@@ -21,7 +21,7 @@ TESTED = "bb823b3"
 
 
 def source() -> Any:
-    """The modules of its scheduler, without its `__init__`, which imports kernels."""
+    """Import the modules of its scheduler, without its `__init__`, which imports kernels."""
     if "nanovllm" not in sys.modules:
         folder = str(Path(os.environ["KVCORE_NANO_VLLM"], "nanovllm"))
         package = types.ModuleType("nanovllm")
@@ -33,7 +33,7 @@ def source() -> Any:
 
 
 class Engine:
-    """LLMEngine.step around the Scheduler, with letters for the model's answer."""
+    """LLMEngine.step around the Scheduler, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -112,8 +112,8 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a Scheduler: its `schedule`, `postprocess` and what `deallocate` takes away."""
-        told: dict[str, int] = {}  # request: blocks of its table that were told
+        """Follow a Scheduler: `schedule`, `postprocess`, and the blocks that `deallocate` frees."""
+        told: dict[str, int] = {}  # request: reported blocks of its table
         schedule, postprocess = target.schedule, target.postprocess
         deallocate = target.block_manager.deallocate
         steps = [0]

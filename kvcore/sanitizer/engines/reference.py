@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore itself: its manager and `kvcore.scheduler`, followed by the commands alone."""
+"""The adapter for kvcore itself: its manager and `kvcore.scheduler`, followed by commands alone."""
 
 import itertools
 from array import array
@@ -41,13 +41,13 @@ class Sequence:
         self.has_new_token = False
 
     def drop_output(self) -> None:
-        """No output is on its way."""
+        """Do nothing: no output is pending."""
 
 
 class Batches(Scheduler[Sequence]):
-    """The scheduler with a limit to the requests that run, and a loop around it.
+    """The scheduler in a loop, with a limit on running requests.
 
-    follow: called with each batch and what it computes, before its answers are known.
+    follow: called with each batch and its chunks, before the answers are known.
     """
 
     def __init__(self, manager: KVCacheManager, world: Any) -> None:
@@ -74,7 +74,7 @@ class Batches(Scheduler[Sequence]):
                     self.leave(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Finished or aborted."""
+        """Remove a finished or aborted request."""
         for queue in (self.running, self.waiting, self.swapped):
             if sequence in queue:
                 queue.remove(sequence)
@@ -84,7 +84,7 @@ class Batches(Scheduler[Sequence]):
 
 
 class Engine:
-    """The scheduler in its loop, with letters for the model's answer."""
+    """The scheduler in its loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
         axes = world.axes
@@ -125,7 +125,7 @@ class Engine:
         self.step()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the engine holds no resources."""
 
     @property
     def live(self) -> list[str]:
@@ -178,7 +178,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow by the commands of each batch; a table that changes is told anew."""
+        """Follow the commands of each batch; a changed table is reported again."""
         tables: dict[str, list[list[int]]] = {}
         rows: dict[int, str] = {}
         numbers = itertools.count(1)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang 0.5.23: its compiled tree of prefixes, and the events that it publishes.
+"""The adapter for SGLang 0.5.23: its compiled prefix tree, and the events that it publishes.
 
-SGLang's scheduler does not import on a CPU. So the loop around the tree is this file's: match and
-lock, insert after each chunk and at the end, evict, retract; a finding is the tree's.
+SGLang's scheduler cannot be imported without a GPU, so this file has its own loop around the tree:
+match and lock, insert after each chunk and at the end, evict, retract. A finding is one of the
+tree.
 """
 
 import array
@@ -21,7 +22,7 @@ NAME, TESTED, FULL = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23", 
 
 
 def source() -> Any:
-    """The extension module, without the package around it."""
+    """Import the extension module, without the package around it."""
     if NAME not in sys.modules:
         files = importlib.metadata.distribution("sglang").files or []
         path = next(str(f.locate()) for f in files if "/rust_tree_core/mem_cache." in f.as_posix())
@@ -34,7 +35,7 @@ def source() -> Any:
 
 
 class Request:
-    """A request: its tokens, its slots, how far they are computed, and what it locks."""
+    """A request: its tokens, its slots, its computed count, and the node that it locks."""
 
     def __init__(self, arrival: Any) -> None:
         self.name, self.tokens = arrival.name, array.array("q", arrival.prompt)
@@ -45,7 +46,7 @@ class Request:
 
 
 class Engine:
-    """A loop around the tree, with letters for the model's answer."""
+    """A loop around the tree, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
         its, axes = source(), world.axes
@@ -69,7 +70,7 @@ class Engine:
         self.leaves: Any = lambda _: None
 
     def named(self, tenant: int) -> dict[str, Any]:
-        """How a tenant's prefixes are kept apart."""
+        """Return the extra key that separates a tenant's prefixes."""
         return {self.world.axes["namespace"]: f"tenant {tenant}" if tenant else None}
 
     def arrive(self, arrival: Any) -> None:
@@ -113,7 +114,9 @@ class Engine:
         self.adopt(request, found.last_device_node_id, request.computed)
 
     def grow(self, request: Request, length: int, batch: Any) -> bool:
-        """Slots up to a length; evicts, then retracts the newest that is not in the batch."""
+        """Allocate slots up to a length; if necessary evict, then retract the newest request
+        outside the batch.
+        """
         while len(request.slots) < length:
             if not self.pages and not self.evict():
                 busy = [each for each, _, _ in batch]
@@ -127,7 +130,7 @@ class Engine:
         return True
 
     def evict(self) -> bool:
-        """Give back the least recently used leaves, a page at least."""
+        """Free the least recently used leaves, at least one page."""
         tree, tracker, before = self.tree, {FULL: 0}, len(self.pages)
         tree.evict_device_start(FULL, self.size)
         while len(self.pages) == before:
@@ -148,7 +151,7 @@ class Engine:
         self.collect(step.cache_actions)
 
     def insert(self, request: Request) -> None:
-        """Publish the full pages, take back the doubles, and lock the path."""
+        """Publish the full pages, free the duplicates, and lock the path."""
         self.take_events(None)
         length = request.computed // self.size * self.size
         if length <= request.protected:
@@ -169,7 +172,7 @@ class Engine:
         self.adopt(request, step.result.last_device_node, length)
 
     def adopt(self, request: Request, node: Any, length: int) -> None:
-        """Use the tree's own slots up to a length, and move the lock onto its node."""
+        """Use the tree's own slots up to a length, and move the lock to its node."""
         if length > request.protected:
             kept = self.tree.collect_full_device_indices(node, self.tree.root_node_handle())
             request.slots[:length] = kept.tolist()
@@ -221,7 +224,9 @@ class Engine:
         return told
 
     def take_events(self, tenant: int | None) -> None:
-        """Each hash that was removed, or stored by a tenant, with all tokens up to its end."""
+        """Return each hash that was removed, or stored by a tenant, with all tokens up to
+        its end.
+        """
         for kind, hashes, *rest in self.tree.take_events():
             if kind == "block_stored":
                 for place, each in enumerate(hashes):
@@ -240,10 +245,10 @@ class Engine:
         return int(found[0])
 
     def finish_batches(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing: no batch is in flight."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the engine holds no resources."""
 
     @property
     def live(self) -> list[str]:

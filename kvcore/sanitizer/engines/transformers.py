@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers 5.23.0: continuous batching, its loop, scheduler, caches and swap pool as they are.
+"""The adapter for the continuous batching of transformers 5.23.0.
 
-Not followed: tensor parallelism, CUDA graphs, the block tables of the decode path (a GPU's).
+Its loop, scheduler, caches and swap pool run unchanged. Not followed: tensor parallelism, CUDA
+graphs, and the block tables of the decode path, which need a GPU.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ TESTED = "5.23.0"
 
 
 class Silent:
-    """A stream, an event, a wake-up: called for its effect on a GPU or a thread."""
+    """A stand-in for a stream, an event or a wake-up, called for effects on a GPU or a thread."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -28,7 +29,7 @@ class Silent:
 
 
 def source() -> Any:
-    """The module of its manager, with streams, events and pinned memory stood in for."""
+    """Import the module of its manager, with stand-ins for streams, events and pinned memory."""
     package = "transformers.generation.continuous_batching."
     api = importlib.import_module(package + "continuous_api")
     if torch.Event is not Silent:
@@ -46,7 +47,7 @@ def source() -> Any:
 
 
 class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
-    """A model as a manager sees it, without its answers."""
+    """The part of a model that a manager sees, without its answers."""
 
     _supports_flash_attn = False
     dtype, device = torch.float16, torch.device("cpu")
@@ -59,14 +60,14 @@ class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
             num_hidden_layers=len(kinds), intermediate_size=8, layer_types=kinds,
             sliding_window=window,
         )  # fmt: skip
-        self.config._attn_implementation = "flash_attention_2"  # which needs no masks
+        self.config._attn_implementation = "flash_attention_2"  # this attention needs no masks
 
     def _get_logits_processor(self, _: Any) -> list[Any]:
         return []
 
 
 class Engine:
-    """ContinuousBatchingManager without its thread, with letters for the model's answer."""
+    """ContinuousBatchingManager without its thread, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
         api, options = source(), dict(world.axes)
@@ -87,7 +88,7 @@ class Engine:
         self.num_blocks = self.cache.num_sectors + 2  # and two of trash
         self.target.model_runner._forward_process_and_sample = self.forward
         self.starting = self.target.use_async_batching
-        self.waiting: dict[str, tuple[str, int]] = {}  # their name: ours and the sample
+        self.waiting: dict[str, tuple[str, int]] = {}  # their names: our name and the sample
         self.ended: list[tuple[str, int, list[int]]] = []
 
     def forward(self, model: Any, data: Any, carried: Any, before: Any, answers: Any) -> None:
@@ -124,7 +125,7 @@ class Engine:
                 self.ended.append((*name, answer.prompt_ids + answer.generated_tokens))
 
     def epoch(self) -> bool:
-        """generate_batch(persistent_manager=True) returned, and the next one starts."""
+        """End a generate_batch(persistent_manager=True) and start the next one."""
         for _ in range(100):
             if not self.waiting:
                 break
@@ -222,12 +223,12 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a ContinuousBatchProcessor: the very slots that its batches write and read."""
+        """Follow a ContinuousBatchProcessor by the slots that its batches write and read."""
         _Followed(target, sanitizer)
 
 
 class _Followed:
-    """The hooks, each around a method of the engine's."""
+    """The hooks, each around a method of the engine."""
 
     def __init__(self, target: Any, sanitizer: Any) -> None:
         self.target, self.sanitizer = target, sanitizer
@@ -331,7 +332,7 @@ class _Followed:
 
 
 def _slot(its: Any, place: int) -> int:
-    """The slot of a place in its memory; none for padding."""
+    """Return the slot of a place in its memory; none for padding."""
     if place in (its.write_trash_index, its.sentinel_index):
         return -1
     block, offset = divmod(place, its.block_physical_stride)

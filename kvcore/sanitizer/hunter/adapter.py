@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hunter's interface to an engine: the protocol of an adapter, and the engines that have one.
 
-An adapter is a class in one file. Its `Engine` drives the engine's own scheduler and manager, in
-the order of calls of the engine's own loop and in no other, with a fake model in the place of the
-real one. Its `attach` tells a sanitizer what the engine does to its block tables. Everything but
-`attach` does without kvcore, so that a report can carry it along.
+An adapter is a class in one file. Its `Engine` drives the engine's own scheduler and manager,
+strictly in the order of calls of the engine's own loop, with a fake model instead of the real one.
+Its `attach` reports to a sanitizer what the engine does to its block tables. Everything except
+`attach` works without kvcore, so that a report can include it.
 """
 
 from __future__ import annotations
@@ -26,59 +26,61 @@ from kvcore.sanitizer.hunter.world import Arrive
 class Engine(Protocol):
     """One engine in one world.
 
-    target: what `attach` takes. num_blocks: the ids of its blocks are below it.
+    target: the argument for `attach`. num_blocks: exclusive bound of its block ids.
     """
 
     target: Any
     num_blocks: int
 
     def arrive(self, arrival: Arrive) -> None:
-        """A request arrives."""
+        """Add a request."""
 
     def step(self) -> None:
-        """One turn of the engine's loop; batches may still be in flight after it."""
+        """Run one turn of the engine's loop; batches may be in flight afterwards."""
 
     def abort(self, name: str) -> None:
-        """The client of a request leaves; between any two steps."""
+        """Abort a request, between any two steps."""
 
     def epoch(self) -> bool:
-        """The weights change, in the way that the engine documents. False: not possible now."""
+        """Change the weights as the engine documents. False: not possible now."""
 
     def reset(self) -> None:
-        """The engine is asked to empty its prefix cache."""
+        """Ask the engine to empty its prefix cache."""
 
     def finish_batches(self) -> None:
-        """The engine's loop turns until no batch is in flight. Nobody is live any more."""
+        """Run the engine's loop until no batch is in flight. No request is live then."""
 
     def close(self) -> None:
-        """The end of the run."""
+        """End the run."""
 
     @property
     def live(self) -> Iterable[str]:
         """Names of the requests that are not finished."""
 
     def tokens(self) -> Iterable[tuple[str, int, Sequence[int]]]:
-        """Name, sample and all tokens, as the engine keeps them, of each request it knows."""
+        """Return name, sample and all tokens of each request, as the engine keeps them."""
 
     def progress(self) -> object:
-        """A value that differs if a token, a block or a status differs."""
+        """Return a value that changes if a token, a block or a status changes."""
 
     # An engine that publishes events for routers has two more. `events` gives and forgets triples:
     # "stored" or "removed", a hash, and the tenant and all tokens up to its end (None if removed).
     # `hits` gives the length that a prompt of a tenant would hit now.
 
     def free(self) -> int:
-        """Blocks that a new request could get: free ones and those kept only for later hits."""
+        """Return how many blocks a new request could get: free ones and those kept only for
+        hits.
+        """
 
     def total(self) -> int:
-        """`free` of an engine that holds no request."""
+        """Return `free` of an engine without requests."""
 
 
 class Adapter(Protocol):
-    """A class with these, all of them of the class.
+    """The class attributes and functions of an adapter.
 
-    AXES: options of the engine by name and their values, the default first; `block_size` is one.
-    MOVES: which of abort, epoch, reset, samples, priority and tenants the engine knows.
+    AXES: options of the engine by name, with their values, default first; `block_size` is one of
+    them. MOVES: which of abort, epoch, reset, samples, priority and tenants the engine supports.
     """
 
     @property
@@ -99,19 +101,19 @@ class Adapter(Protocol):
 
     @staticmethod
     def groups(engine: Any) -> Sequence[CacheGroup]:
-        """The facts of each group of an `Engine`."""
+        """Return the facts about each group of an `Engine`."""
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Tell the sanitizer from here on what the engine does."""
+        """Report to the sanitizer what the engine does from now on."""
 
     @staticmethod
     def version() -> str:
-        """The version that is installed. Raises UnsupportedEngine if it is not one tested."""
+        """Return the installed version. Raises UnsupportedEngine if it was not tested."""
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
-        """Whether this is how the engine documents that it refuses a call or an option."""
+        """Whether this error is the engine's documented refusal of a call or an option."""
 
 
 @attrs.frozen
@@ -140,11 +142,11 @@ KNOWN = {
 
 
 class NotInstalled(Exception):
-    """An engine is not there; the message says how to install it."""
+    """An engine is missing; the message says how to install it."""
 
 
 def load(name: str) -> Adapter:
-    """The adapter of a known engine, or of `module:Class`. Imports the engine.
+    """Return the adapter of a known engine, or of `module:Class`. Imports the engine.
 
     Raises NotInstalled, UnsupportedEngine or ValueError.
     """
@@ -162,9 +164,9 @@ def load(name: str) -> Adapter:
 
 
 def commit_of(name: str, tested: str) -> str:
-    """The tested commit of an engine that is a checkout.
+    """Return the tested commit of an engine that is a checkout.
 
-    Raises UnsupportedEngine if the checkout is at another one, or Git cannot tell.
+    Raises UnsupportedEngine if the checkout is at another commit, or if Git cannot tell.
     """
     folder = os.environ[KNOWN[name].checkout or ""]
     command = ["git", "-C", folder, "rev-parse", "HEAD"]
@@ -175,7 +177,7 @@ def commit_of(name: str, tested: str) -> str:
 
 
 def python_of(name: str) -> str:
-    """The interpreter that has the engine: that of its peer's environment, or this one."""
+    """Return the interpreter that has the engine: that of its peer's environment, or this one."""
     peer = KNOWN[name].peer if name in KNOWN else None
     if peer is None:
         return sys.executable
@@ -188,18 +190,18 @@ def python_of(name: str) -> str:
 
 
 def peers_home() -> Path:
-    """Where the engines are installed, outside the project."""
+    """Return the folder outside the project where engines are installed."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("KVCORE_PEERS") or Path(cache) / "kvcore" / "peers")
 
 
 def peer_python(peer: str) -> Path:
-    """The interpreter of a peer's environment, there or not."""
+    """Return the path of the interpreter of a peer's environment, which need not exist."""
     return peers_home() / peer / "bin" / "python"
 
 
 def how_to_install(name: str) -> str:
-    """One sentence, or nothing."""
+    """Return one sentence on how to install an engine, or nothing."""
     known = KNOWN.get(name)
     if known is None:
         return ""
@@ -213,4 +215,4 @@ def how_to_install(name: str) -> str:
 def _check_checkout(name: str) -> None:
     variable = KNOWN[name].checkout
     if variable and not Path(os.environ.get(variable, "/nowhere")).is_dir():
-        raise NotInstalled(f"{name}: {variable} names no folder. {how_to_install(name)}")
+        raise NotInstalled(f"{name}: {variable} does not name a folder. {how_to_install(name)}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore sanitize`: hunts for bugs in the scheduler and cache manager of an engine.
 
-Ends with 0 if nothing was found, 1 with a finding, 2 if the engine is not there or is another
-version than the adapter was tested with, 3 if the harness itself was wrong.
+Exit code 0: nothing was found; 1: a finding; 2: the engine is missing, or has a version that was
+not tested; 3: the harness itself failed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """End as at any exit: with the engine's process ended and its folder removed."""
+    """Exit normally, so that the engine's process ends and its folder is removed."""
     del frame
     raise SystemExit(128 + number)
 
@@ -55,21 +55,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvcore sanitize",
         description="Drive an engine's own scheduler with a fake model and check what it reads.",
-        epilog="Exit code: 0 nothing was found, 1 a finding, 2 the engine is missing or of another "
-        "version, 3 the adapter is wrong.",
+        epilog="Exit code: 0 nothing was found, 1 a finding, 2 the engine is missing or has an "
+        "untested version, 3 the adapter is wrong.",
     )
     known = ", ".join(KNOWN)
-    parser.add_argument("engine", help=f"{known}, or module:Adapter of your own")
+    parser.add_argument("engine", help=f"{known}, or your own module:Adapter")
     parser.add_argument("--seconds", type=positive, default=60.0, help="CPU seconds (60)")
-    parser.add_argument("--seed", type=natural, help="of the worlds (1, or the next of --record)")
+    parser.add_argument(
+        "--seed", type=natural, help="seed of the worlds (1, or the next one after --record)"
+    )
     parser.add_argument("--axis", action="append", default=[], metavar="NAME=VALUE",
-                        help="an option of the engine that does not vary")  # fmt: skip
-    parser.add_argument("--only", metavar="FINDING", help="look for findings of one name")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write tests and reports there")
+                        help="fix an option of the engine")  # fmt: skip
+    parser.add_argument("--only", metavar="FINDING", help="look only for findings with this name")
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="write tests and reports to this folder"
+    )
     parser.add_argument("--record", type=Path, metavar="FILE",
-                        help="append seed and coverage; the next hunt goes on there")  # fmt: skip
+                        help="append seed and coverage; the next hunt continues")  # fmt: skip
     parser.add_argument("--replay", type=Path, metavar="FILE",
-                        help="run the world of a finding again, and nothing else")  # fmt: skip
+                        help="only run the world of a finding again")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 
@@ -87,7 +91,7 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fixed(texts: list[str]) -> dict[str, Any]:
-    """The options that do not vary; a value is JSON, or text if it is not."""
+    """Read the fixed options; a value is JSON, or else text."""
     fixed = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -107,7 +111,7 @@ def _sessions(record: Path | None) -> list[dict[str, Any]]:
 
 
 class _Session:
-    """One call: what it prints, and what it sums up."""
+    """One call of the command: prints and sums up."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -118,7 +122,7 @@ class _Session:
         self.shown = 0.0
 
     def follow(self, job: Mapping[str, Any]) -> int:
-        """Follow a job to its end and say what came of it; gives the exit code."""
+        """Follow a job to its end, report the result, and return the exit code."""
         self._say(f"{job['engine']}: seed {job['seed']}" if "seed" in job else "one world again")
         interrupted = False
         handlers = {
@@ -181,7 +185,7 @@ class _Session:
         if self.options.write is not None:
             for event in self.found.values():
                 if event["name"] == "harness":
-                    continue  # an error of the adapter is no report to the engine's project
+                    continue  # an error of the adapter is not a report for the engine's project
                 for path in write(event, _adapter(self.options.engine), self.options.write):
                     self._say(f"wrote {path}")
         summary = {

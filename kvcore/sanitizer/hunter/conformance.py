@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance test of an adapter: what it must do before a finding of its hunt is believed.
+"""The conformance test of an adapter, which must pass before findings of its hunts are trusted.
 
-`problems` drives an engine through runs whose observations are known in advance. It cannot tell
-that an engine is right, only that its adapter tells what the hunter and the sanitizer need.
+`problems` drives an engine through runs whose observations are known in advance. It does not show
+that an engine is right, only that its adapter reports what the hunter and the sanitizer need.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STEPS_MAX = 500
 
 
 def problems(adapter: Adapter, num_runs: int = 200) -> list[str]:
-    """The problems of an adapter, one sentence each; nothing if it conforms.
+    """Return the problems of an adapter, one sentence each; none if it conforms.
 
-    num_runs: random worlds in the engine's default options, none of which may be a harness error.
+    num_runs: random worlds with the engine's default options, which must not cause a harness error.
     """
     found = list(_shape(adapter))
     if found:
@@ -63,7 +63,9 @@ def _world(adapter: Adapter, moves: tuple[Move, ...]) -> HuntWorld:
 
 
 def _one_request(adapter: Adapter) -> Iterator[str]:
-    """A prompt of three blocks and a bit, and five answers: each position is written once."""
+    """Check a prompt of three full blocks and a tail, and five answers: each position is written
+    once.
+    """
     world = _world(adapter, ())
     length, new = 3 * world.block_size + 1, 5
     prompt = tuple(1 + place % 7 for place in range(length))
@@ -82,9 +84,9 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
     wanted = set(range(length + new - 1))
     missing = sorted(wanted - told.positions)
     if missing:
-        yield f"no step told that positions {missing[:5]} of the only request were computed"
+        yield f"no step reported that positions {missing[:5]} of the only request were computed"
     if extra := sorted(told.positions - wanted)[:5]:
-        yield f"steps told positions {extra}, which the only request does not have"
+        yield f"steps reported positions {extra}, which the only request does not have"
     if told.engine.free() != fresh:
         yield f"{told.engine.free()} blocks are free when all have left, {fresh} before"
 
@@ -119,7 +121,7 @@ def _abort_is_taken(adapter: Adapter) -> Iterator[str]:
 
 
 def _same_again(adapter: Adapter) -> Iterator[str]:
-    """A run depends on its world alone: else nothing can be cut down."""
+    """Check that a run depends only on its world, since otherwise shrinking is impossible."""
     generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 7)
     for _ in range(5):
         world = generator.next()
@@ -135,7 +137,7 @@ def _brief(outcome: RunOutcome) -> tuple[Any, ...]:
 
 
 def _stands_alone(adapter: Adapter) -> Iterator[str]:
-    """The file without its adapter does without kvcore, as the tests that are written need it."""
+    """Check that the engine part of the file works without kvcore, as generated tests need it."""
     source = engine_source(adapter.Engine.__module__)
     if "kvcore.sanitizer" in source:
         yield "Engine or what it uses names kvcore.sanitizer"
@@ -143,7 +145,9 @@ def _stands_alone(adapter: Adapter) -> Iterator[str]:
 
 
 def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
-    """No harness error; the sanitizer checks steps, and a request that aborts itself is none."""
+    """Check random runs: no harness errors, and the sanitizer checks steps. A request that aborts
+    itself is not an error.
+    """
     generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 1)
     num_steps = 0
     for _ in range(num_runs):

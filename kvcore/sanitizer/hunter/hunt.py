@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hunt: world after world on one engine, each new finding cut down and told at once.
+"""A hunt: runs world after world on one engine, and shrinks and reports each new finding at once.
 
-It runs in the process that has the engine. What it tells are plain values, one a line, so that the
-process that started it can end this one and go on.
+It runs in the process that has the engine. It reports plain values, one per line, so that the
+parent process can end this one and go on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvcore.sanitizer.hunter.watch import GOALS, RARE
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, HuntWorld
 
 FULL_EVERY = 7
-"""One run of this many checks in full mode; odd, since every second run looks behind findings."""
+"""One run in this many checks in full mode; odd, since every second run looks beyond findings."""
 SHRINK_SHARE = 0.4
-"""Cutting down takes at most this share of the time, the first of each kind apart."""
+"""Shrinking takes at most this share of the time, not counting the first finding of each kind."""
 MUTED_AFTER = 4
-"""So often a finding about contents is cut down before every second run goes on behind it."""
+"""After this many findings about contents are shrunk, every second run goes on beyond them."""
 SKIPPED_SHARE_MAX = 0.2
-"""A hunt whose engine refuses more of its worlds at the start is not worth its name."""
+"""If the engine refuses more of its worlds at the start, the hunt is useless."""
 
 Key = tuple[str, str, tuple[str, ...]]
 Event = dict[str, Any]
@@ -67,14 +67,14 @@ class Tally:
                 setattr(self, name, getattr(self, name) + value)
 
     def missing(self) -> list[str]:
-        """Goals that no run reached."""
+        """Return the goals that no run reached."""
         return [goal for goal in GOALS if not self.reached[goal]]
 
 
 class Hunt:
     """The worlds of one seed on one engine.
 
-    fixed: options that do not vary. only: the one name of finding that ends a run. before: called
+    fixed: options that do not vary. only: name of the findings that end a run. before: called
     with each world before it runs.
     """
 
@@ -96,9 +96,8 @@ class Hunt:
         self.shrinking = 0.0
 
     def events(self, seconds: float) -> Iterator[Event]:
-        """Hunt for this many CPU seconds. Each event is a finding or the tally of a second.
-
-        The first one says that the engine has imported what it needs.
+        """Hunt for this many CPU seconds. Each event is a finding, or the tally of a second. The
+        first one reports that the engine's imports are done.
         """
         warm_up(self.adapter, self.generator.next())
         yield {"event": "warm"}
@@ -182,11 +181,11 @@ class Hunt:
 
 
 def warm_up(adapter: Adapter, world: HuntWorld) -> None:
-    """Let the engine import what its first run imports, which takes longer than a run may."""
+    """Let the engine do the imports of its first run, which take longer than a run may."""
     try:
         adapter.Engine(world).close()
     except Exception as error:
-        del error  # the first runs will meet it again, and check it
+        del error  # the first runs will raise it again, and report it
 
 
 def _kind(move: object) -> str:

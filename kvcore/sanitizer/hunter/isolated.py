@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One world in a process of its own: for engines that die, hang in compiled code, or flood."""
+"""Runs one world in its own process, for engines that die, hang in compiled code, or flood the
+output.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ WALL_SECONDS = 3.0
 FLOOD_BYTES = 4 << 20
 
 Ended = tuple[str | None, str, str]
-"""Name of a finding or None, where, and its text."""
+"""Name of a finding or None, its place, and its text."""
 
 
 def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = WALL_SECONDS) -> Ended:
-    """Run a world in a copy of this process and say how that ended. No other thread may run."""
+    """Run a world in a fork of this process and return the outcome. No other thread may run."""
     answers, answer = os.pipe()
     prints, printed = os.pipe()
     child = os.fork()
@@ -48,7 +50,7 @@ def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = WALL_SECONDS
 
 
 def _followed(child: int, answers: int, prints: int, ends: float) -> Ended:
-    """The end of a child: its answer, or how it failed to give one."""
+    """Return the outcome of a child: its answer, or how it failed."""
     read, open_ends, num_printed = b"", {answers, prints}, 0
     while open_ends:
         ready, _, _ = select.select(list(open_ends), [], [], max(0.0, ends - time.monotonic()))

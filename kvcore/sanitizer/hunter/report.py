@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finding as files that others can use: a test for pytest, and a report in Markdown.
+"""Writes a finding as files for others: a test for pytest, and a report in Markdown.
 
-The test of a crash, a hang or a leak needs the engine alone: the adapter's own lines stand in it.
-That of a finding about contents needs the sanitizer as well, since only it can see them.
+The test of a crash, a hang or a leak needs only the engine: it includes the adapter's own lines.
+The test of a finding about contents also needs the sanitizer, since only it can see them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ def invariant(name: str) -> str:
 
 
 def write(found: Mapping[str, Any], adapter: str, folder: Path) -> list[Path]:
-    """Write a finding's test, report and world. adapter: as `module:Class`.
-
-    found: an event of a hunt. Gives the paths.
+    """Write a finding's test, report and world; return the paths. adapter: as `module:Class`.
+    found: an event of a hunt.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = "_".join([found["engine"].split()[0], found["name"], *found["needs"][:3]])
@@ -61,7 +60,7 @@ def write(found: Mapping[str, Any], adapter: str, folder: Path) -> list[Path]:
 
 
 def test_of(found: Mapping[str, Any], adapter: str) -> str:
-    """A test that fails as long as the engine has the bug."""
+    """Return a test that fails as long as the engine has the bug."""
     world = world_from_json(found["world"])
     title = f'"""{invariant(found["name"])}.\n\n{found["engine"]}: {_first_line(found)}\n"""'
     if found["name"] in MUTABLE:
@@ -89,7 +88,7 @@ def test_of(found: Mapping[str, Any], adapter: str) -> str:
 
 
 def report_of(found: Mapping[str, Any], test: str) -> str:
-    """The report: what was run, what was expected, what was seen."""
+    """Return the report: what was run, what was expected, what was seen."""
     world = world_from_json(found["world"])
     options = ", ".join(f"{name}={value}" for name, value in world.axes.items())
     per_step = f"{world.token_budget} tokens and {world.max_rows} requests per step"
@@ -125,7 +124,7 @@ def report_of(found: Mapping[str, Any], test: str) -> str:
 
 
 def engine_source(module: str, adapter: str = "Adapter") -> str:
-    """The adapter's file without kvcore: its engine and what that needs."""
+    """Return the adapter's file without kvcore: its engine and what that needs."""
     text = inspect.getsource(importlib.import_module(module))
     lines = text.splitlines()
     first: list[str] = []
@@ -185,7 +184,7 @@ def _world_source(world: HuntWorld) -> str:
 
 
 def _calls(moves: Iterable[Move]) -> list[str]:
-    """The moves as plain calls."""
+    """Return the moves as plain calls."""
     lines = []
     for move in moves:
         if isinstance(move, Arrive):

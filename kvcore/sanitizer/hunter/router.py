@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A router that knows an engine's cache by its events alone, and what it is told wrongly.
+"""Checks an engine's events as a router would, which knows the cache only by them.
 
-A router sends a request where its prefix is. So a hash that an engine says it removed must not be
-hit there any more: neither by the tenant whose block it was, nor by another one.
+A router sends a request where its prefix is. So after an engine reports that a hash was removed, no
+tenant may hit it there: neither the one whose block it was, nor another.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Prefix = tuple[int, tuple[int, ...]]
 
 
 class Router:
-    """The prefixes behind each hash."""
+    """Tracks the prefix of each hash."""
 
     def __init__(self) -> None:
         self.stored: dict[int, set[Prefix]] = {}
 
     def wrong(self, engine: Any) -> str:
-        """An error in the newest events, or an empty text."""
+        """Return an error in the newest events, or an empty text."""
         removed: list[int] = []
         for kind, hashed, prefix in engine.events():
             if kind == "stored":

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One world run on one engine: its moves, then a drain until nobody waits, and what came of it."""
+"""Runs one world on one engine: its moves, then a drain until no request waits; reports the
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,21 @@ from kvcore.sanitizer.hunter.watch import Watch
 from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, HuntWorld, Move, playable
 
 STUCK_STEPS = 12
-"""Steps in which nothing at all changes."""
+"""Most steps in which nothing at all changes."""
 NO_TOKEN_STEPS = 400
-"""Steps in which nobody gets a token."""
+"""Most steps in which no request gets a token."""
 HUNG_SECONDS = 5.0
-"""CPU seconds of one run, which takes some milliseconds."""
+"""Most CPU seconds of one run, which normally takes some milliseconds."""
 MUTABLE = frozenset({*CERTAIN, "wrong-event"})
-"""Findings behind which a run can go on; only a sanitizer or a router can see them."""
+"""Findings after which a run can go on; only a sanitizer or a router can see them."""
 OWN = Path(__file__).parents[1]
 
 
 @attrs.frozen
 class Found:
-    """A finding of one run. where: exception and function, for a crash. step: moves made before."""
+    """A finding of one run. where: for a crash, exception and function. step: number of moves made
+    before.
+    """
 
     name: str
     where: str
@@ -43,7 +47,7 @@ class Found:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Findings with the same key are taken as the same while a run is cut down."""
+        """Return the key by which two findings count as the same while a run is shrunk."""
         return self.name, self.where
 
 
@@ -62,7 +66,7 @@ class Hung(BaseException):
 
 
 class Harness(Exception):
-    """The fake model and the engine disagree, or the adapter told nonsense: not a finding."""
+    """The fake model and the engine disagree, or the adapter reported nonsense: not a finding."""
 
 
 def run(
@@ -70,7 +74,7 @@ def run(
 ) -> RunOutcome:
     """Run a world to its end or its first finding.
 
-    full: check in the sanitizer's full mode. muted: names of findings that do not end the run.
+    full: use the sanitizer's full mode. muted: names of findings that do not end the run.
     """
     return _Run(adapter, world, full, muted).outcome()
 
@@ -89,7 +93,7 @@ class _Run:
         self.router = Router()
 
     def outcome(self) -> RunOutcome:
-        """The finding, unless there is none."""
+        """Return the outcome, with the finding if there is one."""
         found = None
         try:
             with _alarm(HUNG_SECONDS):
@@ -110,7 +114,7 @@ class _Run:
         return RunOutcome(found, frozenset(reached), self.watch.num_steps)
 
     def _close(self) -> None:
-        """End the engine; what it raises then is no finding."""
+        """End the engine; an error raised then is not a finding."""
         try:
             if self.engine is not None:
                 self.engine.close()
@@ -156,7 +160,9 @@ class _Run:
                 self.engine.step()
 
     def _refusable(self, call: Callable[[], Any]) -> bool:
-        """Whether the engine took a call; another error than its documented refusal is raised."""
+        """Whether the engine accepted a call. Errors other than its documented refusal are
+        raised.
+        """
         try:
             call()
         except Exception as error:
@@ -166,7 +172,9 @@ class _Run:
         return True
 
     def _checked(self) -> Found | None:
-        """The first certain finding; then the answers that the engine keeps are the model's."""
+        """Return the first certain finding; without one, check that the engine keeps the model's
+        answers.
+        """
         assert self.watch is not None
         if self.watch.broken is not None:
             raise Harness(f"{type(self.watch.broken).__name__}: {self.watch.broken}")
@@ -197,7 +205,7 @@ class _Run:
             self.num_tokens += max(0, len(tokens) - start)
 
     def _drained(self) -> Found | None:
-        """Steps until nobody waits."""
+        """Make steps until no request waits."""
         still, before, tokens, since = 0, None, self.num_tokens, 0
         while set(self.engine.live):
             self.engine.step()
@@ -219,7 +227,7 @@ class _Run:
         return None
 
     def _leaked(self) -> Found | None:
-        """All have left: every block is free, and still is after an idle step."""
+        """Check, when all requests have left, that every block is free, also after an idle step."""
         self.engine.finish_batches()
         if (found := self._checked()) is not None:
             return found
@@ -238,7 +246,7 @@ class _Run:
         return Found(name, where, text, self.num_moves)
 
     def _raised(self, error: Exception) -> Found:
-        """A crash of the engine, or of the harness if its own code raised."""
+        """Return the crash of the engine, or of the harness if its own code raised."""
         if self.watch is not None and self.watch.broken is not None:
             return self._found("harness", "", f"{self.watch.broken!r}\n{_tail(error)}")
         deepest = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -247,7 +255,7 @@ class _Run:
         return self._found("crash", f"{type(error).__name__} in {_site(error)}", _tail(error))
 
     def _is_of_the_adapter(self, file: str) -> bool:
-        """Whether a file drives the engine, and the engine's own class is in another one."""
+        """Whether a file drives the engine whose own class is in another file."""
         engine = getattr(self.engine, "target", None)
         return file == _file(self.adapter.Engine) != _file(type(engine))
 
@@ -257,7 +265,7 @@ def _file(of: type) -> str | None:
 
 
 def _site(error: BaseException) -> str:
-    """The innermost function that is not of this package."""
+    """Return the innermost function outside this package."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if OWN not in Path(frame.filename).parents]
     return theirs[-1].name if theirs else frames[-1].name
@@ -269,7 +277,7 @@ def _tail(error: BaseException) -> str:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raises Hung after this many CPU seconds."""
+    """Raise Hung after this many CPU seconds."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that watches a hunt: starts the one that has the engine, and outlives it.
+"""The process that watches a hunt: starts the engine's process, and outlives it.
 
-An engine that dies, hangs or prints a flood is a finding. Its process is ended, the world that it
-was in is cut down, and the hunt goes on with the next seed.
+If the engine dies, hangs or floods the output, that is a finding: its process is ended, the current
+world is shrunk, and the hunt goes on with the next seed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import kvcore
 from kvcore.sanitizer.hunter.adapter import python_of
 
 SILENT_SECONDS = 60.0
-"""A run that lasts so long hangs: it takes milliseconds."""
+"""A run of this length hangs, since normal ones take milliseconds."""
 START_SECONDS = 600.0
-"""So long an engine may take to be imported."""
+"""Most time for importing an engine."""
 FLOOD_BYTES = 16 << 20
-"""So much printed between two events is a flood."""
+"""Output between two events above this size is a flood."""
 TAIL_BYTES = 4000
 NEXT_SEED = 1_000_003
 
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 
 
 def events(job: Mapping[str, Any]) -> Generator[Event]:
-    """Do a job in the engine's environment, again after each death of the process.
+    """Do a job in the engine's environment, restarting after each death of the process.
 
     Raises NotInstalled.
     """
@@ -58,7 +58,9 @@ def events(job: Mapping[str, Any]) -> Generator[Event]:
                 yield _lost(job, ended, job["world"]) if started else _before_any_run(ended)
                 return
             lost = list(_death(job, ended))
-            Path(job["unfinished"]).unlink(missing_ok=True)  # it is not the next process's world
+            Path(job["unfinished"]).unlink(
+                missing_ok=True
+            )  # this world does not belong to the next process
             yield from lost
             if left <= 0 or any(event["event"] == "unsupported" for event in lost):
                 return
@@ -66,7 +68,7 @@ def events(job: Mapping[str, Any]) -> Generator[Event]:
 
 
 def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
-    """The finding that a process died of; cut down, if the world does it again by itself."""
+    """Return the finding of a process's death, shrunk if the world alone repeats it."""
     try:
         world = json.loads(Path(job["unfinished"]).read_text().partition("\n")[0])
     except (OSError, ValueError):
@@ -87,13 +89,13 @@ def _before_any_run(ended: Event) -> Event:
 
 
 def _lost(job: Mapping[str, Any], ended: Event, world: Mapping[str, Any]) -> Event:
-    """The finding of a process that did not live to tell it."""
+    """Return the finding of a process that died before it could report."""
     facts = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
     return {"event": "found", "name": ended["name"], "text": ended["text"], **facts}
 
 
 def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
-    """The events of one process; the last is `ended`, unless it ended by itself and well."""
+    """Yield the events of one process; the last is `ended` unless the process exited normally."""
     command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     told, tells = os.pipe()
     prints, printed = os.pipe()
@@ -104,7 +106,7 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
         stderr=printed,
         pass_fds=(tells,),
         env=_environment(),
-        start_new_session=True,  # so that it ends with all that it started
+        start_new_session=True,  # so that it ends with all its children
     )
     os.close(tells)
     os.close(printed)
@@ -119,7 +121,7 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, with kvcore's folder first."""
+    """Return the environment of this process, with kvcore's folder first."""
     folder = str(Path(kvcore.__file__).parents[1])
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
@@ -142,7 +144,7 @@ def _followed(
                 *lines, buffer = (buffer + data).split(b"\n")
                 last, num_printed = time.time(), 0
                 for event in map(json.loads, lines):
-                    if event["event"] != "start":  # it imports until it says that it is warm
+                    if event["event"] != "start":  # it imports until it reports that it is warm
                         patience = SILENT_SECONDS
                     yield event
         if num_printed > FLOOD_BYTES:

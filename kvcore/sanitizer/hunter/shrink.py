@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world cut down to the shortest one that gives the same finding.
+"""Shrinks a world to the shortest one with the same finding.
 
 First moves are taken away (delta debugging, Zeller and Hildebrandt 2002), then prompts, answers,
 samples, options and sizes are made smaller, as long as time is left.
@@ -19,11 +19,11 @@ from kvcore.sanitizer.hunter.world import Arrive, Axes, HuntWorld, Move
 SECONDS = 10.0
 
 Same = Callable[[HuntWorld], bool]
-"""Whether a world still gives the finding."""
+"""Whether a world still has the finding."""
 
 
 def shrink(world: HuntWorld, same: Same, axes: Axes, seconds: float = SECONDS) -> HuntWorld:
-    """The smallest world found in the time that gives the same finding; `world` itself does."""
+    """Return the smallest world found in time with the same finding, which `world` must have."""
     ends = time.monotonic() + seconds
 
     def still(candidate: HuntWorld) -> bool:
@@ -39,7 +39,8 @@ def shrink(world: HuntWorld, same: Same, axes: Axes, seconds: float = SECONDS) -
 
 
 def signature(world: HuntWorld, axes: Axes) -> tuple[str, ...]:
-    """Features that a cut-down run keeps: kinds of moves and options that are not the default.
+    """Return the features that a shrunk run keeps: kinds of moves, and options that differ from the
+    default.
 
     Two runs with the same finding and different signatures may be two bugs.
     """
@@ -57,7 +58,7 @@ def signature(world: HuntWorld, axes: Axes) -> tuple[str, ...]:
 
 
 def _fewer_moves(world: HuntWorld, still: Same) -> HuntWorld:
-    """Without any part of the moves that can go; parts are halved down to single moves."""
+    """Remove all parts of the moves that are not needed; parts are halved down to single moves."""
     moves = list(world.moves)
     size = max(1, len(moves) // 2)
     while True:
@@ -76,7 +77,7 @@ def _fewer_moves(world: HuntWorld, still: Same) -> HuntWorld:
 def _descended(
     world: HuntWorld, still: Same, smaller: Callable[[HuntWorld], Iterator[HuntWorld]]
 ) -> HuntWorld:
-    """From each world to the first smaller one that will do, until none does."""
+    """Go from each world to the first smaller one with the finding, until there is none."""
     going = True
     while going:
         going = False

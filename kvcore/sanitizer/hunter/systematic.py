@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every short run of a small world: few blocks, two rows, and each order of few moves.
+"""Enumerates every short run of a small world: few blocks, two rows, and each order of few moves.
 
-The shortest runs come first, so what is found here needs no cutting down.
+The shortest runs come first, so a finding needs no shrinking.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ NUM_MOVES_MAX = 7
 def small_worlds(
     axes: Axes, known_moves: Collection[str], fixed: Mapping[str, Any]
 ) -> Iterator[HuntWorld]:
-    """Each world of at most seven moves: arrivals of a, of a again and of b, steps, aborts."""
+    """Yield each world of at most seven moves: arrivals of a, of a again and of b, steps,
+    aborts.
+    """
     size = int(fixed.get("block_size", min(axes["block_size"])))
     prompts = _prompts(size)
     kinds = ["a", "a again", "b", STEP, *(["abort"] if "abort" in known_moves else [])]
@@ -31,19 +33,19 @@ def small_worlds(
 
 
 def _num_blocks(moves: tuple[Move, ...], size: int) -> int:
-    """The fewest blocks with which each arrival fits by itself: see `HuntWorld.max_tokens`."""
+    """Return the fewest blocks with which each arrival fits alone: see `HuntWorld.max_tokens`."""
     longest = max(len(each.prompt) + each.new for each in moves if isinstance(each, Arrive))
     return -(-longest // size) + 1
 
 
 def _prompts(size: int) -> dict[str, tuple[int, ...]]:
-    """Two prompts of two blocks and a bit at most, which share their first block."""
+    """Return two prompts of at most two blocks and a tail, which share their first block."""
     a = (*range(1, size + 1), *[1] * (size - 1))
     return {"a": a, "a again": a, "b": (*a[:size], 2)}
 
 
 def _options(axes: Axes, fixed: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    """The default options; then each other value of one of them."""
+    """Yield the default options, then each other value of a single option."""
     default = {**{name: values[0] for name, values in axes.items()}, **fixed, "block_size": size}
     yield default
     for name, values in axes.items():
@@ -52,7 +54,9 @@ def _options(axes: Axes, fixed: Mapping[str, Any], size: int) -> Iterator[dict[s
 
 
 def _says_something(kinds: tuple[str, ...]) -> bool:
-    """The first move is an arrival; an abort has an arrival before it; a step comes at all."""
+    """Whether moves are useful: they begin with an arrival, abort only after an arrival, and have a
+    step.
+    """
     arrived = False
     for kind in kinds:
         if kind in (STEP, "abort") and not arrived:

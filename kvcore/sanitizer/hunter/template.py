@@ -4,7 +4,7 @@
     kvcore sanitize kvcore.sanitizer.hunter.template:Adapter --seconds 10
 
 `Scheduler` stands for your engine: it knows nothing of kvcore. `Engine` drives it in the order of
-its own loop with a fake model, and `Adapter.attach` tells what it does to its block tables.
+its own loop with a fake model, and `Adapter.attach` reports what it does to its block tables.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from kvcore.sanitizer import CacheGroup, Chunk
 
 
 class Request:
-    """A request: its tokens, how many are computed, and its blocks."""
+    """A request: its tokens, its computed count, and its blocks."""
 
     def __init__(self, name: str, prompt: list[int], new: int) -> None:
         self.name, self.tokens, self.ends = name, list(prompt), len(prompt) + new
@@ -34,13 +34,13 @@ class Scheduler:
         self.running: list[Request] = []
 
     def schedule(self) -> list[Request]:
-        """The requests of the next batch, each with its number of scheduled tokens."""
+        """Return the requests of the next batch, each with its number of scheduled tokens."""
         batch: list[Request] = []
         budget = self.budget
         for request in [*self.running, *self.waiting]:
             if not budget or len(batch) == self.rows:
                 break
-            if request in self.running or request in self.waiting:  # it may be preempted by now
+            if request in self.running or request in self.waiting:  # it may have been preempted
                 if not request.blocks:
                     self.hit(request)
                 count = min(budget, len(request.tokens) - request.computed)
@@ -52,7 +52,9 @@ class Scheduler:
         return batch
 
     def update(self, batch: list[Request], answers: list[int]) -> None:
-        """The batch ran: its full blocks can be hit, and requests with all their tokens leave."""
+        """Process a batch that ran: its full blocks become hits, and requests with all their tokens
+        leave.
+        """
         for request, answer in zip(batch, answers, strict=True):
             request.computed += request.scheduled
             for end in range(self.block_size, request.computed + 1, self.block_size):
@@ -76,7 +78,9 @@ class Scheduler:
             request.computed = end
 
     def grow(self, request: Request, length: int, batch: list[Request]) -> bool:
-        """Blocks for this many tokens, of the newest request not scheduled if none is free."""
+        """Allocate blocks for this many tokens, from the newest unscheduled request if none is
+        free.
+        """
         while len(request.blocks) * self.block_size < length:
             if not self.free:
                 others = [each for each in self.running if each not in batch and each != request]
@@ -91,7 +95,7 @@ class Scheduler:
         return True
 
     def release(self, request: Request) -> None:
-        """Preempt a request: its blocks are given back, the last first."""
+        """Preempt a request: free its blocks, the last first."""
         for block in reversed(request.blocks):
             self.owners[block] -= 1
             if not self.owners[block]:
@@ -102,13 +106,13 @@ class Scheduler:
             self.waiting.insert(0, request)
 
     def leave(self, request: Request) -> None:
-        """Finished or aborted."""
+        """Remove a finished or aborted request."""
         self.release(request)
         self.waiting.remove(request)
 
 
 class Engine:
-    """The scheduler in its loop, with letters for the model's answer."""
+    """The scheduler in its loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.num_blocks = world, world.num_blocks
@@ -116,7 +120,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
 
     def make(self) -> Scheduler:
-        """The engine that is driven."""
+        """Make the driven engine."""
         world = self.world
         return Scheduler(world.num_blocks, world.block_size, world.token_budget, world.max_rows)
 
@@ -135,10 +139,10 @@ class Engine:
         self.target.leave(self.requests.pop(name))
 
     def finish_batches(self) -> None:
-        """No batch is in flight between two steps."""
+        """Do nothing: no batch is in flight between two steps."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the engine holds no resources."""
 
     @property
     def live(self) -> list[str]:
@@ -158,7 +162,7 @@ class Engine:
 
 
 class Adapter:
-    """The adapter that the hunter asks for."""
+    """The adapter for the hunter."""
 
     NAME = "the template's engine"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2)}
@@ -180,7 +184,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a Scheduler: what it schedules, and what it takes away."""
+        """Follow a Scheduler: what it schedules, and the blocks that it frees."""
         told: dict[str, int] = {}
         schedule, release, leave = target.schedule, target.release, target.leave
         numbers = itertools.count(1)

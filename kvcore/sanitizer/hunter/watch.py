@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reach of a run of the hunter: counted from the observations alone, the same for any engine.
+"""The coverage of a hunter's run, counted from the observations alone, for any engine.
 
-A `Watch` stands before the sanitizer: it hands each observation on and notes what it means.
+A `Watch` wraps the sanitizer: it passes each observation on and notes the goals that it reaches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GOALS = (
     ),
     *("full-pool", "shared-block"),
 )
-"""Outcomes that a hunt should reach; an engine may be unable to reach some of them."""
+"""Goals that a hunt should reach; an engine may be unable to reach some of them."""
 
 RARE = frozenset({"chunk-preempted-in-its-step", "restore", "fork"})
 """Worlds that reach one of these are varied first."""
@@ -38,15 +38,15 @@ class Watch:
         self.broken: BaseException | None = None
         self.tables: dict[Any, list[tuple[int, int]]] = {}
         self.lengths: dict[Any, int] = {}
-        self.fresh: set[Any] = set()  # begun, or dropped: not scheduled since
+        self.fresh: set[Any] = set()  # begun or dropped, and not scheduled since
         self.dropped: set[Any] = set()
-        self.cut_off: set[Any] = set()  # dropped in flight: preempted, if it gets blocks again
+        self.cut_off: set[Any] = set()  # dropped in flight; preempted if it gets blocks again
         self.steps: dict[Any, set[Any]] = {}
         self.full_blocks: set[tuple[int, int]] = set()
         self.block_size = max(group.block_size for group in sanitizer.groups)
 
     def __getattr__(self, name: str) -> Any:
-        """Pass calls that are not counted on to the sanitizer."""
+        """Pass uncounted calls on to the sanitizer."""
         value = getattr(self.sanitizer, name)
         return self._guarded(value) if callable(value) else value
 
@@ -120,7 +120,7 @@ class Watch:
         self._guarded(self.sanitizer.copy)(pairs, *args, **named)
 
     def aborts(self, flying: bool) -> None:
-        """The hunter aborts a request; flying: while a batch is in flight."""
+        """Note that the hunter aborts a request. flying: while a batch is in flight."""
         if flying or self.steps:
             self.reached.add("abort-in-flight")
 
@@ -141,7 +141,9 @@ class Watch:
         self.full_blocks.update(table[first : end // self.block_size])
 
     def _guarded(self, call: Any) -> Any:
-        """The call; what it raises is an error of the adapter, whatever the engine makes of it."""
+        """Wrap a call, so that an error counts as one of the adapter, even if the engine catches
+        it.
+        """
 
         def guarded(*args: Any, **named: Any) -> Any:
             try:

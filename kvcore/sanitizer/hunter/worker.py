@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that has the engine: hunts there and writes each event as a line of JSON.
+"""The engine's process: hunts, and writes each event as a line of JSON.
 
-Run by `kvcore sanitize` in the interpreter of the engine's environment, with one argument: the job
-as JSON. Whatever the engine prints goes to the output, the events go to a descriptor of their own.
+`kvcore sanitize` runs it in the interpreter of the engine's environment, with one argument: the job
+as JSON. The engine's prints go to the output, events to a descriptor of their own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.world import HuntWorld, world_from_json
 
 MEMORY_BYTES = 48 << 30
-"""Of addresses: libraries of tensors map far more than they use."""
+"""Limit of the address space: tensor libraries map far more than they use."""
 FILE_BYTES = 64 << 20
 CUT_SECONDS = 40.0
 
 
 def main(job: dict[str, Any]) -> int:
-    """Do a job: a hunt, one world again, or a world cut down in processes of its own."""
+    """Do a job: a hunt, one world again, or the shrinking of a world in separate processes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     events = os.fdopen(job["events"], "w", buffering=1)
@@ -78,7 +78,7 @@ def _hunt(adapter: Any, job: dict[str, Any], send: Any) -> None:
 
 
 def _cut_down(adapter: Any, job: dict[str, Any], send: Any) -> None:
-    """A world whose process did not live to tell: cut down in one process a candidate."""
+    """Shrink a world whose process died, in one process per candidate."""
     world = world_from_json(job["world"])
     warm_up(adapter, world)
     send({"event": "warm"})

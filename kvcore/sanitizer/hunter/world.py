@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worlds of the hunter: an engine's options, the sizes of its pool, and the moves made on it.
 
-One generator draws the worlds of every engine. A world is plain data: it can be kept as JSON, run
-again, and cut down move by move, since no move depends on another one: what names a request that
-is not there is skipped.
+One generator draws the worlds of every engine. A world is plain data: it can be stored as JSON, run
+again, and shrunk move by move, since no move depends on another: moves of missing requests are
+skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 Axes = Mapping[str, Sequence[Any]]
-"""An engine's options by name, the first value is its default. `block_size` is always one."""
+"""An engine's options by name; the first value is the default. `block_size` is always one."""
 
 STEP, EPOCH, RESET = "step", "epoch", "reset"
 NUM_LETTERS = 8
@@ -25,9 +25,8 @@ PRIORITIES = 3
 
 @attrs.frozen
 class Arrive:
-    """A request arrives: a prompt, at most `new` tokens to make, and how many samples of them.
-
-    tenant: whose it is; 0 is nobody's in particular.
+    """A request arrives: a prompt, at most `new` new tokens, and a number of samples. tenant: its
+    owner; 0 for none.
     """
 
     name: str
@@ -51,7 +50,7 @@ Move = Arrive | Abort | str
 
 @attrs.frozen
 class HuntWorld:
-    """Everything that a run depends on. num_blocks: beside those that the engine keeps."""
+    """Everything that a run depends on. num_blocks: besides those that the engine reserves."""
 
     axes: Mapping[str, Any]
     num_blocks: int
@@ -61,21 +60,21 @@ class HuntWorld:
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens per block."""
         return int(self.axes["block_size"])
 
     @property
     def max_tokens(self) -> int:
-        """The longest request, answer included, that fits with one block of slack."""
+        """The longest request, including the answer, that fits with one block of slack."""
         return (self.num_blocks - 1) * self.block_size
 
     @staticmethod
     def token(position: int, sample: int = 0) -> int:
-        """The fake model's answer: a letter that depends on the position and the sample."""
+        """Return the fake model's answer: a letter that depends on the position and the sample."""
         return 1 + (position * position + 3 * position // 2 + 3 * sample) % NUM_LETTERS
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the world as plain data."""
         moves = [move if isinstance(move, str) else attrs.asdict(move) for move in self.moves]
         return {**attrs.asdict(self, recurse=False), "axes": dict(self.axes), "moves": moves}
 
@@ -94,9 +93,9 @@ def _move(data: str | Mapping[str, Any]) -> Move:
 
 
 def playable(world: HuntWorld, known: Collection[str]) -> Iterator[Move]:
-    """The moves of a world that an engine which knows `known` is asked for, as it is asked.
+    """Yield the moves of a world that an engine supports, in the supported form.
 
-    known: as an adapter's MOVES. A request that cannot fit, or whose name is taken, is left out.
+    known: an adapter's MOVES. A request that cannot fit, or whose name is taken, is left out.
     """
     names: set[str] = set()
     for move in world.moves:
@@ -116,7 +115,7 @@ def playable(world: HuntWorld, known: Collection[str]) -> Iterator[Move]:
 
 
 class Generator:
-    """Draws worlds; draws near those that were rare. Deterministic by seed and what it was told."""
+    """Draws worlds, often near rare ones. Deterministic, given the seed and the kept worlds."""
 
     def __init__(self, axes: Axes, seed: int, fixed: Mapping[str, Any] | None = None) -> None:
         """fixed: values of axes that do not vary."""
@@ -126,18 +125,18 @@ class Generator:
         self.rare: list[HuntWorld] = []
 
     def next(self) -> HuntWorld:
-        """The next world."""
+        """Draw the next world."""
         if self.rare and self.random.random() < 0.3:
             return self._near(self.random.choice(self.rare[-16:]))
         return self._draw()
 
     def keep(self, world: HuntWorld) -> None:
-        """Worlds that reached what few others did: some of the next ones are drawn near them."""
+        """Keep a world that reached rare goals; some of the next ones are drawn near it."""
         self.rare.append(world)
 
     def _draw(self) -> HuntWorld:
         choose = self.random.choice
-        drawn = choose((0.4, 1.0))  # of the options; the others are the defaults
+        drawn = choose((0.4, 1.0))  # these options vary; the others have their defaults
         axes = {
             name: self.fixed.get(
                 name, choose(values if self.random.random() < drawn else values[:1])
@@ -152,7 +151,9 @@ class Generator:
         return attrs.evolve(world, moves=tuple(_Moves(self.random, world).draw()))
 
     def _near(self, world: HuntWorld) -> HuntWorld:
-        """A world with some moves taken away, doubled or drawn anew, another size or option."""
+        """Return a world with some moves removed, doubled or redrawn, or with another size or
+        option.
+        """
         moves = list(world.moves)
         for _ in range(self.random.randint(1, 4)):
             place = self.random.randrange(len(moves) + 1)
@@ -173,11 +174,11 @@ class Generator:
         return attrs.evolve(world, moves=tuple(moves))
 
     def _with_another_option(self, world: HuntWorld) -> HuntWorld:
-        """One option of the engine, or the size of its steps, drawn anew; not the block size."""
+        """Redraw one option of the engine, or the size of its steps, but not the block size."""
         other = self._draw()
         match self.random.choice(("token_budget", "max_rows", *self.axes)):
             case "block_size":
-                return world  # no request would fit as it did
+                return world  # requests would no longer fit
             case "token_budget":
                 budget = other.token_budget * world.block_size // other.block_size
                 return attrs.evolve(world, token_budget=budget)
@@ -188,7 +189,7 @@ class Generator:
 
 
 def _changed(rng: random.Random, world: HuntWorld, move: Move) -> Move:
-    """A request now and then with another length or priority."""
+    """Sometimes change the length or priority of a request."""
     if not isinstance(move, Arrive) or rng.random() < 0.7:
         return move
     longer = rng.choice((rng.randint(-2, 2), -world.block_size, world.block_size))
@@ -203,8 +204,9 @@ def _changed(rng: random.Random, world: HuntWorld, move: Move) -> Move:
 
 
 class _Moves:
-    """The moves of one world. Every world draws how likely each kind of move is: some have no
-    aborts at all, some hardly a step between two arrivals."""
+    """Draws the moves of one world. Each world draws how likely each kind of move is: some have no
+    aborts at all, some hardly a step between two arrivals.
+    """
 
     def __init__(self, rng: random.Random, world: HuntWorld) -> None:
         self.random = rng
@@ -228,7 +230,7 @@ class _Moves:
         self.tenants = rng.choice((1, 1, 3))
 
     def draw(self) -> list[Move]:
-        """6, 12, 25 or 50 moves, an arrival first."""
+        """Draw Draw 6, 12, 25 or 50 moves, an arrival first."""
         length = self.random.choice((6, 12, 25, 50))
         moves: list[Move] = [self._arrival()]
         while len(moves) < length:
@@ -236,7 +238,7 @@ class _Moves:
         return moves
 
     def few(self, beside: Sequence[Move]) -> list[Move]:
-        """One or a few moves beside those of a world, with names that are new to it."""
+        """Draw one or a few more moves for a world, with new names."""
         there = [move for move in beside if isinstance(move, Arrive)]
         numbers = [int(move.name[1:]) for move in there]
         self.names = 1 + max(numbers, default=-1)
@@ -269,7 +271,7 @@ class _Moves:
         return Arrive(name, prompt, new, priority, samples, tenant)
 
     def _again(self, longest: int) -> tuple[int, ...]:
-        """An earlier prompt, now and then with its answer and a second turn."""
+        """Repeat an earlier prompt, sometimes with its answer and a second turn."""
         prompt = self.random.choice(self.prompts)
         if self.random.random() < 0.3:
             length = len(prompt) + self.random.randint(1, self.world.block_size)

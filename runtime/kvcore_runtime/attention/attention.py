@@ -3,12 +3,12 @@
 
 A step first writes all its new keys and values to their slots, then gathers the blocks that the
 queries of its sequences see, a few sequences at a time, into a scratch buffer that all layers and
-steps reuse: memory that is allocated anew for each gather costs more in page faults than the copy
-itself, and a small buffer stays in the cache of the processor. A gather is a copy: what attention
-then reads is bit for bit what one contiguous tensor would hold.
+steps reuse: allocating memory for each gather costs more in page faults than the copy itself, and a
+small buffer stays in the CPU cache. A gather is a copy, so attention reads bit for bit what one
+contiguous tensor would hold.
 
-Slots past a sequence's length (the rest of its last block) are gathered but never read, so
-they may hold anything, NaN too. Blocks behind a window are not even gathered: their table entries
+Slots past a sequence's length (the rest of its last block) are gathered but never read, so they may
+hold anything, even NaN. Blocks that have left a window are not even gathered: their table entries
 may be the null block.
 """
 
@@ -30,10 +30,10 @@ GATHER_BYTES_MAX = 512 * 1024
 
 
 class BlockLayers(Protocol):
-    """Where the blocks of one cache group are, as attention sees it."""
+    """The layers of one cache group, as attention sees them."""
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one of the group's layers, counted inside the group, as views.
+        """Return keys and values of one of the group's layers, counted inside the group, as views.
 
         Each is [num_blocks, block_size, num_kv_heads, head_dim].
         """
@@ -41,7 +41,7 @@ class BlockLayers(Protocol):
 
 
 class PagedAttention:
-    """Attention of one step over the blocks of one group; made anew each step, for its layers."""
+    """Attention of one step over the blocks of one group; created for each step."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class PagedAttention:
         numbers: Sequence[Tensor] = (),
         scratch: Scratch | None = None,
     ) -> None:
-        """Set up all that needs no block table; `bind` is next.
+        """Set up everything that needs no block table; `bind` comes next.
 
-        plan: for the same block size and visibility. numbers: the plan's, as `number_sizes` splits
-        them, if they are on the cache's device already. scratch: of the steps before, which must
-        be done. Raises ShapeMismatch, TooLong.
+        plan: for the same block size and visibility. numbers: the plan's numbers, split as by
+        `number_sizes`, if they are already on the cache's device. scratch: of earlier steps, which
+        must have finished. Raises ShapeMismatch, TooLong.
         """
         keys, _ = cache.layer(0)
         self._cache = cache
@@ -78,7 +78,7 @@ class PagedAttention:
         self._parts = (scratch or Scratch()).cut(keys, plan.parts)
 
     def bind(self, block_tables: Tensor) -> PagedAttention:
-        """Say where the blocks are; returns itself.
+        """Set the block tables; return self.
 
         block_tables: [rows, the plan's width] ints, contiguous; entries past a sequence's blocks,
         or before the first that a query of the step sees, are ignored. Raises ShapeMismatch. Copies
@@ -103,9 +103,9 @@ class PagedAttention:
         return self.step.attend(q, self._gathered(keys, values))
 
     def _gathered(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each sequence's keys and values from its first key on, as `RaggedStep.attend` takes them.
+        """Yield each sequence's keys and values from its first key on, for `RaggedStep.attend`.
 
-        A pair holds until the next one is requested: then its memory may be another's.
+        A pair is valid until the next one is requested, which may reuse its memory.
         """
         for ids, (part_keys, part_values, pairs) in zip(self._ids, self._parts, strict=True):
             torch.index_select(keys, 0, ids, out=part_keys)
@@ -114,7 +114,7 @@ class PagedAttention:
 
 
 class Scratch:
-    """Memory that gathers fill one after another, for blocks of one shape."""
+    """Memory that gathers reuse, for blocks of one shape."""
 
     def __init__(self) -> None:
         self._num_blocks = 0
@@ -122,9 +122,10 @@ class Scratch:
     def cut(
         self, like: Tensor, parts: Sequence[tuple[int, tuple[int, ...]]]
     ) -> list[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]]:
-        """Of each part its keys and its values, as blocks, and those of each sequence, heads first.
+        """Return for each part its keys and values, as blocks, and those of each sequence, heads
+        first.
 
-        like: [any, *the shape of a block]. parts: as of `ReadPlan`.
+        like: [any, *the shape of a block]. parts: as in `ReadPlan`.
         """
         most = max((num_blocks for num_blocks, _ in parts), default=0)
         if most > self._num_blocks:
@@ -146,13 +147,15 @@ class GroupedAttention:
     """One `PagedAttention` for each group and visibility; a layer goes to its own."""
 
     def __init__(self, attentions: Sequence[PagedAttention], places: Sequence[tuple[int, int]]):
-        """places: of each layer, the index of its attention, and the layer's place in its group."""
+        """places: for each layer, the index of its attention, and the layer's place in its
+        group.
+        """
         self._attentions = tuple(attentions)
         self._places = tuple(places)
         self.positions = self._attentions[0].positions
 
     def bind(self, block_tables: Sequence[Tensor]) -> None:
-        """Say where the blocks are, one table per attention: see `PagedAttention.bind`."""
+        """Set the block tables, one per attention: see `PagedAttention.bind`."""
         for attention, tables in zip(self._attentions, block_tables, strict=True):
             attention.bind(tables)
 
@@ -163,6 +166,6 @@ class GroupedAttention:
 
 
 def num_blocks_gathered(cache: BlockLayers) -> int:
-    """How many blocks of a group are gathered at a time, for `plan_reads`."""
+    """Return how many blocks of a group are gathered at a time, for `plan_reads`."""
     keys, _ = cache.layer(0)
     return max(1, GATHER_BYTES_MAX // (keys[0].numel() * keys.element_size()))

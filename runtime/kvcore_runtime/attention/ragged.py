@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact causal attention of the sequences of one step, wherever their keys come from.
+"""Exact causal attention of the sequences of one step, for any source of keys.
 
 The queries of a sequence are its last `query_len` positions. Each sequence is attended alone,
 so neighbours in the batch never change its bits. Keys that no query of the step sees, those before
-its window, need not be there.
+its window, may be missing.
 
 Invariant mode cuts the queries of a sequence into tiles of `QUERY_TILE` aligned to its absolute
 positions. A tile always has all its rows (absent ones are zero), always sees the same number of
 keys (from the first position to its own end, absent ones zero and masked) and is always masked: one
-shape a tile, therefore one order of additions, however the sequence was cut into steps and whatever
-lies behind its window.
+shape per tile, and therefore one order of additions, however the sequence was cut into steps and
+whatever has left its window.
 """
 
 from collections.abc import Iterable
@@ -34,16 +34,16 @@ ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 def any_shape(device: torch.device) -> AbstractContextManager[None]:
-    """Within it, attention costs as much for a new length as for one that was seen.
+    """A context in which attention costs the same for a new length as for a known one.
 
-    Changes torch's choice for the whole process meanwhile; on the CPU it does nothing.
+    It changes torch's choice of kernels for the whole process; on the CPU it does nothing.
     """
     return sdpa_kernel(ANY_SHAPE) if device.type == "cuda" else nullcontext()
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RaggedStep:
-    """How many positions each sequence of a step computes, and how many it has afterwards.
+    """The number of positions that each sequence of a step computes, and its length afterwards.
 
     first_keys: the first position of each sequence that a query of the step sees.
     """
@@ -84,7 +84,7 @@ class RaggedStep:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the step, over all sequences."""
+        """Number of rows of the step, over all sequences."""
         return sum(self.query_lens)
 
     def pairs(self) -> Iterable[tuple[int, int]]:
@@ -97,7 +97,7 @@ class RaggedStep:
         return torch.from_numpy(flat_ranges(starts, self.query_lens)).to(self.device)
 
     def last_rows(self) -> Tensor:
-        """Row of each sequence's last token, [num_seqs] int64: the rows one samples from."""
+        """Row of each sequence's last token, [num_seqs] int64: the rows to sample from."""
         lens = torch.tensor(self.query_lens, dtype=torch.int64, device=self.device)
         return lens.cumsum(0) - 1
 
@@ -105,8 +105,8 @@ class RaggedStep:
         """Attend every sequence to its own keys.
 
         q: [T, num_heads, head_dim]. keys_values: a sequence's ([1, num_kv_heads, n, head_dim], the
-        same: see `heads_first`), those of its last n positions, from its first key (`first_keys`)
-        or an earlier one on; any strides, taken one after another. Returns like q.
+        same: see `heads_first`), those of its last n positions, beginning at its first key
+        (`first_keys`) or earlier; with any strides, consumed in order. Returns a tensor like q.
         """
         queries = heads_first(q).split_with_sizes(self.query_lens, dim=2)
         outputs = []
@@ -126,7 +126,9 @@ class RaggedStep:
         return joined.squeeze(0).transpose(0, 1)
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
-        """One mask a sequence, for all layers; None if causal or single-query needs none."""
+        """Build one mask per sequence, for all layers; None if a causal or single query
+        needs none.
+        """
         if max(self.query_lens, default=1) == 1:
             return (None,) * len(self.query_lens)
         return tuple(
@@ -145,12 +147,12 @@ class _TileMasks:
         self._visibility = visibility
         self._device = device
         self._by_end: dict[int, Tensor] = {}
-        # What a chunk shows depends on positions. All else depends on distances alone, so that the
+        # The visibility in a chunk depends on positions. Others depend only on distances, so the
         # right end of the widest mask is the mask of every other tile.
         self._width = 0 if visibility.kind == "chunked_local" else width
 
     def ending_at(self, end: int) -> Tensor:
-        """The mask of the tile whose last query is at end - 1."""
+        """Return the mask of the tile whose last query is at end - 1."""
         made_for = max(end, self._width)
         if made_for not in self._by_end:
             queries = range(made_for - QUERY_TILE, made_for)
@@ -160,7 +162,7 @@ class _TileMasks:
 
 
 def flat_ranges(starts: npt.ArrayLike, counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """For all i, one after the other, counts[i] numbers from starts[i] on."""
+    """Concatenate, for all i, counts[i] numbers from starts[i] on."""
     count = np.asarray(counts, dtype=np.int64)
     shift = np.asarray(starts, dtype=np.int64) - (count.cumsum() - count)
     ranges: npt.NDArray[np.int64] = (np.arange(count.sum()) + shift.repeat(count)).astype(np.int64)
@@ -168,14 +170,14 @@ def flat_ranges(starts: npt.ArrayLike, counts: npt.ArrayLike) -> npt.NDArray[np.
 
 
 def heads_first(x: Tensor) -> Tensor:
-    """A view of [n, heads, head_dim] as attention takes it, [1, heads, n, head_dim]."""
+    """Return a view of [n, heads, head_dim] in attention's form, [1, heads, n, head_dim]."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
 def _attend_tiles(
     q: Tensor, keys: Tensor, values: Tensor, seq_len: int, masks: _TileMasks
 ) -> Tensor:
-    """One sequence, tile by tile; heads first."""
+    """Attend one sequence tile by tile; heads first."""
     query_len, absent = q.shape[2], seq_len - keys.shape[2]
     start = seq_len - query_len
     first = start - start % QUERY_TILE

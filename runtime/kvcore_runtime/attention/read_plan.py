@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step's writes and reads by block tables, as plain data that needs no table and no tensor.
+"""Plans a step's writes and reads through block tables, without tables or tensors.
 
-Why: it can be made where a step is planned, while the step before is computed elsewhere.
+Why: the planner of a step can make it while another process computes the previous step.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from kvcore_runtime.attention.visibility import FULL, Visibility
 class ReadPlan(NamedTuple):
     """The entries of the tables that one kind of layers needs in a step.
 
-    num_rows, num_places: that the tables must have; width: the places that a row has. num_blocks:
-    that each layer reads, those of several sequences counted for each. parts: how these are
-    gathered: of each part its blocks, and how many of their slots, in turn, are of no use and are a
-    sequence's. numbers: int64, one behind
-    another: the entries, counted through all rows, of all new tokens and of all blocks that are
-    read; then of each new token its position, and its offset in its block.
+    num_rows, num_places: required size of the tables; width: places per row. num_blocks: blocks
+    that each layer reads, counted once per sequence. parts: how these are gathered: for each part
+    its blocks, and how many of their slots, alternately, are unused and belong to a sequence.
+    numbers: int64, concatenated: the entries, counted through all rows, of all new tokens and of
+    all blocks to read; then each new token's position, and its offset in its block.
     """
 
     query_lens: tuple[int, ...]
@@ -38,7 +37,7 @@ class ReadPlan(NamedTuple):
 
     @property
     def number_sizes(self) -> tuple[int, int, int]:
-        """How many of the numbers are entries, positions and offsets."""
+        """Return how many of the numbers are entries, positions and offsets."""
         num_tokens = sum(self.query_lens)
         return num_tokens + self.num_blocks, num_tokens, num_tokens
 
@@ -55,9 +54,9 @@ def plan_reads(
 ) -> ReadPlan:
     """Plan a step of sequences whose last query_lens[i] of seq_lens[i] tokens are new.
 
-    width: places that a row of the tables has. rows: of the tables, one per sequence; 0, 1, 2 and
-    so on if not said. num_blocks_max: gathered at a time, unless one sequence alone has more; None
-    for all. visibility: of the layers.
+    width: places per row of the tables. rows: of the tables, one per sequence; default: 0, 1, 2 and
+    so on. num_blocks_max: blocks gathered at a time, unless a single sequence has more; None for
+    all. visibility: of the layers.
     """
     starts = [seq_len - num for num, seq_len in zip(query_lens, seq_lens, strict=False)]
     seen = [
@@ -86,7 +85,7 @@ def plan_reads(
 def _gathers(
     spans: Sequence[range], seen: Sequence[tuple[int, int]], block_size: int, num_blocks_max: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """See `ReadPlan.parts`. seen: of each sequence its first key, and its length."""
+    """Return `ReadPlan.parts`. seen: the first key and the length of each sequence."""
     gathers, rest = [], iter(seen)
     for part in _parts(spans, num_blocks_max):
         sizes = [0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys a query sees: all before it, a window that slides with it, or its chunk.
+"""The keys that a query sees: all before it, a window that slides with it, or its chunk.
 
 The names and the meaning of a window are those of `kvcore.Group`, so that what a layer sees
 and what its cache group keeps can be compared. A query always sees its own key.
@@ -43,7 +43,7 @@ class Visibility:
             raise UnsupportedModelFile(what="window", value=self.window, expected="1 token or more")
 
     def first_seen(self, position: int) -> int:
-        """The first position whose key the query at this position sees."""
+        """Return the first position whose key the query at this position sees."""
         if self.window is None:
             return 0
         if self.kind == "sliding_window":
@@ -51,7 +51,7 @@ class Visibility:
         return position - position % self.window
 
     def mask(self, queries: range, keys: range, device: torch.device) -> Tensor:
-        """Which of the keys at some positions each query sees, [queries, keys] bool."""
+        """Return which of the given keys each query sees, [queries, keys] bool."""
         query = torch.arange(queries.start, queries.stop, device=device).unsqueeze(1)
         key = torch.arange(keys.start, keys.stop, device=device)
         seen = key <= query

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache tensors and block tables, and the batches that are applied to them."""
+"""Cache tensors and block tables, and the application of batches to them."""

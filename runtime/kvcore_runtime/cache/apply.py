@@ -2,13 +2,12 @@
 """Applies batches: kvcore's commands to cache tensors and block tables.
 
 Batches come in number order, each exactly once (CMD-ONCE); cancelled ones may be left out
-(`skip`). A batch is checked whole before
-anything changes. Its meaning is program order; copies run segment by segment (segments.py), table
-changes, which do not depend on contents, at once. Stores and loads are operations of their own,
-whose ends are handed out by `take_finished`: one that fails is no error of the batch. In guard mode
-commands run one at a time, and the guard's errors are the only ones that come in the middle of a
-batch. Commands of batch n run before forward pass n, on the current stream; nothing here
-synchronises, but for what a store reads from a device.
+(`skip`). The whole batch is checked before anything changes. Its meaning is program order; copies
+run segment by segment (segments.py), and table changes, which do not depend on contents, run at
+once. Stores and loads are separate operations, whose ends `take_finished` returns: a failed one is
+not an error of the batch. In guard mode commands run one at a time, and only the guard's errors can
+occur in the middle of a batch. Commands of batch n run before forward pass n, on the current
+stream; nothing here synchronises, except the reads of a store from a device.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ _IS_MOVING, _IS_OWNING = (np.isin(np.arange(max(KINDS) + 1), each) for each in (
 class Runtime:
     """One cache and its tables, and the number of the batch that is next.
 
-    kept: what each cache group keeps for a query, everything if not said; guard mode takes what is
-    behind for not read. external: where stores and loads go. next_number: the first batch to come;
-    a new manager's is 0. null_block: whether block 0 is kvcore's null block.
+    kept: what each cache group keeps for a query, default everything; guard mode ignores positions
+    outside it. external: the tier for stores and loads. next_number: of the next batch; 0 for a new
+    manager. null_block: whether block 0 is kvcore's null block.
     """
 
     def __init__(
@@ -88,16 +87,16 @@ class Runtime:
         self.guard = CacheGuard(cache, kept, null_block=null_block) if cache.guard else None
 
     def apply(self, batch: Batch, run: Run = run_segments) -> None:
-        """Carry out a batch.
+        """Execute a batch.
 
-        run: how its copies are run; the other orders of segments.py give the same contents. In
-        guard mode it is always program order. Raises BatchNotNext, UnsupportedCommand,
-        BadSegments, BlockOutOfRange, CopyHazard, NoTier, TableOutOfRange or TableGap before
-        anything changes, and StaleRead or UnownedWrite in guard mode.
+        run: how to run its copies; the other orders of segments.py give the same contents. Guard
+        mode always uses program order. Raises BatchNotNext, UnsupportedCommand, BadSegments,
+        BlockOutOfRange, CopyHazard, NoTier, TableOutOfRange or TableGap before anything changes,
+        and StaleRead or UnownedWrite in guard mode.
         """
         if batch.number != self.next_number:
             raise BatchNotNext(number=batch.number, expected=self.next_number)
-        if len(batch) > 0:  # most steps that only decode have nothing to apply
+        if len(batch) > 0:  # the case of most steps that only decode have nothing to apply
             self._apply(batch, run)
         self.next_number += 1
         if self.on_applied is not None:
@@ -120,18 +119,18 @@ class Runtime:
         self.tables.commit(planned)
 
     def skip(self, next_number: int) -> None:
-        """Note that the next batch is this one: those before it that did not come, or that
-        were stopped half-way by an error, are cancelled.
+        """Set the number of the next batch: earlier ones that were not applied, or that an error
+        stopped halfway, are cancelled.
 
         The first batch after a `cancel` names the whole table of each row that they touched. Raises
-        NotSkipped where it would go backward.
+        NotSkipped if the number would go back.
         """
         if next_number < self.next_number:
             raise NotSkipped(number=next_number, expected=self.next_number)
         self.next_number = next_number
 
     def take_finished(self) -> list[Finished]:
-        """Hand out the stores and loads that are over, done or failed, since the last call."""
+        """Return the stores and loads that have ended since the last call, done or failed."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -168,7 +167,9 @@ class Runtime:
     def _run_by_segment(
         self, run: Run, moves: Sequence[Copying], transfers: Sequence[Transfer]
     ) -> None:
-        """Inside a segment the order is free, so its stores and loads come last."""
+        """Run segment by segment. Inside a segment the order is free, so its stores and loads come
+        last.
+        """
         for segment in sorted({each.segment for each in moves}):
             copying = [each for each in moves if each.kind in COPYING]
             run(self.cache, [each for each in copying if each.segment == segment])
@@ -180,14 +181,16 @@ class Runtime:
 
 
 def batch_columns(batch: Batch) -> Tensor:
-    """A batch's columns as [6, n] int32 on the CPU, sharing its memory."""
+    """Return a batch's columns as [6, n] int32 on the CPU, sharing its memory."""
     if len(batch) == 0:
         return torch.zeros((len(COLUMNS), 0), dtype=torch.int32)
     return torch.frombuffer(batch.buffer, dtype=torch.int32).view(len(COLUMNS), -1)
 
 
 def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
-    """Check kinds, block ids and segments; what reads or writes blocks, in program order."""
+    """Check kinds, block ids and segments; return the commands that read or write blocks, in
+    program order.
+    """
     numbers = columns.numpy()
     kinds = numbers[KIND]
     for kind in kinds.tolist():
@@ -202,7 +205,7 @@ def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
 
 
 def _move(kind: int, segment: int, a: int, b: int, c: int) -> Copying:
-    """A row of the columns as what it reads and writes."""
+    """Return what a row of the columns reads and writes."""
     if kind == Store.kind:
         return Copying(kind, segment, b, b)
     if kind == Load.kind:

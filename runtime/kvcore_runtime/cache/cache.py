@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache tensors: one device tier, one host tier, both in one layout.
 
-Blocks of all cache groups come from one pool; a block's page holds as many layers and tokens
-as its group says, which take the same bytes in every group. A tier is allocated once and never
-moves, so that views, graphs and transfers may keep its address. The host tier is pinned where the
-device is a GPU. With guard mode on, storage starts as NaN (guard.py says what follows); otherwise
-it starts as zeros. Block 0 may be kvcore's null block: nothing here treats it apart.
+Blocks of all cache groups come from one pool; a block's page holds the layers and tokens that its
+group defines, which take the same number of bytes in every group. A tier is allocated once and
+never moves, so that views, graphs and transfers may keep its address. The host tier is pinned if
+the device is a GPU. In guard mode, storage starts as NaN (see guard.py); otherwise it starts as
+zeros. Block 0 may be kvcore's null block, which is no special case here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tier:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of this tier."""
+        """Number of blocks of this tier."""
         return self.data.shape[0]
 
     @property
@@ -59,7 +59,7 @@ class GroupLayers:
         self._layers = [(each[:, 0], each[:, 1]) for each in self.data.unbind(1)]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, as strided views that may be written.
+        """Return keys and values of one layer, as strided views that may be written.
 
         Each is [num_blocks, block_size, num_kv_heads, head_dim]. Raises LayerOutOfRange.
         """
@@ -72,9 +72,10 @@ class GroupLayers:
 class Cache:
     """Device and host tier of one pool of blocks.
 
-    layout: of the blocks of group 0. num_blocks: device blocks, the null block included.
-    num_host_blocks: 0 for no host tier. groups: (layers, tokens per block) of every group, one of
-    all the layout's layers if not said. shared: on a CPU with processes that are forked later.
+    layout: of the blocks of group 0. num_blocks: device blocks, including the null block.
+    num_host_blocks: 0 for no host tier. groups: (layers, tokens per block) of every group; default:
+    one group with all the layout's layers. shared: on a CPU, share the memory with processes forked
+    later.
     Raises InvalidSize, InvalidLayout.
     """
 
@@ -116,7 +117,7 @@ class Cache:
         return self.host_blocks.num_blocks
 
     def layer(self, layer: int, group_id: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer of a group; see `GroupLayers.layer`.
+        """Return keys and values of one layer of a group; see `GroupLayers.layer`.
 
         Raises GroupOutOfRange, LayerOutOfRange.
         """
@@ -126,13 +127,13 @@ class Cache:
         return self.groups[group_id].layer(layer)
 
     def side_stream(self) -> torch.cuda.Stream:
-        """The stream that swaps run on, beside the current one; only where the device is a GPU."""
+        """The stream for swaps, besides the current one; only on a GPU."""
         if self._side_stream is None:
             self._side_stream = torch.cuda.Stream(self.device)
         return self._side_stream
 
     def synchronize(self) -> None:
-        """Wait until all that was enqueued on the device is done; nothing to do on the CPU."""
+        """Wait until everything enqueued on the device is done; does nothing on the CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -157,6 +158,6 @@ def _make_tier(
 
 
 def check_size(name: str, value: int, least: int = 1) -> None:
-    """Raise InvalidSize unless a size is an integer of at least this."""
+    """Raise InvalidSize unless a size is an integer of at least `least`."""
     if type(value) is not int or value < least:
         raise InvalidSize(name=name, value=value, least=least)

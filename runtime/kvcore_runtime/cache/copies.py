@@ -2,11 +2,11 @@
 """Copies and fills of whole blocks, inside a tier and between tiers.
 
 The copies of one call run in any order, so no block may be written twice, or written and read
-(CMD-COPYSET). On the CPU runs of consecutive (source, target) ids become one slice copy, all else
-one copy per page, through numpy views of the same memory, whose calls cost less beside the bytes
-than torch's (benches/copies.py has the ratios to one contiguous copy). Long runs go through torch,
-which may use its threads. On a GPU a call is one kernel launch; swaps of larger pages are left to
-the copy engines, one transfer per run (docs/gpu.md has the figures). Nothing here synchronises.
+(CMD-COPYSET). On the CPU runs of consecutive (source, target) ids become one slice copy, other ids
+become one copy per page, through numpy views of the same memory, whose calls cost less than torch's
+(benches/copies.py has the ratios to one contiguous copy). Long runs go through torch, which may use
+its threads. On a GPU a call is one kernel launch; swaps of larger pages are left to the copy
+engines, one transfer per run (docs/gpu.md has the figures). Nothing here synchronises.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvcore_runtime.cache.errors import (
     lengths_differ,
 )
 
-# From here torch's threads are worth the longer call.
+# From this size on torch's threads are worth the longer call.
 THREADS_BYTES_MIN = 1024 * 1024
-# A larger page is copied in parts of this size, which is faster than one piece.
+# Larger pages are copied in parts of this size, which is faster than in one piece.
 PART_BYTES = 512 * 1024
-# Up to here one kernel over pinned memory beats one transfer per page, each of which takes 8 us of
-# the caller (docs/gpu.md).
+# Up to this size one kernel over pinned memory beats one transfer per page, each of which costs the
+# caller 8 us (docs/gpu.md).
 KERNEL_SWAP_BYTES_MAX = 512 * 1024
 # This many programs of that kernel fill the bus and leave the GPU's other processors free.
 SWAP_PROGRAMS = 32
@@ -103,9 +103,10 @@ def fill_pages(tier: Tier, blocks: Sequence[int], value: float) -> None:
 
 
 def merge_runs(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Pairs as runs (source, target, count) of consecutive ids on both sides, by rising source.
+    """Merge pairs into runs (source, target, count) of consecutive ids on both sides, by ascending
+    source.
 
-    Reading in rising order is a little faster than writing so.
+    Reading in ascending order is slightly faster than writing so.
     """
     runs: list[tuple[int, int, int]] = []
     first_source = first_target = count = 0
@@ -156,7 +157,7 @@ def check_copies(
 
 
 def ids(blocks: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Block ids as int64 on a device, sent through pinned memory if it is a GPU."""
+    """Return block ids as int64 on a device, sent through pinned memory if it is a GPU."""
     host = torch.from_numpy(np.array(blocks, dtype=np.int64))  # faster than torch.tensor
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)

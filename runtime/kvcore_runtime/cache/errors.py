@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of cache, tables and batch application, each as a type of its own.
+"""Errors of cache, tables and batch application, each with a type of its own.
 
-The guard's errors report what a batch or a forward pass did wrong: the cache is then not to be used
-further. All others are raised before anything has changed.
+The guard's errors report what a batch or a forward pass did wrong: the cache must not be used
+afterwards. All others are raised before anything has changed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 
 
 class CacheError(KvcoreRuntimeError):
-    """Base of the errors in this file."""
+    """The base class of the errors in this file."""
 
 
 class InvalidLayout(CacheError):
-    """A layout that cannot be made."""
+    """The layout is impossible."""
 
     message = "layout {field}={value}: {reason}"
 
 
 class InvalidSize(CacheError):
-    """A size of a cache or of tables that cannot be made."""
+    """A size of a cache or of tables is invalid."""
 
     message = "{name}={value} must be an integer of at least {least}"
 
@@ -41,7 +41,7 @@ class GroupsDoNotHoldModel(CacheError):
 
 
 class UnequalPages(CacheError):
-    """Blocks of all groups come from one pool, so they take the same bytes."""
+    """Blocks of all groups come from one pool, so they must have the same size in bytes."""
 
     message = (
         "group {group_id} has {layers} layers with blocks of {block_size} tokens, group 0 has "
@@ -74,20 +74,22 @@ class UnequalLists(CacheError):
 
 
 def lengths_differ(first: str, num_first: int, second: str, num_second: int) -> UnequalLists:
-    """The error for two lists, given by their names."""
+    """Make the error for two lists, given by their names."""
     return UnequalLists(
         first_name=first, num_first=num_first, second_name=second, num_second=num_second
     )
 
 
 class CopyHazard(CacheError):
-    """Copies that run together write no block twice, and none that another of them reads."""
+    """Copies that run together must not write a block twice, or write a block that another one
+    reads.
+    """
 
     message = "block {block} of the {tier} tier is {how} in one set of copies"
 
 
 class LayoutMismatch(CacheError):
-    """Copies go between tiers of one layout."""
+    """Copies need tiers with the same layout."""
 
     message = (
         "pages of {source_bytes} bytes in {source_pieces} pieces cannot go to "
@@ -96,7 +98,7 @@ class LayoutMismatch(CacheError):
 
 
 class ParcelMismatch(CacheError):
-    """Blocks are handed over between engines whose blocks are alike."""
+    """Blocks can be handed over only between engines with equal blocks."""
 
     fields: dict[str, Any]
     message = "blocks of {sent} were sent to an engine with blocks of {expected}"
@@ -110,19 +112,19 @@ class ParcelMismatch(CacheError):
 
 
 class BatchNotNext(CacheError):
-    """CMD-ONCE: each batch is applied exactly once, in number order."""
+    """CMD-ONCE: each batch must be applied exactly once, in number order."""
 
     message = "batch {number} is applied, but batch {expected} is next"
 
 
 class UnsupportedCommand(CacheError):
-    """A command kind that this runtime does not know."""
+    """This runtime does not know the kind of a command."""
 
     message = "batch {number} holds a command of kind {kind}, which this runtime does not apply"
 
 
 class BadSegments(CacheError):
-    """Segment numbers never fall within a batch."""
+    """Segment numbers must not fall within a batch."""
 
     message = "batch {number}: segment {segment} follows segment {previous}"
 
@@ -134,7 +136,7 @@ class TableOutOfRange(CacheError):
 
 
 class TableGap(CacheError):
-    """A row's table is set or cut past its end."""
+    """A row's table would be set or cut past its end."""
 
     message = "row {row}, group {group_id}: the table would reach {length} blocks with one missing"
 
@@ -155,13 +157,13 @@ class BeyondTable(CacheError):
 
 
 class StaleRead(CacheError):
-    """A read of a block that nobody owns, or of content that was never written."""
+    """A block without owner, or content that was never written, was read."""
 
     message = "step {step}, request {request}: reads block {block}: {reason}"
 
 
 class WrongContent(CacheError):
-    """A read of what another request, or another position, wrote."""
+    """Content of another request, or of another position, was read."""
 
     message = (
         "step {step}, request {request}: group {group_id}, block {block} does not hold position "
@@ -170,7 +172,7 @@ class WrongContent(CacheError):
 
 
 class TablesDiffer(CacheError):
-    """A row's table is not what the manager's state says."""
+    """A row's table differs from the manager's state."""
 
     message = "row {row}, group {group_id}: the table is {found}, expected {expected}"
 
@@ -182,13 +184,13 @@ class NotSkipped(CacheError):
 
 
 class UnownedWrite(CacheError):
-    """A command writes a block that nobody owns."""
+    """A command writes a block without owner."""
 
     message = "step {step}: {command} writes block {block}, which has no owner"
 
 
 class NoTier(CacheError):
-    """A batch stores or loads, and the runtime has no external tier."""
+    """A batch stores or loads, but the runtime has no external tier."""
 
     message = "batch {number} holds operation {operation}, and there is no tier to carry it out"
 
@@ -200,28 +202,13 @@ class TierUnusable(CacheError):
 
 
 class TierError(CacheError):
-    """Base of what makes a single store or load fail; the block that it is about is unchanged."""
+    """The base class of errors that make a single store or load fail; its block is unchanged."""
 
 
 class BlockMissing(TierError):
     """The tier has nothing under this key."""
 
     message = "there is no block {key} in {place}"
-
-
-class BlockDamaged(TierError):
-    """The tier's content under this key is not what was stored."""
-
-    message = "block {key} in {place} is damaged: {reason}"
-
-
-class BlockForeign(TierError):
-    """The tier's content under this key was stored by another model, or in another layout."""
-
-    message = (
-        "block {key} in {place} holds {num_bytes} bytes of {description!r}, "
-        "expected {expected_bytes} bytes of {expected_description!r}"
-    )
 
 
 class TierFailed(TierError):

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guard mode: knows from the commands alone what each block may be read for, and poisons the rest.
+"""Guard mode: derives from the commands what each block may be read for, and poisons the rest.
 
-A device block has an owner from Allocate, Touch or SetTable to Free, and a key after
-Free(cached) to Evict or EvictAll; what has neither is filled with NaN at the command that brings it
-there, and so is a newly allocated block, whose content is undefined.
-Such fills are writes: commands come one at a time, in program order. A forward pass may read owned
-blocks only; a copy may also read cached ones. A host block may be read once a SwapOut wrote it.
-What lies behind a group's window is not read: there the table may name any block, and names the
-null block, which nobody owns, so that reading it is found like any stale read. A table names only
-what its request owns; after a cancelled batch, whose commands may never have come, that is how the
-owner is known.
+A device block has an owner from Allocate, Touch or SetTable to Free, and a key from Free(cached) to
+Evict or EvictAll; a block that has lost both is filled with NaN, and so is a newly allocated block,
+whose content is undefined. Such fills are writes, so commands run one at a time, in program order.
+A forward pass may read only owned blocks; a copy may also read cached ones. A host block may be
+read once a SwapOut has written it. Positions that have left a group's window are not read: there
+the table names the null block, which has no owner, so that reading it is detected like any stale
+read. A table names only blocks that its request owns; after a cancelled batch, whose commands may
+never have been applied, this determines the owner.
 """
 
 from __future__ import annotations
@@ -71,15 +70,15 @@ class _Seen:
     blocks: Tensor
 
     def stale(self, block: int | None, reason: str, **fields: Any) -> StaleRead:
-        """The error for one of the blocks."""
+        """Make the error for one of the blocks."""
         fields |= {"row": self.row, "group_id": self.group_id}
         return StaleRead(step=self.step, request=self.request, block=block, reason=reason, **fields)
 
 
 class CacheGuard:
-    """Owners and keys of one cache's blocks, as the commands seen so far say.
+    """Owners and keys of one cache's blocks, by the commands so far.
 
-    kept: what each cache group keeps for a query, everything if not said. owned, keyed:
+    kept: what each cache group keeps for a query, default everything. owned, keyed:
     [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU. null_block: whether
     block 0 is kvcore's null block.
     """
@@ -110,9 +109,8 @@ class CacheGuard:
                 raise UnownedWrite(step=step, command=_WRITES[kind], block=block)
 
     def after(self, kind: int, a: int, b: int) -> None:
-        """Take note of a command that was carried out, and poison what nobody may read any more.
-
-        a: of SetTable the block.
+        """Note an executed command, and poison blocks that may not be read any more. a: of
+        SetTable, the block.
         """
         if kind == Allocate.kind:
             self.owned[a], self.keyed[a] = True, False
@@ -162,7 +160,9 @@ class CacheGuard:
                 raise seen.stale(block, reason, position=position)
 
     def _seen(self, tables: BlockTables, reads: Reads, step: int) -> Iterator[_Seen]:
-        """The blocks a step sees, group by group. Raises StaleRead if a table is too short."""
+        """Return the blocks that a step sees, group by group. Raises StaleRead if a table is too
+        short.
+        """
         columns = (reads.rows, reads.starts, reads.ends, reads.requests)
         for group_id in range(tables.num_groups):
             size = tables.block_sizes[group_id]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for a tier: on the CPU in huge pages where the system has them, pinned beside a GPU.
+"""Memory for a tier: on the CPU in huge pages if the system has them, pinned with a GPU.
 
-A copy of randomly placed blocks meets a new place in memory each time; with 2 MiB pages
-instead of 4 KiB ones it comes within a few percent of one contiguous copy, and that one is faster
-too (benches/copies.py, with and without). The advice is a hint: without it all is the same but
+A copy of randomly placed blocks touches a new place in memory each time; with 2 MiB pages instead
+of 4 KiB ones it is within a few percent of one contiguous copy, which is faster too
+(benches/copies.py measures both). Huge pages are only a hint: without them everything works, but
 slower.
 """
 
@@ -32,10 +32,10 @@ def allocate(
     fill: float = 0.0,
     shared: bool = False,
 ) -> Tensor:
-    """A contiguous tensor of one value.
+    """Allocate a contiguous tensor of one value.
 
-    pin: in pinned host memory, which needs a GPU. shared: on a CPU with the processes that are
-    forked later; the system may give such memory no huge pages. Raises NoMemory.
+    pin: use pinned host memory, which needs a GPU. shared: on a CPU, share it with processes forked
+    later; the system may not use huge pages for such memory. Raises NoMemory.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     huge = num_bytes >= HUGE_BYTES_MIN and _has_huge_pages()
@@ -51,13 +51,13 @@ def _has_huge_pages() -> bool:
 
 
 def _huge(num_bytes: int, shared: bool) -> Tensor:
-    """Untouched bytes that begin at a huge page; the tensor keeps the mapping alive."""
+    """Return untouched bytes that begin at a huge page; the tensor keeps the mapping alive."""
     whose = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     try:
         mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, whose | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise NoMemory(num_bytes=num_bytes, reason=str(error)) from None
-    with contextlib.suppress(OSError):  # A kernel without huge pages; ordinary ones do as well.
+    with contextlib.suppress(OSError):  # The kernel has no huge pages; ordinary ones work too.
         mapping.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -raw.data_ptr() % HUGE_PAGE_BYTES

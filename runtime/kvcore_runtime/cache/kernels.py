@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels that copy or zero whole pages, and write table entries, one launch for any number.
+"""Triton kernels that copy or zero whole pages, and write table entries, in one launch.
 
 Pages are the `pieces` view of a tier, [num_pieces, num_blocks, words]; ids are int64 on the
 GPU. Source or target of a copy may lie in pinned host memory, which a GPU reads and writes in
@@ -13,9 +13,9 @@ import triton  # type: ignore[import-untyped]  # ships no types
 import triton.language as tl  # type: ignore[import-untyped]  # ships no types
 from torch import Tensor
 
-# Words a program copies at a time: 8 KiB of int64, 64 bytes a thread of 4 warps.
+# Words that a program copies at a time: 8 KiB of int64, 64 bytes per thread of 4 warps.
 CHUNK_WORDS = 1024
-# Table entries a program writes: one a thread of 4 warps.
+# Table entries that a program writes: one per thread of 4 warps.
 CHUNK_ENTRIES = 128
 
 
@@ -25,7 +25,7 @@ def copy_pages(
     """Copy page pairs[0, i] of source to page pairs[1, i] of target, for every i at once.
 
     source, target: [num_pieces, num_blocks, words], contiguous, one dtype. pairs: [2, n] int64.
-    max_programs: programs that share the work, one for each chunk if not said. The caller has
+    max_programs: programs that share the work; default: one per chunk. The caller has
     checked ids and hazards (copies.check_copies).
     """
     num_pieces, _, words = source.shape
@@ -53,8 +53,8 @@ def zero_pages(target: Tensor, targets: Tensor) -> None:
 def write_entries(target: Tensor, entries: Tensor) -> None:
     """Write entries[1, i] at the flat place entries[0, i] of target, for every i at once.
 
-    target: contiguous, any integer dtype. entries: [2, n] int64, no place twice. The caller has
-    checked the places (BlockTables.plan).
+    target: contiguous, any integer dtype. entries: [2, n] int64, all places distinct. The caller
+    has checked the places (BlockTables.plan).
     """
     count = entries.shape[1]
     if count:

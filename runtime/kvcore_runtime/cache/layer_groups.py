@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a model lie in which cache group.
+"""Assigns the layers of a model to cache groups.
 
-One pool, one page size: blocks of all groups take the same bytes, so layers times tokens a
-block are equal in all groups. Layers of one visibility are dealt out, in their order, to the groups
-that keep what they see; if there is no such group they go to the full-attention groups, which
-keep everything, and their window is a mask. Pure: nothing here touches a tensor.
+A pool has one page size: blocks of all groups have the same size in bytes, so layers times tokens
+per block are equal in all groups. Layers of one visibility are distributed, in order, over the
+groups that keep what they see; if there is no such group they go to the full-attention groups,
+which keep everything, and their window becomes a mask. Pure: nothing here touches a tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcore_runtime.cache.errors import GroupsDoNotHoldModel, UnequalPages
 
 @attrs.frozen
 class Place:
-    """Where a layer lies: its group, its place among the group's layers, and what it sees."""
+    """The place of a layer: its group, its index among the group's layers, and its visibility."""
 
     group_id: int
     layer: int
@@ -32,8 +32,8 @@ class Place:
 class LayerGroups:
     """The layers of a model, split over cache groups.
 
-    places: a layer's place, in the model's order. num_layers, block_sizes, kept: of each group, its
-    layers, the tokens of its blocks, and what it keeps for a query.
+    places: of each layer, in the model's order. num_layers, block_sizes, kept: for each group, the
+    number of its layers, tokens per block, and what it keeps for a query.
     """
 
     places: tuple[Place, ...]
@@ -43,12 +43,14 @@ class LayerGroups:
 
     @property
     def num_groups(self) -> int:
-        """Cache groups."""
+        """Number of cache groups."""
         return len(self.kept)
 
 
 def make_groups(visibilities: Sequence[Visibility], block_size: int) -> tuple[Group, ...]:
-    """Cache groups of one block size for layers that see this: the fewest of equal layer counts."""
+    """Make cache groups of one block size for layers with these visibilities: the fewest of equal
+    layer counts.
+    """
     counts = {each: visibilities.count(each) for each in dict.fromkeys(visibilities)}
     num_layers = math.gcd(*counts.values())
     return tuple(
@@ -59,7 +61,7 @@ def make_groups(visibilities: Sequence[Visibility], block_size: int) -> tuple[Gr
 
 
 def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) -> LayerGroups:
-    """Split layers that see this over a manager's groups.
+    """Split layers with these visibilities over a manager's groups.
 
     Raises GroupsDoNotHoldModel if a layer has no group, a group no layer, or the layers of a
     visibility do not split evenly; UnequalPages if blocks of two groups differ in size.
@@ -101,7 +103,7 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
 
 
 def kept_by(group_id: int, group: Group) -> Visibility:
-    """The positions that a group keeps for a query. Raises GroupsDoNotHoldModel."""
+    """Return the positions that a group keeps for a query. Raises GroupsDoNotHoldModel."""
     match group.kind:
         case "full_attention":
             return FULL

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one block lies in memory: sizes, element type and the order of strides.
+"""The memory layout of one block: sizes, element type and the order of strides.
 
 The logical shape is always [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
-(2: keys, values); an order only says which of these axes lies outermost in memory. Block-major
+(2: keys, values); an order only decides which of these axes is outermost in memory. Block-major
 makes a block one contiguous page, so that a copy, a fill or a swap is one transfer; layer-major is
-for kernels that want each layer's pages side by side. What no order may do is to tear up the inner
-[block_size, heads, dim].
+for kernels that want each layer's pages side by side. No order may split the inner [block_size,
+heads, dim].
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK_AXIS = 0
 
 @attrs.frozen(kw_only=True)
 class CacheLayout:
-    """Sizes of one page and its place in memory.
+    """The sizes of one page and its layout in memory.
 
     block_size: tokens per block. dtype: one of DTYPES. Raises InvalidLayout.
     """
@@ -72,7 +72,7 @@ class CacheLayout:
 
     @property
     def num_pieces(self) -> int:
-        """Contiguous pieces that one block consists of in memory."""
+        """Number of contiguous pieces of one block in memory."""
         outer = self.stride_order[: self.stride_order.index(BLOCK_AXIS)]
         return math.prod(self.page_shape[axis - 1] for axis in outer)
 
@@ -82,9 +82,10 @@ class CacheLayout:
         return self.page_size_bytes // self.num_pieces
 
     def regrouped(self, num_layers: int, block_size: int) -> CacheLayout:
-        """The layout of the same pages for a group of other counts of layers and tokens.
+        """Return the layout of the same pages for a group with other numbers of layers and tokens.
 
-        Raises InvalidLayout unless pages stay as large, and contiguous where the counts change.
+        Raises InvalidLayout unless the page size is unchanged, and pages are contiguous if the
+        numbers change.
         """
         other = attrs.evolve(self, num_layers=num_layers, block_size=block_size)
         if other.page_size_bytes != self.page_size_bytes:
@@ -102,5 +103,5 @@ class CacheLayout:
         return other
 
     def shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Logical shape of a tensor of this many blocks."""
+        """Return the logical shape of a tensor of this many blocks."""
         return (num_blocks, *self.page_shape)

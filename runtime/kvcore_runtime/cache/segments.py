@@ -3,8 +3,8 @@
 
 Inside a segment no block is written twice, read after it was written, or written after it
 was read; so program order, any order inside segments and all reads before all writes give the same
-contents. `run_segments` is what a runtime uses, `run_program_order` serves to find a batch that
-breaks the law. `check_segments` comes first: nothing here checks again what would stop half-way.
+contents. A runtime uses `run_segments`; `run_program_order` serves to find a batch that breaks this
+law. `check_segments` runs first, so nothing here stops halfway.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Run = Callable[[Cache, Sequence[Copying]], None]
 
 
 def run_segments(cache: Cache, commands: Sequence[Copying]) -> None:
-    """Segment by segment, grouped by kind inside; on a GPU swaps take the side stream."""
+    """Run segment by segment, grouped by kind inside; on a GPU swaps use the side stream."""
     for _, segment in itertools.groupby(commands, key=lambda each: each.segment):
         by_kind: dict[int, list[Copying]] = {}
         for command in segment:
@@ -57,7 +57,7 @@ def run_segments(cache: Cache, commands: Sequence[Copying]) -> None:
 
 
 def run_program_order(cache: Cache, commands: Sequence[Copying]) -> None:
-    """One command after the other: what a batch means."""
+    """Run one command after the other, which defines the meaning of a batch."""
     for command in commands:
         _run_kind(cache, command.kind, [command])
 
@@ -65,7 +65,7 @@ def run_program_order(cache: Cache, commands: Sequence[Copying]) -> None:
 def check_segments(cache: Cache, number: int, commands: Iterable[Copying]) -> None:
     """Check that segments never fall, blocks exist, and no segment holds a hazard.
 
-    number: the batch's, for the message. Raises BadSegments, BlockOutOfRange or CopyHazard.
+    number: of the batch, for the message. Raises BadSegments, BlockOutOfRange or CopyHazard.
     """
     current = 0
     read: set[tuple[str, int]] = set()
@@ -96,7 +96,7 @@ def _refuse_if(broken: bool, tier: Tier, block: int, how: str) -> None:
 
 
 def _tiers(cache: Cache, kind: int) -> tuple[Tier, Tier]:
-    """Where a command reads and where it writes."""
+    """Return the tiers that a command reads and writes."""
     source = cache.host_blocks if kind == SwapIn.kind else cache.blocks
     target = cache.host_blocks if kind == SwapOut.kind else cache.blocks
     return source, target
@@ -117,8 +117,8 @@ def _run_beside(
 ) -> None:
     """Run swaps on the cache's side stream while the rest runs on the current one; join both.
 
-    The side stream waits for what the current one was given before (the forward pass that wrote the
-    blocks), the current one for the swaps, before any later segment or forward pass.
+    The side stream waits for the earlier work of the current one (the forward pass that wrote the
+    blocks); the current one waits for the swaps before any later segment or forward pass.
     """
     current = torch.cuda.current_stream(cache.device)
     side = cache.side_stream()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small real cache beside a simulated engine: applies its batches and checks what is read.
+"""A small real cache for a simulated engine: applies its batches and checks its reads.
 
-Tensors are tiny (one number a slot and layer) but real, and the runtime that carries out
-the commands is the one that serves a model, in guard mode. In place of a model a forward pass
-writes a stamp at each slot, a number made of all tokens up to it, and compares what it reads: so a
-block that is shared, copied, swapped, hit or reused wrongly holds another number than its request
-expects. A batch that is never applied (cancelled) is skipped by `skip`.
+Tensors are tiny (one number per slot and layer) but real, and the commands are executed by the
+runtime that serves models, in guard mode. Instead of a model, a forward pass writes a stamp into
+each slot, a number derived from all tokens up to it, and compares what it reads: so a block that is
+shared, copied, swapped, hit or reused wrongly holds an unexpected number. A batch that is never
+applied (cancelled) is skipped by `skip`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class MemoryTier:
 class StampedCache:
     """The tensors of one manager's pool and the tables of its rows.
 
-    max_rows: requests at a time. max_len: tokens of the longest request, lookahead included.
-    max_tokens: positions that a step writes at most, over all requests. tier: where stores and
-    loads go. Raises GroupsDoNotHoldModel for cross-attention, which holds no tokens of a request.
+    max_rows: most requests at a time. max_len: tokens of the longest request, including lookahead.
+    max_tokens: most positions that a step writes, over all requests. tier: for stores and loads.
+    Raises GroupsDoNotHoldModel for cross-attention, which does not hold a request's tokens.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StampedCache:
         self._groups = config.groups
 
     def run(self, batch: Batch, steps: Sequence[Pass]) -> list[Finished]:
-        """Apply a batch in guard mode, then its forward pass; the stores and loads that are over.
+        """Apply a batch in guard mode, then its forward pass; return the ended stores and loads.
 
         Raises what `apply` and `forward` raise.
         """
@@ -113,7 +113,7 @@ class StampedCache:
         return finished
 
     def apply(self, batch: Batch) -> list[Finished]:
-        """Carry out the commands of a batch; the stores and loads that are over, done or failed.
+        """Execute the commands of a batch; return the ended stores and loads, done or failed.
 
         Raises what `Runtime.apply` raises.
         """
@@ -121,11 +121,11 @@ class StampedCache:
         return self.runtime.take_finished()
 
     def skip(self, next_number: int) -> None:
-        """The next batch will be this one: those before it, not applied yet, are cancelled."""
+        """Set the number of the next batch; earlier ones not applied yet are cancelled."""
         self.runtime.skip(next_number)
 
     def forward(self, steps: Sequence[Pass]) -> None:
-        """Write what the batch just applied schedules, then read as its queries do.
+        """Write the slots that the batch just applied schedules, then read what its queries see.
 
         Raises StaleRead for a block without owner or a slot never written, and WrongContent.
         """
@@ -151,8 +151,8 @@ class StampedCache:
     def check_tables(self, tables: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """Raise TablesDiffer unless each row has these tables, one per group, and no other row any.
 
-        To be called when all batches that were taken are applied, with the tables that the manager
-        had when the last one was taken, before its merges.
+        Call it when all taken batches are applied, with the manager's tables from when the last one
+        was taken, before its merges.
         """
         mine = self.runtime.tables
         for row in range(mine.max_rows):
@@ -163,11 +163,11 @@ class StampedCache:
                     raise TablesDiffer(row=row, group_id=group_id, found=found, expected=expected)
 
     def fill(self, block: int, group_id: int, stamps: Iterable[int]) -> None:
-        """Put stamps into a full block of a group, as a load that arrives late does."""
+        """Put stamps into a full block of a group, like a late load."""
         write_page(self.runtime.cache.blocks, block, self.page(group_id, stamps))
 
     def page(self, group_id: int, stamps: Iterable[int]) -> Tensor:
-        """The page of a full block of a group that holds these stamps, for a tier."""
+        """Return the page of a full block of a group with these stamps, for a tier."""
         layout = self.runtime.cache.groups[group_id].layout
         held = self._marks(group_id, as_stamps(list(stamps)))
         page = torch.empty(layout.page_shape, dtype=torch.float64)
@@ -176,7 +176,7 @@ class StampedCache:
         return page.view(-1).view(torch.uint8)
 
     def _write(self, group_id: int, steps: Sequence[Pass]) -> None:
-        """Every layer's keys get the stamps, its values their negatives."""
+        """Write the stamps into every layer's keys, and their negatives into its values."""
         mapping = self.runtime.tables.slot_mapping(
             [each.row for each in steps],
             [each.start for each in steps],
@@ -194,7 +194,7 @@ class StampedCache:
             data[slots // size, layer, 1, slots % size, 0, 0] = -written
 
     def _spread(self, step: Pass) -> None:
-        """Spoil what is computed from spoilt slots."""
+        """Spoil everything that is computed from spoilt slots."""
         for query in range(step.loaded, step.end):
             for group_id in range(len(self._groups)):
                 blocks, offsets = self._seen(group_id, step, query, query)
@@ -211,16 +211,15 @@ class StampedCache:
                 self._put(group_id, slots.long(), spoilt)
 
     def _seen(self, group_id: int, step: Pass, query: int, end: int) -> tuple[Tensor, Tensor]:
-        """Where the positions lie that a query sees, up to end: blocks, and slots in them."""
+        """Return the blocks and slots of the positions up to `end` that a query sees."""
         size = self._groups[group_id].block_size
         positions = torch.arange(min(end, skipped_tokens(self._groups[group_id], query)), end)
         table = self.runtime.tables.blocks[group_id, step.row].long()
         return table[positions // size], positions % size
 
     def _read(self, group_id: int, step: Pass, forgiving: bool) -> None:
-        """All that the queries see must be there, in every layer, keys and values.
-
-        forgiving: what a failed load spoilt may be, too.
+        """Check that the queries find everything that they see, in every layer, keys and values.
+        forgiving: slots that a failed load spoilt are also accepted.
         """
         size = self._groups[group_id].block_size
         first = min(step.end, skipped_tokens(self._groups[group_id], step.loaded))
@@ -247,15 +246,15 @@ class StampedCache:
             )
 
     def _marks(self, group_id: int, stamps: Stamps) -> Stamps:
-        """A slot's number for each stamp: another one for each stamp and group, exact in float64.
+        """Return a slot's number for each stamp: unique per stamp and group, exact in float64.
 
-        Stamps of no token have numbers, too.
+        Stamps of no token have numbers too.
         """
         return (stamps + 3) * len(self._groups) + group_id
 
 
 def _stamps_of(step: Pass) -> Tensor:
-    """The stamps that a pass puts into its slots; its nodes are stamps."""
+    """Return the stamps that a pass puts into its slots; its nodes are stamps."""
     first, loaded, end = step.start, step.loaded, step.end
     bad = loaded if step.failed is None else step.failed
     held = torch.full((max(end, step.num_slots) - first,), SPOILT, dtype=torch.float64)
@@ -266,5 +265,5 @@ def _stamps_of(step: Pass) -> Tensor:
 
 
 def as_stamps(stamps: Sequence[int]) -> Tensor:
-    """Stamps as float64, without a Python loop if they are a buffer."""
+    """Return stamps as float64, without a Python loop if they are a buffer."""
     return torch.from_numpy(np.array(stamps, dtype=np.float64))

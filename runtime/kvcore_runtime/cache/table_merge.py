@@ -4,7 +4,8 @@
 The merged change gives what program order gives: the last SetTable of a position wins,
 unless a later CutTable of its row cuts it off; a row's length is that of its last CutTable, or
 further where later SetTables reach. Pure: reads columns and lengths, changes nothing. All arrays
-are int64. They are numpy's, whose calls cost a batch of a few commands a fraction of torch's.
+are int64. They are numpy arrays, since for a batch of a few commands numpy's calls cost a fraction
+of torch's.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 class TableChange:
     """A batch's change of one group's table.
 
-    cleared, places: flat indices into [rows, max_blocks]; blocks: what goes to places, after the
-    clearing. rows, lengths: the rows that are named and their new lengths in blocks.
+    cleared, places: flat indices into [rows, max_blocks]; blocks: the ids for places, written after
+    the clearing. rows, lengths: the named rows and their new lengths in blocks.
     """
 
     group_id: int
@@ -94,10 +95,10 @@ def merge(group_id: int, changes: Numbers, lengths: Numbers, max_blocks: int) ->
 
 
 def entries_of(planned: Sequence[TableChange], group_size: int, cleared_to: int) -> Tensor:
-    """All changes of a batch as what is written where: [2, n], flat places, then values.
+    """Return all changes of a batch as writes: [2, n], flat places, then values.
 
-    group_size: entries of one group's table. cleared_to: the value of a cleared place. No place is
-    there twice, so the writes may run in any order.
+    group_size: entries of one group's table. cleared_to: the value of a cleared place. Places are
+    distinct, so the writes may run in any order.
     """
     entries = [np.empty((2, 0), dtype=np.int64)]
     for change in planned:
@@ -111,7 +112,7 @@ def entries_of(planned: Sequence[TableChange], group_size: int, cleared_to: int)
 
 
 def _last_of_each_place(changes: Numbers, set_order: Numbers, max_blocks: int) -> Numbers:
-    """Of SetTables of the same row and position the last one, as places in program order."""
+    """Return the last of the SetTables of each row and position, as indices in program order."""
     keys = changes[ROW, set_order] * max_blocks + changes[PLACE, set_order]
     by_key = np.argsort(keys, kind="stable")
     keys = keys[by_key]
@@ -134,7 +135,7 @@ def _sorted_cuts(changes: Numbers, cut_order: Numbers, max_blocks: int) -> _Cuts
 
 
 def _cut_off(changes: Numbers, sets: Numbers, cuts: _Cuts) -> npt.NDArray[np.bool_]:
-    """For each SetTable: does a later CutTable of its row reach down to its position."""
+    """Return for each SetTable whether a later CutTable of its row reaches down to its position."""
     rows = changes[ROW, sets]
     following = np.searchsorted(cuts.keys, rows * changes.shape[1] + sets)
     found, following = _in_row(following, rows, cuts)
@@ -145,7 +146,7 @@ def _cut_off(changes: Numbers, sets: Numbers, cuts: _Cuts) -> npt.NDArray[np.boo
 def _row_cuts(
     rows: Numbers, cuts: _Cuts, before: Numbers, num_changes: int
 ) -> tuple[Numbers, Numbers]:
-    """For each row the length of its last and of its deepest CutTable, else `before`."""
+    """Return for each row the length of its last and of its deepest CutTable, else `before`."""
     found, first = _in_row(np.searchsorted(cuts.keys, rows * num_changes), rows, cuts)
     last = np.searchsorted(cuts.keys, (rows + 1) * num_changes) - 1
     base = np.where(found, cuts.lengths[np.maximum(last, 0)], before)
@@ -153,7 +154,7 @@ def _row_cuts(
 
 
 def _in_row(places: Numbers, rows: Numbers, cuts: _Cuts) -> tuple[npt.NDArray[np.bool_], Numbers]:
-    """Which places are a cut of that row; the places, made safe to index with."""
+    """Return which places are a cut of that row, and the places made safe for indexing."""
     safe = np.minimum(places, len(cuts.rows) - 1)
     found: npt.NDArray[np.bool_] = (places < len(cuts.rows)) & (cuts.rows[safe] == rows)
     return found, safe

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block tables and slot mapping: persistent int32 tensors, changed in place by batches.
 
-The tensors are allocated once and never replaced, so that views and CUDA graphs may keep
-them; what does not fit is an error that says so. Entries past a row's length are the padding block,
-0: kvcore's null block, or, if there is none, an id that must not be read. Below a row's length
-the null block stands at positions behind a window, which are not read either. Row `max_rows` is
-no request's: rows that pad a batch read it.
+The tensors are allocated once and never replaced, so that views and CUDA graphs may keep them;
+changes that do not fit raise an error. Entries past a row's length are the padding block, 0:
+kvcore's null block, or, if there is none, an id that must not be read. Below a row's length the
+null block is at positions that have left a window, which are not read either. Row `max_rows` never
+belongs to a request: padding rows of a batch read it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class BlockTables:
         self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
 
     def row_blocks(self, row: int, group_id: int = 0) -> list[int]:
-        """The block ids of one row, null blocks too, for people and tests; waits for the device."""
+        """Return the block ids of one row, including null blocks, for people and tests; waits for
+        the device.
+        """
         length = int(self.lengths[group_id, row])
         return [int(each) for each in self.blocks[group_id, row, :length].tolist()]
 
@@ -111,7 +113,7 @@ class BlockTables:
         return planned
 
     def commit(self, planned: Sequence[TableChange]) -> None:
-        """Carry out planned changes in place, on the current stream; on a GPU in one launch."""
+        """Apply planned changes in place, on the current stream; on a GPU in one launch."""
         if planned and self.device.type == "cuda":
             # Triton is imported only if there is a GPU.
             from kvcore_runtime.cache import kernels
@@ -127,7 +129,7 @@ class BlockTables:
             self._lengths[change.group_id, change.rows] = change.lengths
 
     def apply(self, columns: Tensor) -> None:
-        """Change the tables as the columns of a batch say; raises as `plan`, before any change."""
+        """Change the tables by the columns of a batch; raises as `plan`, before any change."""
         self.commit(self.plan(columns))
 
     def slot_mapping(
@@ -204,7 +206,7 @@ class BlockTables:
         return num_tokens
 
     def _send(self, values: Tensor) -> Tensor:
-        """Values where the tables are, through pinned memory where that is a GPU."""
+        """Send values to the tables' device, through pinned memory if it is a GPU."""
         if self.device.type == "cuda":
             return values.pin_memory().to(self.device, non_blocking=True)
         return values

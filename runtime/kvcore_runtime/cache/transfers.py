@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out a batch's stores and loads: single blocks, to and from a tier that may fail.
+"""Executes a batch's stores and loads of single blocks, to and from a tier that may fail.
 
-A page is its block's bytes in the order of the logical shape, whatever the layout, so tiers
-know nothing of layouts. A load fills its block whole or not at all. An operation that fails says
-why and stops nobody else; the manager hears of it through `complete_operation`, and what depended
-on it is computed.
+A page is its block's bytes in the order of the logical shape, whatever the layout, so tiers do not
+depend on layouts. A load fills its block completely or not at all. A failed operation has an error
+and does not affect others; the manager learns of it through `complete_operation`, and dependent
+tokens are computed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ExternalTier(Protocol):
     """Pages by key; a page is [num_bytes] uint8, contiguous, on the CPU."""
 
     def store(self, key: bytes, page: Tensor) -> None:
-        """Keep a page under its key, whole or not at all. Raises TierError."""
+        """Store a page under its key, completely or not at all. Raises TierError."""
         ...
 
     def load(self, key: bytes, num_bytes: int) -> Tensor:
-        """The page that is kept under a key, of this many bytes. Raises TierError."""
+        """Return the page of this many bytes stored under a key. Raises TierError."""
         ...
 
 
@@ -49,19 +49,19 @@ class Transfer:
 
 @attrs.frozen
 class Finished:
-    """An operation that is over. error: why it failed, None if it is done."""
+    """An ended operation. error: why it failed, None if it succeeded."""
 
     operation: int
     error: TierError | None = None
 
     @property
     def done(self) -> bool:
-        """Whether it is done, not failed."""
+        """Whether it succeeded."""
         return self.error is None
 
 
 def read_transfers(batch: Batch, columns: Tensor) -> list[Transfer]:
-    """The stores and loads of a batch, in program order. columns: as of `batch_columns`."""
+    """Return the stores and loads of a batch, in program order. columns: from `batch_columns`."""
     kinds = columns[COLUMNS.index("kind")]
     chosen = columns[:, (kinds == Store.kind) | (kinds == Load.kind)]
     found = []
@@ -77,7 +77,7 @@ def read_transfers(batch: Batch, columns: Tensor) -> list[Transfer]:
 def run_transfers(
     blocks: Tier, external: ExternalTier, transfers: Sequence[Transfer]
 ) -> list[Finished]:
-    """Carry out stores and loads of one segment of device blocks, one after another."""
+    """Execute the stores and loads of one segment of device blocks, one after another."""
     finished = []
     for transfer in transfers:
         try:
@@ -94,13 +94,13 @@ def run_transfers(
 
 
 def read_page(blocks: Tier, block: int) -> Tensor:
-    """A block's bytes on the CPU, [num_bytes] uint8; waits for the device."""
+    """Return a block's bytes on the CPU, [num_bytes] uint8; waits for the device."""
     return blocks.pieces[:, block].contiguous().view(-1).view(torch.uint8).cpu()
 
 
 def write_page(blocks: Tier, block: int, page: Tensor) -> None:
-    """Put bytes into a block; page: as of `read_page`."""
+    """Put bytes into a block. page: as from `read_page`."""
     target = blocks.pieces[:, block]
-    # A page of a file begins at any byte; words must not.
+    # A page in a file can begin at any byte, but words must be aligned.
     words = page.clone().view(target.dtype).view(target.shape)
     target.copy_(words)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies batches and runs their forward passes beside the caller, which plans the next step.
+"""Applies batches and runs their forward passes while the caller plans the next step.
 
-Batches run strictly in the order they were submitted, each with its forward pass before the
-next is applied: a copy may read what the forward pass before it wrote. While anything is on its way
-the cache and the tables belong to the executor; the manager and the sequences belong to the caller,
-so what a step needs of them is handed over as plain data. After an error nothing more is run until
-`clear`.
+Batches run strictly in the order of submission, each with its forward pass before the next is
+applied, since a copy may read what the previous forward pass wrote. While a batch is pending, the
+cache and the tables belong to the executor; the manager and the sequences belong to the caller, so
+a step's inputs are passed as plain data. After an error nothing more runs until `clear`.
 
 On the CPU of Linux this is a process (forked_worker.py), with the cache and the tables in shared
-memory; elsewhere a thread, on a GPU with a stream of its own, and what it hands out is computed.
-What a step needs before its batch is announced, so that it is set up while the caller takes the
-batch.
+memory; elsewhere a thread, with a stream of its own on a GPU, whose results are complete when
+returned. The inputs of a step are announced before its batch, so that it is set up while the caller
+takes the batch.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ _NO_CHANGE = contextlib.nullcontext()
 
 @attrs.frozen(kw_only=True, eq=False)
 class Executed:
-    """The results of a batch. computed: of its step, None if it computes nothing.
-
-    finished: the stores and loads that were over, done or failed.
+    """The results of a batch. computed: of its step, None if it computes nothing. finished: the
+    ended stores and loads, done or failed.
     """
 
     computed: Computed | None
@@ -46,8 +44,8 @@ class Executed:
 
 
 class BatchExecutor:
-    """The batches on their way, oldest first. core: as of `ForkedWorker`, which raises for it.
-    Raises ExecutorNotStarted.
+    """The pending batches, oldest first. core: as in `ForkedWorker`, which raises for it. Raises
+    ExecutorNotStarted.
     """
 
     def __init__(self, runtime: Runtime, forward: Forward, core: int | None = None) -> None:
@@ -61,44 +59,43 @@ class BatchExecutor:
         self._submitted: collections.deque[Future[Any] | Reply] = collections.deque()
 
     def begin(self) -> None:
-        """Start the process, if it is one and was not. Raises ExecutorNotStarted."""
+        """Start the process if there is one and it has not started. Raises ExecutorNotStarted."""
         if isinstance(self._worker, ForkedWorker):
             self._worker.begin()
 
     def announce(self, inputs: StepInputs) -> None:
-        """Say what the batch that is submitted next computes; without it, it computes nothing."""
+        """Announce what the next submitted batch computes; without this it computes nothing."""
         tell = self._worker.tell if isinstance(self._worker, ForkedWorker) else self._worker.submit
         tell(self._side.announce, *inputs)
 
     def submit(self, batch: Batch) -> None:
-        """Let a batch be applied and its step be computed."""
+        """Submit a batch to be applied, with its step to be computed."""
         plain = (batch.number, batch.buffer, batch.keys, batch.epoch)
         self._submitted.append(self._worker.submit(self._side.execute, *plain))
 
     def wait(self) -> Executed:
         """Wait for the oldest batch.
 
-        Raises what applying or computing it raised, NotExecuted, ExecutorDied, ExecutorFailed.
+        Raises what applying or computing raised, NotExecuted, ExecutorDied, ExecutorFailed.
         """
         given, finished = self._submitted[0].result()
         self._submitted.popleft()
         computed = None if given is None else Computed(logits=given[0], tokens=given[1])
         logits = None if computed is None else computed.logits
         if logits is not None and logits.is_cuda:
-            # Made on the executor's stream, read on the caller's.
+            # Created on the executor's stream, read on the caller's.
             logits.record_stream(torch.cuda.current_stream(logits.device))
         return Executed(computed=computed, finished=finished)
 
     def drain(self) -> bool:
-        """Wait until nothing runs; returns whether all went well. What came out stays to be had."""
+        """Wait until nothing runs; return whether all succeeded. Results can still be fetched."""
         errors = [each.exception() for each in self._submitted]
         return not any(errors)
 
     def clear(self, next_number: int) -> list[Finished]:
-        """Forget all batches on their way: those that have not begun are not run.
+        """Drop all pending batches; those that have not begun are not run.
 
-        next_number: of the batch that comes after what is cancelled. Returns the stores and loads
-        that are over.
+        next_number: of the batch after the cancelled ones. Returns the ended stores and loads.
         """
         self._side.stop()
         self.drain()
@@ -108,19 +105,19 @@ class BatchExecutor:
             if done.exception() is None
             for each in done.result()[1]
         ]
-        with contextlib.suppress(ExecutorDied):  # the next batch will say so
+        with contextlib.suppress(ExecutorDied):  # the next batch will raise it
             finished += self._worker.submit(self._side.restart, next_number).result()
         self._submitted.clear()
         return finished
 
 
 def runs_in_fork(device: torch.device) -> bool:
-    """Whether batches run in a process, so that cache and tables must lie in shared memory."""
+    """Whether batches run in a process, so that cache and tables must be in shared memory."""
     return device.type == "cpu" and sys.platform == "linux"
 
 
 class _OtherSide:
-    """The part of an executor that runs beside the caller."""
+    """The part of an executor that runs in parallel with the caller."""
 
     def __init__(self, runtime: Runtime, forward: Forward) -> None:
         self._runtime = runtime
@@ -134,11 +131,13 @@ class _OtherSide:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def stop(self) -> None:
-        """Let no batch begin."""
+        """Stop further batches from beginning."""
         self._stopped[0] = 1
 
     def announce(self, *inputs: Any) -> None:
-        """Set the step of the next batch up, from its `StepInputs`; an error is the batch's."""
+        """Set up the step of the next batch from its `StepInputs`; an error counts as the
+        batch's.
+        """
         try:
             with self._in_mode():
                 self._begun = self._forward.begin(StepInputs(*inputs))
@@ -148,8 +147,8 @@ class _OtherSide:
     def execute(
         self, *batch_fields: Any
     ) -> tuple[tuple[torch.Tensor | None, list[int]] | None, list[Finished]]:
-        """Apply a batch and compute its step: the fields of `Executed`, which are pickled sooner
-        than it is.
+        """Apply a batch and compute its step; return the fields of `Executed`, which pickle faster
+        than the object.
         """
         number, buffer, *others = batch_fields
         batch = Batch(number, bytearray(buffer), *others)
@@ -171,8 +170,8 @@ class _OtherSide:
         return given, self._runtime.take_finished()
 
     def _in_mode(self) -> contextlib.AbstractContextManager[object]:
-        """Torch's inference mode, and the stream of this side; a fork has the mode on throughout,
-        since to turn it on takes 4 us.
+        """Enter torch's inference mode and this side's stream. A fork keeps the mode on, since
+        turning it on takes 4 us.
         """
         if self._stream is None and torch.is_inference_mode_enabled():
             return _NO_CHANGE
@@ -183,7 +182,7 @@ class _OtherSide:
         return stack
 
     def restart(self, next_number: int) -> list[Finished]:
-        """Go on with a batch of this number; returns what ended of the one that failed."""
+        """Continue with a batch of this number; return the ended operations of the failed one."""
         self._runtime.skip(next_number)
         self._begun = None
         self._stopped[0] = 0

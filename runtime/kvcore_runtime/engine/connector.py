@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the keys and values of a prompt from the engine that computed it to the one that answers.
+"""Passes the keys and values of a prompt from the engine that computed it to the one that answers.
 
-A parcel is a copy, so the sender's blocks are its own again at once. The receiver's manager
-gives slots for external tokens whose caching is delayed; they are published when their content is
-there, and a last token is left to compute, from whose logits the answer starts. What is lost on the
-way, wholly or in part, is rewound and computed. An abort ends a load at once: nothing is written
-later. Source: S000-04, 24, 26, 29.
+A parcel is a copy, so the sender can reuse its blocks at once. The receiver's manager allocates
+slots for external tokens with delayed caching; they are published when their content has arrived,
+and a last token is left to compute, whose logits start the answer. Tokens lost on the way are
+rewound and computed. An abort ends a load at once: nothing is written later. Source: S000-04, 24,
+26, 29.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Parcel:
     """Keys and values of the first num_tokens tokens of a prompt.
 
-    layouts: of the blocks of each group. pages: of each group, by position in the table, a copied
-    block [*page_shape]; positions that lay behind a window are missing.
+    layouts: of the blocks of each group. pages: for each group, by position in the table, a copied
+    block [*page_shape]; positions that had left a window are missing.
     """
 
     num_tokens: int
@@ -48,29 +48,29 @@ class Channel:
         return len(self._parcels)
 
     def send(self, request_id: str, parcel: Parcel) -> None:
-        """Put a parcel on its way, in place of one of the same request."""
+        """Send a parcel, replacing an earlier one of the same request."""
         self._parcels[request_id] = parcel
 
     def announced(self, request_id: str) -> Parcel | None:
-        """The parcel that is on its way, None if there is none."""
+        """Return the pending parcel, None if there is none."""
         return self._parcels.get(request_id)
 
     def receive(self, request_id: str) -> Parcel | None:
-        """Take out what has arrived, None while it is on its way.
+        """Take an arrived parcel, None while it is pending.
 
-        It may hold less than what was announced: the rest will not come.
+        It may hold fewer tokens than announced: the rest will not arrive.
         """
         return self._parcels.pop(request_id)
 
     def drop(self, request_id: str) -> None:
-        """Nobody waits for this parcel any more."""
+        """Drop a parcel that no engine waits for any more."""
         self._parcels.pop(request_id, None)
 
 
 class Sender(Exchange):
-    """The side of the engine that computes prompts: sends each one's blocks when it is computed.
+    """The side of the engine that computes prompts: sends each prompt's blocks when it is computed.
 
-    An engine has one exchange: one that sends loads nothing, so no block rests on a load here.
+    An engine has one exchange, and this one loads nothing, so no block rests on a load here.
     """
 
     needs_idle_cache = True
@@ -101,7 +101,7 @@ class Sender(Exchange):
 
 @attrs.frozen
 class _Awaited:
-    """A load on its way: whose, the tokens [start, end) that were announced, and its batch."""
+    """A pending load: its sequence, the announced tokens [start, end), and its batch."""
 
     sequence: Sequence
     start: int
@@ -110,7 +110,7 @@ class _Awaited:
 
 
 class Receiver(Exchange):
-    """The side of the engine that answers: loads what was announced of a prompt."""
+    """The side of the engine that answers: loads the announced tokens of a prompt."""
 
     needs_idle_cache = True
 
@@ -163,7 +163,7 @@ class Receiver(Exchange):
         return done
 
     def cancelled(self, number: int) -> list[Sequence]:
-        """See `Exchange`. What was announced stays so: it is requested again."""
+        """See `Exchange`. The announcement remains, so it is requested again."""
         lost = [name for name, awaited in self._awaited.items() if awaited.batch >= number]
         return [self._awaited.pop(name).sequence for name in lost]
 
@@ -173,11 +173,11 @@ class Receiver(Exchange):
             self._channel.drop(sequence.request.request_id)
 
     def _unpack(self, parcel: Parcel, awaited: _Awaited) -> int:
-        """Copy what has come into the sequence's blocks; returns the tokens that are there now."""
+        """Copy arrived pages into the sequence's blocks; return the number of available tokens."""
         runtime, config = self._engine.runtime, self._engine.manager.config
         row, group_ids = awaited.sequence.row, range(runtime.tables.num_groups)
         tables = [runtime.tables.row_blocks(row, group_id) for group_id in group_ids]
-        # What came may be less than what was hit here.
+        # Fewer tokens may have arrived than were hit here.
         end = max(awaited.start, min(awaited.end, parcel.num_tokens))
         for layout, pages, table in zip(parcel.layouts, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, layout.block_size):
@@ -190,12 +190,12 @@ class Receiver(Exchange):
         return end
 
     def _check_layouts(self, parcel: Parcel) -> None:
-        """Raise ParcelMismatch if the sender's blocks are not as this engine's."""
+        """Raise ParcelMismatch if the sender's blocks differ from this engine's."""
         mine = tuple(group.layout for group in self._engine.runtime.cache.groups)
         if parcel.layouts != mine:
             raise ParcelMismatch(sent=parcel.layouts, expected=mine)
 
 
 def _spanned(start: int, end: int, block_size: int) -> range:
-    """The table positions of tokens [start, end)."""
+    """Return the table positions of tokens [start, end)."""
     return range(start // block_size, -(-end // block_size))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts: guesses of the next tokens, computed in one step with the token they follow.
 
-A drafter is a function of the tokens alone, so a run can be repeated. A draft is accepted
-when the model samples that very token at its place; the first that is not, and all behind it, are
-rejected, and the token sampled there instead is the answer's. Sampling draws from a stream by place
-(sampling.py), so answers are those without drafts, at every temperature. Source: Leviathan et al.
+A drafter is a function of the tokens alone, so a run can be repeated. A draft is accepted if the
+model samples exactly that token at its position; the first other one and all drafts after it are
+rejected, and the token sampled there is used instead. Sampling draws from a stream by position
+(sampling.py), so answers are the same as without drafts, at every temperature. Source: Leviathan et
+al.
 2023; prompt look-up: Saxena 2023.
 """
 
@@ -19,18 +20,18 @@ from kvcore_runtime.engine.errors import InvalidOption
 
 
 class Drafter(Protocol):
-    """Guesses what comes next."""
+    """Guesses the next tokens."""
 
     def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
-        """At most this many tokens that may follow these; none if it has no guess."""
+        """Propose at most `num_drafts_max` next tokens; none if it has no guess."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class PromptLookup:
-    """Guesses that what followed the newest few tokens last time follows them again.
+    """Guesses that the newest few tokens are followed by the same tokens as last time.
 
-    num_matched: tokens that must repeat. num_drafts: tokens guessed at most. Raises InvalidOption.
+    num_matched: tokens that must repeat. num_drafts: most tokens to guess. Raises InvalidOption.
     """
 
     num_matched: int = 2
@@ -52,6 +53,6 @@ class PromptLookup:
 
 
 def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many drafts are what was sampled in their places, up to the first that is not."""
+    """Count the leading drafts that equal the tokens sampled at their positions."""
     pairs = enumerate(zip(drafts, sampled, strict=False))
     return next((place for place, (draft, token) in pairs if draft != token), len(drafts))

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference engine: how one drives kvcore to serve a model, readable top to bottom.
+"""The reference engine: how to drive kvcore to serve a model, readable top to bottom.
 
-A step (`Engine.step`) is: let the scheduler fill the manager's open batch; take the batch; apply
-it to the cache; run the forward pass over the block tables; sample. One batch, one forward pass,
-in this order: a taken batch counts as executed.
+A step (`Engine.step`) is: let the scheduler fill the manager's open batch; take the batch; apply it
+to the cache; run the forward pass over the block tables; sample. One batch, one forward pass, in
+this order: a taken batch counts as executed.
 
-With `Config.max_in_flight` a step is planned while the batches before it are applied and computed
-in a process of their own (batch_executor.py): plan n+1; wait for n and complete it; take n+1 and
-hand it over; read the tokens of n, while n+1 is computed. Step n+1 gets these tokens from a tensor
-(forward.py), so it holds every sequence, and is of no use to one whose answer turns out to have
-ended. If a batch fails, it and all later ones are cancelled, the error is raised, and the next step
-computes anew what was lost.
+With `Config.max_in_flight` a step is planned while earlier batches are applied and computed in a
+separate process (batch_executor.py): plan n+1; wait for n and complete it; take n+1 and submit it;
+read the tokens of n while n+1 is computed. Step n+1 gets these tokens from a tensor (forward.py),
+so it holds every sequence, and is wasted for one whose answer turns out to have ended. If a batch
+fails, it and all later ones are cancelled, the error is raised, and the next step repeats the work.
 
 Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
-then, so the children share all of it, the partial last block too, and the manager copies that
-block when one of them writes into it.
+then, so the children share all of it, including the partial last block, which the manager copies
+when one of them writes into it.
 
 Drafts are guesses that are computed in the step of the token they follow (drafts.py). Keys and
 values of other engines come and go through an exchange (exchange.py).
@@ -57,7 +56,7 @@ flight it is called when the batch was handed over, and must not look at the cac
 
 @attrs.frozen(eq=False)
 class Flight:
-    """A batch in flight, and what its step samples."""
+    """A batch in flight, and the draws of its step."""
 
     number: int
     draws: list[Draw]
@@ -67,11 +66,11 @@ class Flight:
 class EngineOptions:
     """The options of an engine besides its model and its pool.
 
-    backend: of the manager; None for the twin if it is built. token_budget: positions a step
-    computes at most. max_sequences: sequences known to the manager at a time, each with a row of
-    the block tables; more wait outside. drafter: guesses tokens (drafts.py). guard: check every
-    read of a block (guard.py). keep_logits: hand out the logits behind every token.
-    executor_core: where a process computes the batches in flight, the only core that it runs on.
+    backend: of the manager; None for the twin if it is built. token_budget: most positions that a
+    step computes. max_sequences: most sequences known to the manager at a time, each with a row of
+    the block tables; others wait outside. drafter: guesses tokens (drafts.py). guard: check every
+    read of a block (guard.py). keep_logits: return the logits of every token. executor_core: if a
+    process computes the batches in flight, the only core that it uses.
     """
 
     backend: Literal["rust", "python"] | None = None
@@ -94,10 +93,10 @@ class Engine:
     """Answers requests with one model out of one pool of blocks.
 
     config: of the manager; its groups hold the layers of the model (layer_groups.py). exchange:
-    makes, for this engine, the exchange that it is to use. decode: ids to text, needed for stop
-    strings only. observe: see `Observer`. open_number: of the batch that is taken next. finished:
-    stores and loads that are over, for the exchange. Raises GroupsDoNotHoldModel, UnequalPages,
-    InvalidOption, NoMemory, NoSuchCore, ExecutorNotStarted.
+    makes this engine's exchange. decode: ids to text, needed only for stop strings. observe: see
+    `Observer`. open_number: of the batch to be taken next. finished: ended stores and loads, for
+    the exchange. Raises GroupsDoNotHoldModel, UnequalPages, InvalidOption, NoMemory, NoSuchCore,
+    ExecutorNotStarted.
     """
 
     def __init__(
@@ -145,17 +144,17 @@ class Engine:
         self._decode = decode
         self._observe = observe
         self._backlog: collections.deque[GenerationRequest] = collections.deque()
-        self._open: dict[str, int] = {}  # request id to its samples on their way
+        self._open: dict[str, int] = {}  # request id -> its unfinished samples
         self._num_arrived = 0
         self._completions: list[Completion] = []
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way."""
+        """Whether no request is unfinished."""
         return not (self._open or self._flights or self._completions or self.exchange.is_busy)
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Take a request in. Raises RequestInProgress, NeverFits; then nothing has changed."""
+        """Accept a request. Raises RequestInProgress, NeverFits, and then changes nothing."""
         if request.request_id in self._open:
             raise RequestInProgress(request=request.request_id)
         self._check_fits(request)
@@ -164,7 +163,7 @@ class Engine:
         self.metrics.num_prompt_tokens += len(request.prompt)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request and all its samples, whatever they are doing; unknown ids are ignored."""
+        """Drop a request and all its samples, in any state; unknown ids are ignored."""
         if self._open.pop(request_id, None) is None:
             return
         kept = [each for each in self._backlog if each.request_id != request_id]
@@ -174,15 +173,15 @@ class Engine:
                 self._release(sequence)
 
     def cancel(self) -> None:
-        """Take back all batches in flight: what they compute is computed anew."""
+        """Cancel all batches in flight; their tokens are computed again."""
         if self._flights:
             self._take_back(self._flights[0].number)
 
     def step(self) -> list[Completion]:
-        """Compute one step; returns what finished in it. With nothing on its way does nothing.
+        """Compute one step; return the requests that finished in it. Does nothing if idle.
 
         Raises EngineStuck, ExecutorNotStarted, and what a batch or its forward pass raised; with
-        batches in flight the engine can then go on: the batch was cancelled.
+        batches in flight the engine can continue then, since the batch was cancelled.
         """
         if self.is_idle:
             return []
@@ -199,19 +198,19 @@ class Engine:
         return completions
 
     def take_finished(self) -> list[Finished]:
-        """Hand out the stores and loads that are over, of batches that have been executed."""
+        """Return the ended stores and loads of executed batches."""
         finished, self.finished = self.finished, []
         return finished
 
     def run(self) -> list[Completion]:
-        """Step until nothing is on its way; returns all that finished, in that order."""
+        """Step until idle; return all finished requests, in order."""
         completions = []
         while not self.is_idle:
             completions += self.step()
         return completions
 
     def _check_fits(self, request: GenerationRequest) -> None:
-        """Raise NeverFits for what could not be served even alone."""
+        """Raise NeverFits for a request that could not be served even alone."""
         name, config = request.request_id, self.manager.config
         num_tokens = len(request.prompt) + request.sampling.max_tokens
         num_blocks = config.num_usable_blocks - config.watermark_blocks
@@ -226,7 +225,7 @@ class Engine:
                 raise NeverFits(request=name, what=what, needed=needed, available=available)
 
     def _take_in(self) -> None:
-        """Make requests known to the manager, in order, while there is a row for each sample."""
+        """Add requests to the manager, in order, while there is a row for each sample."""
         num_known = sum(self._open.values()) - sum(each.num_samples for each in self._backlog)
         while self._backlog:
             request = self._backlog[0]
@@ -260,7 +259,7 @@ class Engine:
             self._sample(Flight(batch.number, draws), computed)
 
     def _step_ahead(self, executor: BatchExecutor) -> None:
-        """Plan the next step while others are computed; read the oldest's tokens while it is."""
+        """Plan the next step while others are computed; read the oldest's tokens meanwhile."""
         executor.begin()
         was_busy = self.exchange.is_busy
         chunks = self.scheduler.schedule(bool(self._flights))
@@ -309,7 +308,7 @@ class Engine:
         return flight, done
 
     def _take_back(self, number: int) -> None:
-        """Cancel the oldest batch in flight, and so all: their sequences are computed anew."""
+        """Cancel the oldest batch in flight, and so all; their tokens are computed again."""
         assert self._executor is not None
         self.open_number += 1
         self.finished += self._executor.clear(self.open_number)
@@ -324,7 +323,7 @@ class Engine:
         return batch
 
     def _poll(self) -> None:
-        """Let sequences go on whose load is done."""
+        """Resume sequences whose load is done."""
         for sequence in self.exchange.poll():
             self.scheduler.loaded(sequence)
 
@@ -355,9 +354,9 @@ class Engine:
                 self._completions.append(taken.completion)
 
     def _taker(self, draw: Draw) -> Sequence | None:
-        """Who takes the tokens of a draw, None if they are stale.
+        """Return the sequence for the tokens of a draw, None if they are stale.
 
-        Another sample of a prompt that was just computed begins here, sharing its blocks.
+        Other samples of a prompt that was just computed begin here, sharing its blocks.
         """
         first = draw.sequence
         if draw.is_stale:
@@ -372,7 +371,9 @@ class Engine:
         return child
 
     def _finish(self, sequence: Sequence) -> None:
-        """Let an answered sequence go. What it was given ahead of its end is of no use."""
+        """Release an answered sequence. Positions that were computed ahead of its end are
+        wasted.
+        """
         if sequence in self.scheduler.running:
             self.exchange.finished(sequence)
         if sequence.num_to_come:
@@ -384,7 +385,7 @@ class Engine:
             del self._open[name]
 
     def _release(self, sequence: Sequence) -> None:
-        """Give back all that a sequence holds and forget it."""
+        """Free everything that a sequence holds, and forget it."""
         sequence.is_gone = True
         self.exchange.forget(sequence)
         self.scheduler.remove(sequence)
@@ -393,7 +394,7 @@ class Engine:
 
 
 def _check_budget(config: Config, options: EngineOptions) -> None:
-    """Raise InvalidOption if a step may compute more of a request than the pool was made for."""
+    """Raise InvalidOption if a step may compute more of a request than the pool allows for."""
     most = config.max_num_batched_tokens
     if most is not None and most < options.token_budget:
         raise InvalidOption(name="max_num_batched_tokens", value=most, least=options.token_budget)

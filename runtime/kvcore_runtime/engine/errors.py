@@ -5,31 +5,33 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 
 
 class InvalidOption(KvcoreRuntimeError):
-    """An option of the engine outside its range."""
+    """An option of the engine is out of range."""
 
     message = "{name} is {value!r}, expected {least} or more"
 
 
 class NoSuchCore(KvcoreRuntimeError):
-    """A core that this process may not run on."""
+    """This process may not run on the core."""
 
     message = "core {core!r} is none that this process may run on"
 
 
 class NeverFits(KvcoreRuntimeError):
-    """A request that no pool of this size, or no such model, can ever serve."""
+    """Neither this pool nor this model can ever serve the request."""
 
     message = "request {request!r} needs {needed} {what}, there are {available}"
 
 
 class RequestInProgress(KvcoreRuntimeError):
-    """A request of this id is on its way already."""
+    """A request with this id is already unfinished."""
 
     message = "request {request!r} is on its way already"
 
 
 class EngineStuck(KvcoreRuntimeError):
-    """Nothing could be scheduled although some are unfinished: a bug, or blocks held by others."""
+    """Nothing could be scheduled although requests are unfinished: a bug, or blocks are held by
+    others.
+    """
 
     message = (
         "nothing of {num_unfinished} sequences could be scheduled, {num_free_blocks} blocks are "
@@ -38,7 +40,7 @@ class EngineStuck(KvcoreRuntimeError):
 
 
 class NotExecuted(KvcoreRuntimeError):
-    """A batch was not run, since one before it failed or was taken back."""
+    """A batch was not run, since an earlier one failed or was cancelled."""
 
     message = "batch {number} was not run: one before it failed or was taken back"
 
@@ -53,12 +55,12 @@ class ExecutorNotStarted(KvcoreRuntimeError):
 
 
 class ExecutorDied(KvcoreRuntimeError):
-    """The process that computes steps is gone: the engine cannot go on."""
+    """The process that computes steps has died, so the engine cannot continue."""
 
     message = "the process that computes steps has ended, with exit code {exit_code}"
 
 
 class ExecutorFailed(KvcoreRuntimeError):
-    """An error in the process that computes steps, of a kind that cannot be sent as it is."""
+    """An error in the process that computes steps could not be sent unchanged."""
 
     message = "the process that computes steps raised {error}"

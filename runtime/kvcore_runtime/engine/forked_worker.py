@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of its own that runs calls one after another: plain data goes in, results come back.
+"""A separate process that runs calls one after another: plain data goes in, results come back.
 
-Why a process: a thread shares Python's lock with its caller, so small operations of the two take
-turns (docs/performance.md). Why forked: it begins with the caller's objects as they are, models and
-patched methods too, in milliseconds, without a copy, an import or a guarded main module. What both
-change must lie in shared memory. A fork cannot use CUDA, and keeps no thread of the caller: it runs
-its calls on a thread that is new there, since only a new thread makes itself a new pool of torch's.
+Why a process: a thread shares Python's lock with its caller, so their small operations alternate
+(docs/performance.md). Why forked: it starts in milliseconds with the caller's objects, including
+models and patched methods, without a copy, an import or a guarded main module. Data that both
+change must be in shared memory. A fork cannot use CUDA, and has none of the caller's threads: it
+runs its calls on a new thread, since only a new thread creates a new thread pool of torch.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ for them, both would wait for the other. It keeps 64 KiB, of which half may be g
 
 
 class Reply:
-    """The result of a call, as a `concurrent.futures.Future` that its reader's thread fetches."""
+    """The result of a call, like a `concurrent.futures.Future` that the reader's thread fetches."""
 
     def __init__(self, worker: ForkedWorker) -> None:
         self._worker = worker
         self.answer: tuple[Any, BaseException | None] | None = None
 
     def exception(self) -> BaseException | None:
-        """Wait; returns what the call raised, None if it returned."""
+        """Wait; return the exception of the call, None if it returned."""
         while self.answer is None:
             self._worker.receive()
         return self.answer[1]
 
     def result(self) -> Any:
-        """Wait; returns what the call returned. Raises what it raised, ExecutorDied."""
+        """Wait; return the value of the call. Raises what the call raised, ExecutorDied."""
         error = self.exception()
         if error is not None:
             raise error
@@ -74,11 +74,10 @@ class Reply:
 
 
 class ForkedWorker:
-    """Calls of one object's methods, in order, in a fork that is made at the first of them, or
-    by `begin`.
+    """Calls one object's methods, in order, in a process forked at the first call or by `begin`.
 
     The fork ends with this object, and with its process. Ctrl-C does not reach it. core: the only
-    one that it runs on; None for those of its caller. Raises NoSuchCore.
+    core that it uses; None for those of its caller. Raises NoSuchCore.
     """
 
     def __init__(self, target: object, core: int | None = None) -> None:
@@ -90,29 +89,30 @@ class ForkedWorker:
         self._core = core
         self._waiting: collections.deque[Reply] = collections.deque()
         self._finalizer: weakref.finalize[Any, ForkedWorker] | None = None
-        self._num_bytes_sent = 0  # since no reply was to come, or less
+        self._num_bytes_sent = 0  # no reply was expected
         self.process_id = 0
 
     def submit(self, method: Callable[..., Any], *arguments: Any) -> Reply:
         """Let the fork call a method of its copy of the object.
 
-        arguments: as marshal takes them: numbers, strings, bytes, and lists, tuples, sets and dicts
-        of such. Raises ValueError for others, ExecutorNotStarted. The reply tells if the fork is
-        dead.
+        arguments: types that marshal supports: numbers, strings, bytes, and lists, tuples, sets and
+        dicts of these. Raises ValueError for others, ExecutorNotStarted. The reply reports a dead
+        fork.
         """
         reply = Reply(self)
         self._send(method, arguments, reply)
         return reply
 
     def tell(self, method: Callable[..., Any], *arguments: Any) -> None:
-        """As `submit`, without a reply. The fork ends if the method raises."""
+        """Like `submit`, but without a reply. The fork ends if the method raises."""
         self._send(method, arguments, None)
 
     def _send(
         self, method: Callable[..., Any], arguments: tuple[Any, ...], reply: Reply | None
     ) -> None:
         self.begin()
-        # The process is this program, so it reads marshal's format, in a tenth of pickle's time.
+        # The process is the same program, so it can read marshal's format, in a tenth of pickle's
+        # time.
         call = marshal.dumps((method.__name__, arguments, reply is not None))
         self._num_bytes_sent += len(call)
         if self._num_bytes_sent > SENT_BYTES_MAX:
@@ -129,12 +129,12 @@ class ForkedWorker:
         self._bell[0] += 1
 
     def receive(self) -> None:
-        """Wait for the oldest reply that is still to come."""
+        """Wait for the oldest pending reply."""
         for _ in range(NUM_NAPS_MAX):
             if self._poll.poll(0):
                 break
             time.sleep(NAP_SECONDS)
-        self._poll.poll()  # a Ctrl-C while it waits loses nothing
+        self._poll.poll()  # a Ctrl-C while waiting loses nothing
         try:
             answer = pickle.loads(self._read(int.from_bytes(self._read(SIZE_BYTES))))
         except (EOFError, OSError):
@@ -143,7 +143,7 @@ class ForkedWorker:
             self._waiting.popleft().answer = answer
 
     def _read(self, num_bytes: int) -> bytearray:
-        """The next bytes of replies. Raises EOFError."""
+        """Read the next bytes of replies. Raises EOFError."""
         found = bytearray()
         while len(found) < num_bytes:
             more = os.read(self._replies.fileno(), num_bytes - len(found))
@@ -153,7 +153,7 @@ class ForkedWorker:
         return found
 
     def begin(self) -> None:
-        """Make the fork unless it was made. Raises ExecutorNotStarted; then nothing has changed."""
+        """Make the fork unless it exists. Raises ExecutorNotStarted, and then changes nothing."""
         if self._finalizer is not None:
             return
         try:
@@ -164,7 +164,7 @@ class ForkedWorker:
             raise ExecutorNotStarted(reason=str(error)) from None
 
     def _fork(self, opened: contextlib.ExitStack) -> None:
-        """Make the fork. opened: gets what is to be closed if that fails."""
+        """Make the fork. opened: collects what must be closed if that fails."""
         calls, self._calls = _pipe(opened)
         self._replies, replies = _pipe(opened)
         self._poll = select.poll()
@@ -172,7 +172,7 @@ class ForkedWorker:
         self._bell = memoryview(shared_bytes(8)).cast("Q")
         caller = os.getpid()
         with warnings.catch_warnings():
-            # Python warns of the threads that a fork lacks: it waits for none of them.
+            # Python warns about the threads that a fork lacks; it does not wait for any of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process_id = os.fork()
         if not self.process_id:
@@ -187,7 +187,7 @@ class ForkedWorker:
         self._finalizer = weakref.finalize(self, _end, *ends, self.process_id, caller)
 
     def _bury(self) -> None:
-        """Answer all that wait: the fork is gone."""
+        """Fail all pending replies, since the fork has died."""
         if self._finalizer is not None and self._finalizer.detach() is not None:
             _close(self._calls, self._replies)
             _, status = os.waitpid(self.process_id, 0)
@@ -215,7 +215,7 @@ def _pipe(opened: contextlib.ExitStack) -> tuple[io.BufferedReader, io.BufferedW
 
 
 def _stay_on(core: int) -> None:
-    """Let the calling thread, and those that it will start, run on one core."""
+    """Pin the calling thread, and those that it will start, to one core."""
     try:
         os.sched_setaffinity(0, {core})
     except (OSError, OverflowError, TypeError, ValueError):
@@ -231,7 +231,7 @@ def _close(calls: io.BufferedIOBase, replies: io.BufferedIOBase) -> None:
 def _end(
     calls: io.BufferedWriter, replies: io.BufferedReader, process_id: int, caller: int
 ) -> None:
-    """Let a fork end. It is told, since forks that were made later hold its pipes, too."""
+    """End a fork by a message, since forks made later also hold its pipes."""
     if os.getpid() != caller:
         return
     with contextlib.suppress(OSError):
@@ -243,10 +243,10 @@ def _end(
 def _run(
     target: object, calls: io.BufferedReader, replies: io.BufferedWriter, bell: memoryview
 ) -> NoReturn:
-    """The fork: serve calls until there are no more to come, and do nothing else."""
+    """The main function of the fork: serve calls until there are no more."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gc.freeze()  # a collection would copy the pages of all objects of the caller
+        gc.freeze()  # a garbage collection would copy the pages of all the caller's objects
         thread = threading.Thread(target=_serve, args=(target, calls, replies, bell))
         thread.start()
         thread.join()
@@ -267,7 +267,7 @@ def _serve(
         num_calls += 1
         size = int.from_bytes(calls.read(SIZE_BYTES))
         call = calls.read(size)
-        if not size or len(call) < size:  # the end, or the caller is gone
+        if not size or len(call) < size:  # the end, or the caller has died
             return
         name, arguments, is_answered = marshal.loads(call)
         if not is_answered:
@@ -285,7 +285,7 @@ def _serve(
 
 
 def _packed(error: BaseException) -> bytes:
-    """An answer that raises this error, or what it says if it cannot be sent."""
+    """Pack an error for the caller; only its text if it cannot be pickled."""
     error.add_note("".join(traceback.format_exception(error)))
     try:
         answer = pickle.dumps((None, error))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward pass of a step: a model over the blocks of a runtime, group by group.
 
-All groups share one pool and one set of rows, and each has its own block table and slots. A
-layer reads the table of its group (layer_groups.py) through its own window; what lies behind is not
-read, so the table may hold the null block there.
+All groups share one pool and one set of rows, and each has its own block table and slots. A layer
+reads the table of its group (layer_groups.py) through its own window; positions that have left the
+window are not read, so the table may hold the null block there.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def make_runtime(
     guard: bool = False,
     shared: bool = False,
 ) -> tuple[Runtime, LayerGroups]:
-    """Cache and tables for a model, of the sizes that requests of a configuration can reach.
+    """Make cache and tables for a model, in the sizes that requests of a configuration can reach.
 
-    max_rows: requests at a time. max_tokens: positions that a step computes at most. shared: on
-    a CPU with processes that are forked later. Raises GroupsDoNotHoldModel, UnequalPages, NoMemory.
+    max_rows: most requests at a time. max_tokens: most positions that a step computes. shared: on a
+    CPU, share them with processes forked later. Raises GroupsDoNotHoldModel, UnequalPages,
+    NoMemory.
     """
     shape = model.config
     groups = place_layers(shape.layer_visibilities, config.groups)
@@ -90,15 +91,15 @@ def make_runtime(
 
 
 class StepInputs(NamedTuple):
-    """The chunks of a step as plain data, which no later change of their sequences reaches.
+    """The chunks of a step as plain data, unaffected by later changes of their sequences.
 
-    numbers: int64, one behind another: the tokens at all positions of the chunks, 0 for one to
-    come; the places of these, and the rows whose newest token each is; the places whose logits are
-    sampled from; which sampled tokens are the newest of a row, and the rows; then those of the
-    plans. sizes: how many each of these are. reads: as of `Reads`, one row per chunk. draws: of
-    each token that is sampled the row of its logits, how (the fields of `Sampling`, None for
-    greedy), and its place in the answer. plans: what each kind of layer reads and writes: each
-    `ReadPlan` without its numbers.
+    numbers: int64, concatenated: the tokens at all positions of the chunks, 0 for one to come; the
+    indices of those to come, and the rows whose newest token each is; the indices whose logits are
+    sampled from; which sampled tokens are the newest of a row, and the rows; then the numbers of
+    the plans. sizes: the length of each of these parts. reads: as in `Reads`, one row per chunk.
+    draws: for each sampled token the row of its logits, its `Sampling` fields (None for greedy),
+    and its index in the answer. plans: the reads and writes of each kind of layer: each `ReadPlan`
+    without its numbers.
     """
 
     numbers: bytes
@@ -110,7 +111,7 @@ class StepInputs(NamedTuple):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Begun:
-    """A step as far as it can be computed before its batch is applied: what it reads is set up."""
+    """A step set up as far as possible before its batch is applied."""
 
     inputs: StepInputs
     reads: Reads
@@ -126,7 +127,7 @@ class Begun:
 class Computed:
     """The results of a step. tokens: of its draws.
 
-    logits: those that its chunks want, chunk after chunk; None if the engine does not keep them.
+    logits: those that its chunks need, chunk by chunk; None if the engine does not keep them.
     """
 
     logits: Tensor | None
@@ -136,7 +137,7 @@ class Computed:
 class Forward:
     """Computes the chunks of a step with one model over one runtime; in torch's inference mode.
 
-    keep_logits: whether to hand them out.
+    keep_logits: whether to return them.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Forward:
         self._num_blocks_max = [num_blocks_gathered(each) for each in runtime.cache.groups]
         self._scratches = [Scratch() for _ in kinds]
         self._tables = [runtime.tables.blocks[group_id] for group_id, _ in kinds]
-        # Of each row, for the next step: it needs no one who reads it first.
+        # The newest token of each row, so the next step need not wait for a reader.
         rows = runtime.tables.max_rows
         self._sizes: tuple[int, ...] | None = None
         self.on_pass: Callable[[Begun, Tensor], None] | None = None
@@ -162,9 +163,9 @@ class Forward:
         ]
 
     def prepare(self, chunks: Sequence[ScheduledChunk], draws: Sequence[Draw]) -> StepInputs:
-        """Prepare a forward pass over the chunks, from their sequences as they are now.
+        """Prepare a forward pass over the chunks, from the current state of their sequences.
 
-        draws: what is sampled from them (sample_step.py).
+        draws: the samples to draw (sample_step.py).
         """
         stops = list(itertools.accumulate(each.end - each.start for each in chunks))
         ahead = [
@@ -222,11 +223,11 @@ class Forward:
         return self._inputs(parts, (rows, starts, ends, names), ([], [], []))
 
     def begin(self, inputs: StepInputs) -> Begun:
-        """Set a step up, as far as that needs neither its batch nor the tokens to come.
+        """Set up a step, as far as it needs neither its batch nor the tokens to come.
 
-        The step before must be done: the two share their memory.
+        The previous step must be done, since both share their memory.
         """
-        if inputs.sizes != self._sizes:  # else the views of the last step will do
+        if inputs.sizes != self._sizes:  # otherwise the views of the last step can be reused
             self._sizes = inputs.sizes
             self._numbers = self._newest.new_empty(sum(inputs.sizes))
             self._views = self._numbers.split_with_sizes(inputs.sizes)
@@ -246,7 +247,7 @@ class Forward:
     def compute(self, begun: Begun) -> Computed:
         """Compute a step whose batch was applied, and sample from it.
 
-        A token to come is what was sampled last for its row. Raises BeyondTable, in guard mode
+        A token to come is the one sampled last for its row. Raises BeyondTable, in guard mode
         StaleRead.
         """
         reads, tables = begun.reads, self._runtime.tables
@@ -271,7 +272,7 @@ class Forward:
         return Computed(logits=logits if self._keep_logits else None, tokens=sampled)
 
     def _draw(self, begun: Begun, logits: Tensor) -> list[int]:
-        """Sample what a step is to sample, and keep it for the next step."""
+        """Draw a step's samples, and keep them for the next step."""
         chosen, _, indices = begun.inputs.draws
         if not chosen:
             return []
@@ -302,7 +303,7 @@ class Forward:
     def _plan(
         self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> tuple[ReadPlan, ...]:
-        """The reads and writes of each kind of layer."""
+        """Plan the reads and writes of each kind of layer."""
         return tuple(
             plan_reads(
                 [end - start for start, end in zip(starts, ends, strict=True)],
@@ -319,7 +320,7 @@ class Forward:
     def _attention(
         self, plans: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]
     ) -> GroupedAttention:
-        """The attention of a step, which does not know where the blocks are yet."""
+        """Make the attention of a step, not yet bound to block tables."""
         groups, invariant = self._runtime.cache.groups, self._model.invariant
         attentions = [
             PagedAttention(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of an engine while it runs: tokens, commands, use of the pool, the manager's time."""
+"""Counts of a running engine: tokens, commands, use of the pool, the manager's time."""
 
 import collections
 import time
@@ -18,11 +18,11 @@ from kvcore_runtime.engine.scheduler import ScheduledChunk
 class Metrics:
     """Sums over the steps so far.
 
-    commands: how many of each kind, by the kind's number. usages: share of the usable blocks with
-    an owner, 0.0 to 1.0, one per step. seconds: inside `Engine.step`; manager_seconds: of these,
-    inside the manager. num_overlapped: steps planned while another one was computed; num_stalls:
-    plans that could schedule nothing before a batch in flight was completed; num_cancelled:
-    batches taken back. wait_seconds: of the time, waiting for a batch to be computed.
+    commands: number of each kind, by the kind's number. usages: share of the usable blocks with an
+    owner, 0.0 to 1.0, one per step. seconds: time in `Engine.step`; manager_seconds: the part in
+    the manager. num_overlapped: steps planned while another one was computed; num_stalls: plans
+    that could schedule nothing before a batch in flight was completed; num_cancelled: cancelled
+    batches. wait_seconds: time spent waiting for a batch to be computed.
     """
 
     num_prompt_tokens: int = 0
@@ -52,27 +52,27 @@ class Metrics:
 
     @property
     def num_steps(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return len(self.usages)
 
     @property
     def num_evictions(self) -> int:
-        """Blocks whose content was given up."""
+        """Number of evicted contents."""
         return self.commands[Evict.kind]
 
     @property
     def num_copies(self) -> int:
-        """Blocks copied on write."""
+        """Number of blocks copied on write."""
         return self.commands[CopyOnWrite.kind]
 
     @property
     def num_blocks_out(self) -> int:
-        """Blocks swapped out to the host tier."""
+        """Number of blocks swapped out to the host tier."""
         return self.commands[SwapOut.kind]
 
     @property
     def num_blocks_in(self) -> int:
-        """Blocks swapped in from the host tier; hits on the way back are not copied."""
+        """Number of blocks swapped in from the host tier, without hits, which are not copied."""
         return self.commands[SwapIn.kind]
 
     @property
@@ -92,7 +92,7 @@ class Metrics:
 
     @property
     def manager_share(self) -> float:
-        """The manager's part of the time, 0.0 to 1.0."""
+        """The manager's share of the time, 0.0 to 1.0."""
         return self.manager_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -102,7 +102,7 @@ class Metrics:
 
 
 def timed(manager: KVCacheManager, metrics: Metrics) -> KVCacheManager:
-    """The same manager, with the time inside its calls added to `metrics.manager_seconds`."""
+    """Return the same manager, adding the time of its calls to `metrics.manager_seconds`."""
 
     def call(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         started = time.perf_counter()

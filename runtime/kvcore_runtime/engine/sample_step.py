@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to answers: who samples, what a sequence takes of it, and when its answer is done.
+"""From logits to answers: which sequences sample, which tokens they take, and when an answer ends.
 
-What a step samples is decided when it is planned, and drawn where its logits are: the next step may
-be computed from it before anyone reads it. A sequence with drafts samples behind each of them and
-takes tokens up to the first that is not the draft (drafts.py); an answer may end among them, and
-takes no token behind its end.
+The samples of a step are decided when it is planned, and drawn where its logits are, since the next
+step may be computed from them before they are read. A sequence with drafts samples after each of
+them and takes tokens up to the first that differs from the draft (drafts.py); an answer may end
+among them, and takes no token after its end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kvcore_runtime.model.sampling import Sampling, finish_reason
 
 @attrs.frozen
 class Draw:
-    """A sequence that samples, its drafts, and the rows of logits behind its newest positions.
+    """A sequence that samples, its drafts, and the rows of logits of its newest positions.
 
-    sample: of the prompt's samples; another one than the sequence's begins with this token. place:
-    of the first token in the answer. num_drops: the sequence's, when the step was planned.
+    sample: index among the prompt's samples; one other than the sequence's begins with this token.
+    place: of the first token in the answer. num_drops: of the sequence, when the step was planned.
     """
 
     sequence: Sequence
@@ -41,13 +41,13 @@ class Draw:
 
     @property
     def is_stale(self) -> bool:
-        """Whether nobody waits for these tokens any more."""
+        """Whether these tokens are no longer expected."""
         return self.sequence.is_gone or self.num_drops != self.sequence.num_drops
 
 
 @attrs.frozen
 class Taken:
-    """A sequence's gain: tokens, drafts among them, and its answer if that is done."""
+    """What a sequence took: tokens, accepted drafts among them, and its answer if complete."""
 
     num_tokens: int
     num_accepted: int
@@ -55,7 +55,9 @@ class Taken:
 
 
 def plan_draws(chunks: Iterable[ScheduledChunk]) -> list[Draw]:
-    """Who samples from which rows of logits; at a prompt's end its other samples do, too."""
+    """Decide which sequences sample from which rows of logits; at a prompt's end, its other samples
+    too.
+    """
     draws = []
     row = 0
     for chunk in chunks:
@@ -85,7 +87,7 @@ def plan_draws(chunks: Iterable[ScheduledChunk]) -> list[Draw]:
 
 
 def split_tokens(draws: Row[Draw], tokens: Iterable[int]) -> Iterator[tuple[Draw, list[int]]]:
-    """Each draw with its tokens, out of those of all, one behind another."""
+    """Split the concatenated tokens by draw."""
     drawn = iter(tokens)
     for each in draws:
         yield each, [next(drawn) for _ in each.rows]
@@ -94,9 +96,9 @@ def split_tokens(draws: Row[Draw], tokens: Iterable[int]) -> Iterator[tuple[Draw
 def take_tokens(
     sequence: Sequence, draw: Draw, sampled: Row[int], logits: Tensor | None, decode: Decode | None
 ) -> Taken:
-    """Give a sequence the drafts that were right and the token behind them, up to its end.
+    """Give a sequence its accepted drafts and the token after them, up to the answer's end.
 
-    sampled: a token a row. logits: to be kept, None if not. decode: as of `Engine`.
+    sampled: one token per row. logits: to be kept, or None. decode: as in `Engine`.
     """
     completion = None
     num_right = count_accepted(draw.drafts, sampled)
@@ -114,7 +116,7 @@ def take_tokens(
 
 
 def _finished(sequence: Sequence, decode: Decode | None) -> Completion | None:
-    """The answer, if the newest token ends it."""
+    """Return the answer, if the newest token ends it."""
     generated = sequence.generated
     text = decode(generated) if decode is not None and sequence.sampling.stop else ""
     reason = finish_reason(sequence.sampling, generated, text)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler of the reference engine: drafts, loads from elsewhere and cancelled batches.
+"""The scheduler of the reference engine: drafts, external loads and cancelled batches.
 
 `kvcore.scheduler` has the policy. Here a decoding sequence with a drafter also gets slots for its
 drafts. A sequence whose first tokens are computed elsewhere (exchange.py) loads before it runs: it
-holds blocks, computes nothing and gives way to nobody.
+holds blocks, computes nothing and is never preempted. Before that its exchange may fetch what is to
+be loaded; meanwhile others are admitted.
 """
 
 from bisect import insort
@@ -25,7 +26,7 @@ ScheduledChunk: TypeAlias = batching.ScheduledChunk[Sequence]
 class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
-    drafter: guesses tokens of sequences that decode. exchange: brings what is computed elsewhere.
+    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere.
     """
 
     def __init__(
@@ -41,33 +42,46 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         super().__init__(manager, token_budget=token_budget, swaps=swaps)
         self._drafter = drafter
         self._exchange = exchange or Exchange()
+        self.fetching: list[Sequence] = []
+
+    def schedule(self, in_flight: bool = False) -> list[ScheduledChunk]:
+        """As in `kvcore.scheduler`, without the sequences that fetch."""
+        candidates = sorted((*self.waiting, *self.fetching), key=lambda each: each.age)
+        self.fetching, self.waiting = [], []
+        for each in candidates:
+            queue = self.fetching if self._exchange.is_fetching(each) else self.waiting
+            queue.append(each)
+        chunks = super().schedule(in_flight)
+        if not chunks:
+            self._exchange.idle()
+        return chunks
 
     def unfinished(self) -> list[Sequence]:
-        """All sequences on their way, those that hold device blocks first."""
-        return [*self.running, *self.loading, *self.swapped, *self.waiting]
+        """All unfinished sequences, those that hold device blocks first."""
+        return [*self.running, *self.loading, *self.swapped, *self.fetching, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that the manager knows and that holds nothing."""
+        """Queue a sequence that the manager knows, without blocks."""
         self._place(self.waiting, sequence)
 
     def add_running(self, sequence: Sequence) -> None:
-        """Take over a sequence that already holds device blocks: a fork."""
+        """Add a sequence that already holds device blocks: a fork."""
         self._place(self.running, sequence)
 
     def loaded(self, sequence: Sequence) -> None:
-        """Let a sequence go on whose load is done, with what the manager now counts of it."""
+        """Resume a sequence whose load is done, with the manager's current count."""
         self.loading.remove(sequence)
         self._place(self._queue(self._manager.status(sequence.sequence_id)), sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, finished or aborted; its blocks are the caller's to free."""
-        for queue in (self.running, self.loading, self.swapped, self.waiting):
+        """Forget a finished or aborted sequence; the caller must free its blocks."""
+        for queue in (self.running, self.loading, self.swapped, self.fetching, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
 
     def _may_give_way(self, victim: Sequence) -> bool:
-        """What a batch in flight computes of a prompt, or of drafts, stays until its tokens are
-        read: the prompt's other samples begin on it, and the drafts are accepted.
+        """Keep a sequence while a batch in flight computes its prompt or drafts, until the tokens
+        are read: the prompt's other samples begin on its blocks, and the drafts must be accepted.
         """
         if not super()._may_give_way(victim):
             return False
@@ -75,13 +89,14 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         return victim.num_to_come == 0 or (bool(victim.generated) and not has_drafts)
 
     def taken_back(self, abandoned: Collection[Sequence]) -> None:
-        """Sort all sequences anew, since batches were cancelled: their tokens are computed again.
+        """Sort all sequences again after batches were cancelled; their tokens are computed again.
 
         abandoned: those whose load was cancelled with its batch.
         """
         loading = [each for each in self.loading if each not in abandoned]
         others = [each for each in self.unfinished() if each not in loading]
         self.running, self.swapped, self.waiting, self.loading = [], [], [], loading
+        self.fetching = []
         for sequence in others:
             name = sequence.sequence_id
             sequence.drop_output()
@@ -92,9 +107,8 @@ class EngineScheduler(batching.Scheduler[Sequence]):
             self._place(self._queue(status), sequence)
 
     def _ready(self) -> list[Sequence]:
-        """With a drafter all that decode wait for the newest token of each, as drafts follow it.
-
-        Where the exchange looks at a prompt's blocks, its sequence stays on them until then.
+        """With a drafter, all decoding sequences wait for the newest token of each, since drafts
+        follow it. If the exchange will read a prompt's blocks, its sequence waits until then.
         """
         ready = super()._ready()
         if self._drafter is not None:
@@ -105,7 +119,9 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         return ready
 
     def _decode(self) -> None:
-        """With a drafter, drafts behind the token while the pool has room for them."""
+        """With a drafter, also schedule drafts after the token while the pool has space for
+        them.
+        """
         if self._drafter is None:
             super()._decode()
             return

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's requests, their sequences on the way, and their answers.
+"""An engine's requests, their sequences, and their answers.
 
-A request asks for one or more samples of an answer; each sample is a sequence of its own. What
-has been computed of a sequence, and where it lies, only the manager knows.
+A request asks for one or more samples of an answer; each sample is a separate sequence. Only the
+manager knows which tokens of a sequence are computed, and where they are.
 """
 
 import attrs
 from torch import Tensor
 
 from kvcore import Request
+from kvcore_runtime.errors import InvalidSampling
 from kvcore_runtime.model.sampling import FinishReason, Sampling, derive_seed
 
 
@@ -17,7 +18,9 @@ class GenerationRequest:
     """A prompt as token ids, at least one, and how to answer it.
 
     num_samples: how many answers; each draws from a stream of its own (`derive_seed`). cache_salt:
-    only requests of the same salt share blocks, wherever these are kept.
+    only requests of the same salt share blocks, wherever these are kept. answered: tokens of the
+    one answer that another engine has sampled; they come first among its tokens. Raises
+    InvalidSampling.
     """
 
     request_id: str
@@ -25,6 +28,17 @@ class GenerationRequest:
     sampling: Sampling = attrs.field(factory=Sampling)
     num_samples: int = 1
     cache_salt: str | None = None
+    answered: tuple[int, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.answered and self.num_samples > 1:
+            expected = "1, since tokens of one answer are given"
+            raise InvalidSampling(name="num_samples", value=self.num_samples, expected=expected)
+        if len(self.answered) >= max(1, self.sampling.max_tokens):
+            expected = f"more than the {len(self.answered)} tokens that are given"
+            raise InvalidSampling(
+                name="max_tokens", value=self.sampling.max_tokens, expected=expected
+            )
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -39,13 +53,13 @@ class Completion:
 
 
 class Sequence:
-    """One sample of a request on its way.
+    """One unfinished sample of a request.
 
-    arrival: requests are numbered as they come; the lower, the older. row: at the manager.
-    has_new_token: the newest token was sampled but not yet given to the manager; sampled_by: by
-    this batch. num_to_come: tokens that batches on their way sample. num_drops: how often such
-    tokens were dropped; those of a batch that was planned before are not taken. is_gone: it is
-    finished or aborted: what a batch in flight still computes of it is of no use. num_reused:
+    arrival: number of the request's arrival; the lower, the older. row: in the manager.
+    has_new_token: the newest token was sampled but not yet given to the manager; sampled_by: the
+    batch that sampled it. num_to_come: tokens that pending batches sample. num_drops: how often
+    such tokens were dropped; tokens of a batch planned before are not taken. is_gone: it is
+    finished or aborted, so what a batch in flight computes of it is wasted. num_reused:
     prompt tokens that were cached when it was first admitted.
     """
 
@@ -58,7 +72,7 @@ class Sequence:
         self.age = (arrival, sample)
         self.row = row
         self.sampling = derive_sampling(request, sample)
-        self.generated: list[int] = []
+        self.generated = list(request.answered)
         self.has_new_token = False
         self.sampled_by: int | None = None
         self.num_to_come = 0
@@ -69,35 +83,35 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens, the new one too."""
+        """Number of prompt and generated tokens, including the new one."""
         return len(self.request.prompt) + len(self.generated)
 
     @property
     def newest(self) -> int:
-        """The token that was sampled last."""
+        """The token sampled last."""
         return self.generated[-1]
 
     @property
     def can_decode(self) -> bool:
-        """Whether its next position can be planned: that of the new token, or of one to come.
+        """Whether its next position can be planned, of the new token or of one to come.
 
-        The last token of an answer gets none.
+        The last token of an answer gets no position.
         """
         num_planned = len(self.generated) + self.num_to_come
         can_go_on = self.has_new_token or self.num_to_come > 0
         return can_go_on and num_planned < self.sampling.max_tokens
 
     def give(self) -> None:
-        """Note that the manager knows the new token now."""
+        """Note that the manager has the new token now."""
         self.has_new_token, self.sampled_by = False, None
 
     def drop_output(self) -> None:
-        """Note that no token is to come any more: what batches sampled is sampled again."""
+        """Drop the tokens to come, which are sampled again."""
         self.num_to_come = 0
         self.num_drops += 1
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Token ids at positions [start, end)."""
+        """Return the token ids at positions [start, end)."""
         length = len(self.request.prompt)
         if start >= length:
             return self.generated[start - length : end - length]
@@ -105,17 +119,18 @@ class Sequence:
 
 
 def name_sequence(request: GenerationRequest, sample: int = 0) -> str:
-    """The manager's name for a sample: the request's own if it has only one."""
+    """Return the manager's request id for a sample: the request's own if it has only one."""
     single = request.num_samples == 1
     return request.request_id if single else f"{request.request_id}#{sample}"
 
 
 def derive_sampling(request: GenerationRequest, sample: int) -> Sampling:
-    """How one of a request's samples draws: from a stream of its own."""
+    """Return the sampling of one of a request's samples, which draws from its own stream."""
     seed = derive_seed(request.sampling.seed, sample)
     return attrs.evolve(request.sampling, seed=seed)
 
 
 def as_core_request(request: GenerationRequest, name: str) -> Request:
     """The request as the manager takes it, under the name of one of its samples."""
-    return Request(name, request.prompt, cache_salt=request.cache_salt)
+    tokens = (*request.prompt, *request.answered)
+    return Request(name, tokens, cache_salt=request.cache_salt)

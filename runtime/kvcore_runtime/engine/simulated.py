@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch runtime as a device of `kvcore simulate --torch`: its tensors check every read.
 
-The small real cache of stamped_cache.py, in guard mode, is given the batches and forward passes of
-a simulated engine. Content is compared with what the simulator says: a block that is stored must
-hold what its key stands for, a query must find what its request wrote. A load fills its block when
-the simulator says that it arrived; until then the block holds NaN. What is wrong is raised as the
-property that it breaks.
+The small real cache of stamped_cache.py, in guard mode, gets the batches and forward passes of a
+simulated engine. Contents are compared with the simulator's: a stored block must hold the content
+of its key, and a query must find what its request wrote. A load fills its block when the simulator
+reports its arrival; until then the block holds NaN. An error is raised as the property that it
+breaks.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TorchDevice:
 
 
 class _CheckingTier(MemoryTier):
-    """A tier that compares what is stored, and serves no load."""
+    """A tier that checks stores, and serves no loads."""
 
     def __init__(self, device: TorchDevice, contents: Callable[[bytes], Sequence[int]]) -> None:
         super().__init__()
@@ -96,30 +96,30 @@ class _CheckingTier(MemoryTier):
         self._contents = contents
 
     def store(self, key: bytes, page: Tensor) -> None:
-        """Raise InvariantViolation unless a page holds what its key stands for."""
+        """Raise InvariantViolation unless a page holds the content of its key."""
         expected = self._device.stamped.page(group_of(key), self._contents(key))
         if not torch.equal(page, expected):
             raise InvariantViolation("CACHE-KV", f"what is stored is not content {key.hex()}")
 
     def load(self, key: bytes, num_bytes: int) -> Tensor:
-        """Nothing comes at once: `arrive` says when, and what."""
+        """Load nothing now: `arrive` delivers the content later."""
         del num_bytes
         raise TierFailed(key=key.hex(), place="the simulated store", reason="it comes later")
 
 
 def make_device(plan: DeviceSize) -> TorchDevice:
-    """The device of a run."""
+    """Make the device of a run."""
     return TorchDevice(plan)
 
 
 def group_of(key: bytes) -> int:
-    """The group that a block's key is of."""
+    """Return the group of a block's key."""
     return int.from_bytes(key[HASH_SIZE:], "big")
 
 
 @contextlib.contextmanager
 def _as_properties() -> Iterator[None]:
-    """Raise what is known to break a property as InvariantViolation."""
+    """Turn errors that break a known property into InvariantViolation."""
     try:
         yield
     except tuple(BROKEN) as error:

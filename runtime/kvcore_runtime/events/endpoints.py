@@ -19,9 +19,9 @@ _TCP = re.compile(r"(tcp://.*:)(\d+)")
 
 
 def with_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of a data-parallel rank: its port is higher by the rank.
+    """Return the endpoint of a data-parallel rank, whose port is higher by the rank.
 
-    The path of an `ipc` endpoint gets the rank as an ending. Raises EndpointUnusable.
+    The path of an `ipc` endpoint gets the rank as a suffix. Raises EndpointUnusable.
     """
     if endpoint.startswith("ipc://"):
         return f"{endpoint}_dp{rank}" if rank else endpoint
@@ -34,12 +34,12 @@ def with_rank(endpoint: str, rank: int) -> str:
 
 
 def is_to_bind(endpoint: str) -> bool:
-    """vLLM's rule: wildcards and `ipc` endpoints bind, others connect."""
+    """Apply vLLM's rule: wildcards and `ipc` endpoints bind, others connect."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
 
 
 def attach(socket: Any, endpoint: str, *, bind: bool) -> str:
-    """Bind or connect a socket. Returns the endpoint that it got. Raises EndpointUnusable."""
+    """Bind or connect a socket. Return the resulting endpoint. Raises EndpointUnusable."""
     import zmq
 
     try:
@@ -50,7 +50,7 @@ def attach(socket: Any, endpoint: str, *, bind: bool) -> str:
 
 
 class Warnings:
-    """Warnings of one object, at most one a second."""
+    """The warnings of one object, at most one per second."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("kvcore_runtime")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with an endpoint."""
+"""Errors of endpoints."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from kvcore_runtime.errors import KvcoreRuntimeError, PackageMissing
 
 
 class EndpointUnusable(KvcoreRuntimeError):
-    """A socket that cannot be bound or connected."""
+    """A socket cannot be bound or connected."""
 
     message = "the endpoint {endpoint!r} cannot be used: {reason}"
 
 
 class PublisherClosed(KvcoreRuntimeError):
-    """Events for a publisher that has been closed."""
+    """The publisher has been closed."""
 
     message = "the publisher at {endpoint!r} is closed"
 
 
 def load_zmq() -> ModuleType:
-    """The module zmq. Raises PackageMissing."""
+    """Import zmq. Raises PackageMissing."""
     try:
         import zmq
     except ImportError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receives the events of engines, asks again for what was lost, and keeps an `EventIndex`.
+"""Receives the events of engines, requests lost ones again, and keeps an `EventIndex`.
 
 Works with `EventPublisher` and with vLLM's publisher: the frames are the same.
 """
@@ -20,7 +20,7 @@ ANSWER_S_MAX = 2.0
 
 
 class _Line:
-    """The sockets of one worker, and whether a replay is on its way."""
+    """The sockets of one worker, and whether a replay is pending."""
 
     def __init__(self, worker: str, rank: int, replay_endpoint: str | None) -> None:
         self.worker, self.rank = worker, rank
@@ -65,10 +65,10 @@ class EventSource:
         rank: int = 0,
         topic: str = "",
     ) -> None:
-        """Follow one rank of an engine, and ask at once for what it sent before.
+        """Follow one rank of an engine, and request at once what it sent before.
 
-        The rank is added to the ports, as the publisher does. Raises EndpointUnusable, and then
-        follows nothing more than before.
+        The rank is added to the ports, as in the publisher. Raises EndpointUnusable, and then
+        changes nothing.
         """
         endpoint = with_rank(endpoint, rank)
         if replay_endpoint is not None:
@@ -85,7 +85,7 @@ class EventSource:
         self._lines.append(line)
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Follow what has arrived, waiting for at most `timeout_s` for the first.
+        """Process arrived messages, waiting at most `timeout_s` for the first.
 
         Returns the number of messages read.
         """
@@ -97,14 +97,14 @@ class EventSource:
                 if socket is line.sub:
                     self._read(line, frames)
                 elif self._read_answer(line, frames):
-                    break  # the socket may be another one now
+                    break  # the socket may have been replaced
                 count += 1
         for line in self._lines:
             self._look_after(line)
         return count
 
     def drop(self, worker: str) -> None:
-        """Stop to follow an engine, and forget its blocks."""
+        """Stop following an engine, and forget its blocks."""
         for line in [each for each in self._lines if each.worker == worker]:
             self._forget(line.sub)
             self._forget(line.dealer)
@@ -138,7 +138,7 @@ class EventSource:
             socket.close(linger=0)
 
     def _read(self, line: _Line, frames: list[bytes]) -> None:
-        """Follow one batch, and ask for a replay if some are missing before it."""
+        """Process one batch, and request a replay if earlier ones are missing."""
         try:
             if len(frames) != 3 or len(frames[1]) != 8:
                 raise DamagedEvents(reason=f"{len(frames)} frames")
@@ -152,7 +152,7 @@ class EventSource:
             self._ask(line)
 
     def _read_answer(self, line: _Line, frames: list[bytes]) -> bool:
-        """Follow one message of a replay. Returns whether it was the last."""
+        """Process one message of a replay. Returns whether it was the last."""
         if len(frames) == 4 and frames[2] == END:
             line.is_asking = False
             if self.index.is_partial(line.worker, line.rank):
@@ -165,7 +165,7 @@ class EventSource:
         return False
 
     def _look_after(self, line: _Line) -> None:
-        """Ask again if something is missing, and for an answer that did not come."""
+        """Request a replay again if batches are missing or an answer did not arrive."""
         now = time.monotonic()
         if line.is_asking and now >= line.ask_at:
             self._ask(line)
@@ -176,7 +176,7 @@ class EventSource:
                 line.ask_at = 0.0
 
     def _ask(self, line: _Line) -> None:
-        """Ask for a replay on a new socket, so that no late answer to an older question is read."""
+        """Request a replay on a new socket, so that late answers to older requests are not read."""
         if line.replay_endpoint is None:
             return
         self._forget(line.dealer)

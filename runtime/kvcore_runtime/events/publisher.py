@@ -2,8 +2,8 @@
 """Sends a manager's events to routers: numbered batches on a PUB socket, and replays on a ROUTER.
 
 The frames are those of vLLM 0.33's publisher (`vllm/distributed/kv_events.py`), so that its
-subscribers and Dynamo's indexer read them. The engine's thread only hands over what the manager
-recorded; the publisher's own thread encodes and sends it.
+subscribers and Dynamo's indexer read them. The engine's thread only passes on the manager's events;
+the publisher's own thread encodes and sends them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ QUESTION_BYTES_MAX = 64
 class EventPublisher:
     """Publishes the events of one manager, for one data-parallel rank.
 
-    endpoint: of the PUB socket, with the rank added to its port. One with `*` or `::`, and
-    `ipc://`, is bound, another is connected; without any, this binds to the loopback interface
-    alone, port 5557. replay_endpoint: of the ROUTER socket, always bound; without any, port 5558 of
-    the loopback interface. topic: the first frame. queue_max: batches that may wait for the thread.
-    Of more, it sends the whole index once it has caught up; of twice as many, the events are lost
-    and the index begins anew, empty: late or lost events cost hits, and never name a block that is
-    not there. kept_max: batches kept for replays. groups, form, whole_hashes: as in
+    endpoint: of the PUB socket, with the rank added to its port. An endpoint with `*` or `::`, or
+    with `ipc://`, is bound, others are connected; default: port 5557 of the loopback interface.
+    replay_endpoint: of the ROUTER socket, always bound; default: port 5558 of the loopback
+    interface. topic: the first frame. queue_max: batches that may wait for the thread. If more
+    wait, it sends the whole index once it has caught up; if twice as many wait, events are lost and
+    the index starts again empty: late or lost events cost hits, but never name a block that does
+    not exist. kept_max: batches kept for replays. groups, form, whole_hashes: as in
     `encode_events`. Raises PackageMissing without pyzmq, and EndpointUnusable.
     """
 
@@ -104,10 +104,10 @@ class EventPublisher:
         self.close()
 
     def publish(self, manager: KVCacheManager) -> int:
-        """Take the manager's events and hand them to the thread. Never waits.
+        """Pass the manager's events to the thread, without waiting.
 
-        Once a step, after `take_batch`. Returns the number of events. Raises PublisherClosed, and
-        then takes none.
+        Call it once per step, after `take_batch`. Returns the number of events. Raises
+        PublisherClosed, and then takes no events.
         """
         if self._stopping:
             raise PublisherClosed(endpoint=self.endpoint)
@@ -120,7 +120,9 @@ class EventPublisher:
         return len(events)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Send what waits, for at most `timeout_s`, and close the sockets. Twice does nothing."""
+        """Send waiting batches, for at most `timeout_s`, and close the sockets. A second call does
+        nothing.
+        """
         if not self._stopping:
             self._deadline = time.monotonic() + timeout_s
             self._stopping = True
@@ -132,20 +134,22 @@ class EventPublisher:
             while not (self._stopping and (not self._queue or time.monotonic() > self._deadline)):
                 self._turn()
         except Exception as error:
-            self._lost = True  # nothing more is kept for a thread that has ended
+            self._lost = True  # a thread that has ended gets no more batches
             self._warnings.warn("no more events are sent: %s", error)
         finally:
             self._context.destroy(linger=200 if self._stopping else 0)
 
     def _turn(self) -> None:
-        """Answer one replay, and send what waits."""
+        """Answer one replay, and send waiting batches."""
         if self._router.poll(0 if self._queue else POLL_MS):
             self._answer(self._router.recv_multipart())
         for _ in range(len(self._queue)):
             events = self._queue.popleft()
             try:
                 maps = event_maps(events, groups=self._groups, whole_hashes=self._whole_hashes)
-            except Exception as error:  # of the caller's groups, or a defect: the engine goes on
+            except (
+                Exception
+            ) as error:  # wrong groups of the caller, or a defect: the engine must go on
                 self._lose(error)
                 continue
             if len(self._queue) < self._queue_max:
@@ -167,7 +171,7 @@ class EventPublisher:
             self._pub.send_multipart((self._topic, each.number.to_bytes(8, "big"), each.payload))
 
     def _answer(self, frames: list[bytes]) -> None:
-        """Send the batches from a number on to the one who asks, and the end."""
+        """Send the batches from a number on to the requester, then the end marker."""
         if len(frames) != 3 or frames[1] or not 0 < len(frames[2]) <= 8:
             self._warnings.warn("a replay request of %d frames was ignored", len(frames))
             return

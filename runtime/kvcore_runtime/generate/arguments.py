@@ -24,7 +24,7 @@ class Arguments:
     """A checked call: everything but the model.
 
     visibilities: of the tiny model's layers, () for full attention. directory: where blocks are
-    kept, None for nowhere.
+    stored, or None.
     """
 
     prompts: list[Prompt]
@@ -42,7 +42,7 @@ class Arguments:
 
 
 class WrongCall(KvcoreRuntimeError):
-    """A command line that cannot be carried out."""
+    """The command line cannot be executed."""
 
 
 def read_arguments(argv: list[str]) -> Arguments:
@@ -99,7 +99,7 @@ def read_arguments(argv: list[str]) -> Arguments:
 
 
 def _is_as_preset(given: argparse.Namespace) -> bool:
-    """Whether nothing was given that changes what a preset's prompts bring about in its pool."""
+    """Whether no option was given that changes the effect of a preset's prompts on its pool."""
     plain = vars(make_parser().parse_args([]))
     return all(getattr(given, name) == plain[name] for name in plain if name not in NEUTRAL)
 
@@ -118,7 +118,7 @@ def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]
         given.blocks,
         groups=make_groups(visibilities or (FULL,), given.block_size),
         num_host_blocks=given.host_blocks,
-        # What a window holds at most: itself and one step's tokens.
+        # The most that a window holds: itself and one step's tokens.
         max_num_batched_tokens=given.token_budget,
         max_in_flight=given.max_in_flight,
         publish=given.publish,

@@ -2,11 +2,11 @@
 """`kvcore generate`: answers a file of prompts out of a pool of blocks, and proves the answers.
 
 All input is read and checked before the model is loaded, and before anything is written. Exit
-codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 the call or its input
-was wrong; 3 all answers are right, but something that --require-all demands did not happen; 130
-interrupted. An answer is shown as soon as it is there, before it is verified; JSON comes at the
-end. Interrupted, it reports what was done, which is not verified then. Progress goes to stderr
-if that is a terminal, results to stdout.
+codes: 0 success; 1 an answer was not verified, or a prompt never fits; 2 bad arguments or input; 3
+all answers are right, but something that --require-all demands did not happen; 130 interrupted. An
+answer is shown as soon as it is complete, before it is verified; JSON is written at the end. If
+interrupted, it reports what was done, without verification. Progress goes to stderr if that is a
+terminal, results to stdout.
 """
 
 import json
@@ -22,12 +22,14 @@ from tqdm import tqdm
 
 from kvcore import InvariantViolation, KvcoreError
 from kvcore.cli.pipes import INTERRUPTED, ends_cleanly
-from kvcore_runtime.cache.directory import DirectoryTier, describe
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.errors import ExecutorDied, ExecutorNotStarted
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.far.directory import DirectoryStore
+from kvcore_runtime.far.exchange import FarExchange
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.generate.arguments import Arguments, read_arguments
 from kvcore_runtime.generate.conversation import Held, hold_conversations
 from kvcore_runtime.generate.picture import draw_pool
@@ -53,6 +55,8 @@ from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenize
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 
 DIRECTORY_SEED = "kvcore generate --directory"
+DISK_S = 30.0
+"""A disk answers; the run of a command is the same on a slow one."""
 """With the model's identity the root of the keys of blocks in files, the same in every run."""
 
 
@@ -101,7 +105,7 @@ def main(argv: list[str]) -> int:
 
 
 def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
-    """The model, in invariant mode if it is to be verified, and its tokenizer.
+    """Load the model, in invariant mode if answers will be verified, and its tokenizer.
 
     Raises ModelNotFound, UnsupportedModelFile.
     """
@@ -124,15 +128,13 @@ def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
 def make_engine(
     arguments: Arguments, model: Llama, tokenizer: Tokenizer
 ) -> tuple[Engine, PoolRecord | None]:
-    """The engine, and the record that it fills where a picture is wanted."""
+    """Make the engine, and the record for a picture if one is requested."""
     record = PoolRecord() if arguments.picture is not None else None
     config, exchange = arguments.config, None
     if arguments.directory is not None:
         identity = identify(model, config.groups)
         config = attrs.evolve(config, hash_seed=f"{DIRECTORY_SEED} {identity}".encode())
-        exchange = partial(
-            keep_in_directory, path=arguments.directory, model=f"{arguments.model} {identity}"
-        )
+        exchange = partial(keep_in_directory, path=arguments.directory, weights=identity)
     engine = Engine(
         model,
         config,
@@ -144,10 +146,12 @@ def make_engine(
     return engine, record
 
 
-def keep_in_directory(engine: Engine, *, path: Path, model: str) -> Exchange:
-    """Let an engine keep its blocks in files. model: a name that no other model has."""
-    tier = DirectoryTier(path, describe(engine.runtime.cache, model))
-    return DirectoryExchange(engine, tier)
+def keep_in_directory(engine: Engine, *, path: Path, weights: str) -> Exchange:
+    """Let an engine keep its blocks in files. weights: a name that no other model has."""
+    options = FarOptions(
+        weights=weights, min_fetch_tokens=1, fetch_timeout_s=DISK_S, store_timeout_s=DISK_S
+    )
+    return FarExchange(engine, ThreadedTier(DirectoryStore(path)), options)
 
 
 def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
@@ -175,14 +179,15 @@ def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
 
         held = hold_conversations(engine, tokenizer, arguments.prompts, show)
         show_answers(held)  # those of a step that was interrupted
+        engine.exchange.flush(DISK_S)
         return held
 
 
 @attrs.frozen(kw_only=True)
 class Proof:
-    """The checks of a run: counts by subject, and what was wrong.
+    """The checks of a run: counts by subject, and failures.
 
-    failure: why the answers are not verified. not_exercised: what had to happen and did not.
+    failure: why the answers are not verified. not_exercised: required events that did not happen.
     """
 
     counts: dict[str, int]
@@ -190,12 +195,12 @@ class Proof:
     not_exercised: str | None = None
 
     def as_json(self) -> dict[str, Any] | None:
-        """The counts or the failure, None if nothing was requested."""
+        """Return the counts or the failure, None if nothing was requested."""
         return (self.counts or None) if self.failure is None else {"failed": self.failure}
 
 
 def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
-    """Check everything that was requested; nothing of a run that was interrupted."""
+    """Run the requested checks; none after an interrupt."""
     counts: dict[str, int] = {}
     failure = not_exercised = None
     try:
@@ -216,7 +221,9 @@ def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer
 def check_answers(
     arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer
 ) -> dict[str, int]:
-    """How much was computed again and found equal. Raises NotVerified, InvariantViolation."""
+    """Return how much was computed again and found equal. Raises NotVerified,
+    InvariantViolation.
+    """
     verify_drained(engine)
     if not arguments.verify:
         return {}
@@ -227,7 +234,7 @@ def check_answers(
 
 
 def draw(arguments: Arguments, record: PoolRecord, summary: Mapping[str, Any]) -> None:
-    """Write the picture and say where; without a step there is nothing to draw."""
+    """Write the picture and print its path; does nothing without steps."""
     assert arguments.picture is not None
     if not summary["steps"]:
         print("kvcore generate: no picture: there was no step to draw", file=sys.stderr)

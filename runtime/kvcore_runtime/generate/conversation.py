@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds conversations with an engine: turn by turn, each turn behind the real answer to the last.
+"""Holds conversations with an engine, turn by turn, each turn after the real answer to the last.
 
-All prompts begin at once; the next turn of a conversation is asked as soon as the last answer is
-there, so its prompt begins with blocks that the turn before has left in the cache.
+All prompts begin at once; the next turn of a conversation starts as soon as the last answer is
+complete, so its prompt begins with blocks that the previous turn left in the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class RefusedTurn:
-    """A turn that can never be answered; the conversation ends with it."""
+    """A turn that can never be answered; it ends the conversation."""
 
     request_id: str
     reason: str
@@ -43,7 +43,7 @@ class RefusedTurn:
 class Held:
     """The results of all conversations: answers in the order they were finished.
 
-    interrupted: whether a KeyboardInterrupt came before all were there.
+    interrupted: whether a KeyboardInterrupt came before all were complete.
     """
 
     answers: list[Answer] = attrs.field(factory=list)
@@ -53,7 +53,7 @@ class Held:
 
 @attrs.define(kw_only=True, eq=False)
 class _Turn:
-    """A turn on its way, and the answers to the turns before."""
+    """An unfinished turn, and the answers to earlier turns."""
 
     prompt: Prompt
     history: list[str]
@@ -67,11 +67,11 @@ def hold_conversations(
     prompts: Sequence[Prompt],
     after_step: Callable[[Held], None] | None = None,
 ) -> Held:
-    """Ask all prompts and hear all answers out.
+    """Send all prompts and collect all answers.
 
-    A turn that does not fit is refused by name, the rest goes on. A KeyboardInterrupt ends it, and
-    the result has what was done; the engine is then not to be used any more. after_step: called
-    with all that came until then.
+    A turn that does not fit is refused by name, and the rest goes on. A KeyboardInterrupt ends it,
+    and the result contains what was done; the engine must not be used afterwards. after_step:
+    called with the results so far.
     """
     held = Held()
     turns: dict[str, _Turn] = {}

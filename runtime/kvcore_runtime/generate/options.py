@@ -43,7 +43,7 @@ NEUTRAL = frozenset(
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser; what --tiny changes is None if it is not given."""
+    """Build the parser; options that --tiny changes are None if not given."""
     parser = argparse.ArgumentParser(
         prog="kvcore generate",
         description="Answer prompts with a model whose cache lies in blocks that kvcore manages.",
@@ -116,7 +116,7 @@ def _number(
     *,
     unit: str = "N",
 ) -> None:
-    """Add an option for a number; one without a default is one that --tiny changes."""
+    """Add an option for a number; options without a default are those that --tiny changes."""
     key = name.removeprefix("--").replace("-", "_")
     said = f"{DEFAULTS[key]}; with --tiny: {TINY[key]}" if default is None else f"{default}"
     kind = type(DEFAULTS[key] if default is None else default)

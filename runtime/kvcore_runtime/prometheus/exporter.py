@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
 
+    from kvcore_runtime.far.exchange import FarExchange
+
 Names = Literal["kvcore", "vllm", "sglang"]
 BOUNDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
@@ -96,6 +98,7 @@ class Exporter:
         self._blocks = BlockCounts(manager)
         self._lock = threading.Lock()
         self._values: dict[str, int | float] = dict.fromkeys(("queries", "hits"), 0)
+        self._tables: dict[str, dict[tuple[str, ...], int | float]] = {}
         self._seconds = {name: _Seconds() for name in ("lifetime", "idle", "reuse_gap")}
         self.registry: CollectorRegistry = REGISTRY if registry is None else registry
         try:
@@ -110,12 +113,13 @@ class Exporter:
         num_running: int | None = None,
         num_waiting: int | None = None,
         num_preempted: int | None = None,
+        far: FarExchange | None = None,
     ) -> PrefixCacheStats:
         """Add one step, after `take_batch`. O(commands of the batch); never waits for a scraper.
 
         batch: the one just taken; every batch must be told, in order. num_running, num_waiting:
-        requests now. num_preempted: requests that this step preempted. Takes and returns the
-        manager's statistics of look-ups.
+        requests now. num_preempted: requests that this step preempted. far: the engine's exchange.
+        Takes and returns the manager's statistics of look-ups.
         """
         stats = self._manager.take_stats()
         with self._lock:
@@ -127,6 +131,8 @@ class Exporter:
             if num_preempted is not None:
                 self._values["preemptions"] = self._values.get("preemptions", 0) + num_preempted
             self._blocks.update(batch)
+            if far is not None:
+                self._note_far(far)
             if self._observer is not None:
                 self._note_lives(self._observer, batch)
         return stats
@@ -142,6 +148,7 @@ class Exporter:
         """The metrics as they are now, for the registry."""
         with self._lock:
             values = self._values | self._block_values()
+            tables = dict(self._tables)
             seconds = {name: (each.buckets(), each.total) for name, each in self._seconds.items()}
         if self._observer is None:
             seconds = {}
@@ -156,6 +163,8 @@ class Exporter:
                 elif part in seconds:
                     buckets, total = seconds[part]
                     family.add_metric([*label_values, *own], buckets, sum_value=total)
+            for own, value in tables.get(metric.table or "", {}).items():
+                family.add_metric([*label_values, *own], value)
             if family.samples:
                 yield family
 
@@ -179,6 +188,19 @@ class Exporter:
             "usage": in_use / config.num_usable_blocks,
             "evicted_tokens": self._blocks.num_evicted_tokens,
         }
+
+    def _note_far(self, far: FarExchange) -> None:
+        counts, sizes = far.counts, {group.block_size for group in self._manager.config.groups}
+        self._values["far_queries"] = counts.num_queried
+        self._values["far_hits"] = counts.num_hits
+        self._values["far_up"] = int(far.is_up)
+        if len(sizes) == 1:
+            self._values["far_stored"] = counts.num_stored * sizes.pop()
+        self._tables["far_pages"] = {
+            (op, end): number for (op, end), number in counts.pages.items()
+        }
+        self._tables["far_seconds"] = {(name,): total for name, total in counts.seconds.items()}
+        self._tables["far_dropped"] = {(why,): number for why, number in counts.dropped.items()}
 
     def _note_lives(self, observer: BlockObserver, batch: Batch) -> None:
         observer.observe(batch, time.monotonic())

@@ -18,13 +18,18 @@ Part: TypeAlias = tuple[str, tuple[str, ...]]
 
 @attrs.frozen
 class Metric:
-    """One metric: what of the exporter it shows, and how. labels: its own, beside the engine's."""
+    """One metric: what of the exporter it shows, and how.
+
+    labels: its own, beside the engine's. table: the exporter's values by these labels, instead of
+    parts.
+    """
 
     kind: Kind
     name: str
     help: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
     labels: tuple[str, ...] = ()
+    table: str | None = None
 
 
 def _one(kind: Kind, name: str, value: str, text: str) -> Metric:
@@ -42,6 +47,9 @@ LIFETIME = "Seconds from a block's allocation to its content's eviction, of a sa
 IDLE = "Seconds from a block's last use to its content's eviction, of a sample."
 GAP = "Seconds between two uses of a block, of a sample."
 
+FAR_QUERIES = "Tokens that requests looked for in the far tier."
+FAR_HITS = "Tokens that were loaded from the far tier."
+
 METRICS = {
     "kvcore": (
         _one("gauge", "kvcore:usage_ratio", "usage", USAGE),
@@ -55,6 +63,30 @@ METRICS = {
         ),
         _one("counter", "kvcore:prefix_queries", "queries", QUERIES),
         _one("counter", "kvcore:prefix_hits", "hits", HITS),
+        _one("counter", "kvcore:far_queries", "far_queries", FAR_QUERIES),
+        _one("counter", "kvcore:far_hits", "far_hits", FAR_HITS),
+        _one("gauge", "kvcore:far_up", "far_up", "Whether the far tier is used: 1, or 0."),
+        Metric(
+            "counter",
+            "kvcore:far_pages",
+            "Pages of the far tier by operation, and how it ended.",
+            labels=("op", "status"),
+            table="far_pages",
+        ),
+        Metric(
+            "counter",
+            "kvcore:far_seconds",
+            "Seconds from a question to the far tier to its answer, by operation.",
+            labels=("op",),
+            table="far_seconds",
+        ),
+        Metric(
+            "counter",
+            "kvcore:far_dropped",
+            "Pages that were not asked of the far tier, or not used, by the reason.",
+            labels=("why",),
+            table="far_dropped",
+        ),
         _one("gauge", "kvcore:requests_running", "running", RUNNING),
         _one("gauge", "kvcore:requests_waiting", "waiting", WAITING),
         _one("counter", "kvcore:preemptions", "preemptions", PREEMPTIONS),
@@ -67,6 +99,8 @@ METRICS = {
         _one("gauge", "vllm:kv_cache_usage_perc", "usage", USAGE),
         _one("counter", "vllm:prefix_cache_queries", "queries", QUERIES),
         _one("counter", "vllm:prefix_cache_hits", "hits", HITS),
+        _one("counter", "vllm:external_prefix_cache_queries", "far_queries", FAR_QUERIES),
+        _one("counter", "vllm:external_prefix_cache_hits", "far_hits", FAR_HITS),
         _one("gauge", "vllm:num_requests_running", "running", RUNNING),
         _one("gauge", "vllm:num_requests_waiting", "waiting", WAITING),
         _one("counter", "vllm:num_preemptions", "preemptions", PREEMPTIONS),
@@ -77,8 +111,14 @@ METRICS = {
     "sglang": (
         _one("gauge", "sglang:token_usage", "usage", USAGE),
         Metric(
-            "counter", "sglang:cached_tokens", HITS, (("hits", ("device",)),), ("cache_source",)
+            "counter",
+            "sglang:cached_tokens",
+            HITS,
+            (("hits", ("device",)), ("far_hits", ("storage",))),
+            ("cache_source",),
         ),
+        _one("counter", "sglang:prefetched_tokens", "far_hits", FAR_HITS),
+        _one("counter", "sglang:backuped_tokens", "far_stored", "Tokens that the far tier keeps."),
         _one("gauge", "sglang:num_running_reqs", "running", RUNNING),
         _one("gauge", "sglang:num_queue_reqs", "waiting", WAITING),
         _one("counter", "sglang:num_retracted_requests", "preemptions", PREEMPTIONS),

@@ -92,7 +92,7 @@ impl Manager {
         })
     }
 
-    /// Add the engine's hashes of the next full blocks of a request that brought its own.
+    /// Add the engine's hashes of the next full blocks of a request that has its own hashes.
     #[pyo3(signature = (request_id, hashes, /))]
     fn add_block_hashes(
         slf: &Bound<'_, Self>,
@@ -193,7 +193,7 @@ impl Manager {
         Ok(Self::change(slf, &given, call, |state| fork(state, parent, child))?.0)
     }
 
-    /// Let the open batch compute a request up to num_tokens only; its blocks stay.
+    /// Let the open batch compute a request only up to num_tokens; its blocks stay.
     #[pyo3(signature = (request_id, num_tokens))]
     fn unschedule<'py>(
         slf: &Bound<'py, Self>,
@@ -361,7 +361,7 @@ impl Manager {
         values::events(slf.py(), &taken)
     }
 
-    /// Hand out the look-up statistics since the last call.
+    /// Return the look-up statistics since the last call.
     fn take_stats<'py>(slf: &Bound<'py, Self>) -> PyResult<PyStats<'py>> {
         let taken = Self::drain(slf, calls::TAKE_STATS, take_stats)?;
         values::stats(slf.py(), &taken)

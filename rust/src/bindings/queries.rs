@@ -33,7 +33,7 @@ type Marks<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
 
 #[pymethods]
 impl Manager {
-    /// The longest cached prefix that leaves a token to compute. Changes nothing.
+    /// Return the longest cached prefix that leaves a token to compute. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn get_computed_blocks<'py>(
         slf: &Bound<'py, Self>,
@@ -110,7 +110,7 @@ impl Manager {
         Self::ask(slf, &given, |state| has_key(state, number))
     }
 
-    /// The key that a device block is found by, None if it has none. Changes nothing.
+    /// The key of a device block, None if it has none. Changes nothing.
     #[pyo3(signature = (block))]
     fn get_block_key<'py>(
         slf: &Bound<'py, Self>,
@@ -130,7 +130,7 @@ impl Manager {
         Ok(found.map(|block| block.0))
     }
 
-    /// Tables, pins and operations that hold a device block. Changes nothing.
+    /// Number of tables, pins and operations that hold a device block. Changes nothing.
     #[pyo3(signature = (block))]
     fn num_owners<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<u32> {
         let mut given = Given::default();
@@ -138,13 +138,13 @@ impl Manager {
         Self::ask(slf, &given, |state| num_owners(state, number))
     }
 
-    /// Scheduled positions of a request whose tokens are to come. Changes nothing.
+    /// Number of scheduled positions of a request without tokens yet. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_output_placeholders(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Self::ask_one(slf, request_id, RequestState::num_output_placeholders)
     }
 
-    /// Draft tokens of a request. Changes nothing.
+    /// Number of draft tokens of a request. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_draft_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Self::ask_one(slf, request_id, RequestState::num_drafts)
@@ -162,13 +162,13 @@ impl Manager {
         Ok(Self::ask_of(slf, request_id, State::request)?.0)
     }
 
-    /// The requests that count tokens of older epochs, in row order. Changes nothing.
+    /// Return the requests that count tokens of older epochs, in row order. Changes nothing.
     fn stale_requests(slf: &Bound<'_, Self>) -> PyResult<Vec<String>> {
         let state = &Self::shown(slf)?.state;
         Ok(stale_requests(state).map(|row| state[row].name()).collect())
     }
 
-    /// Where a request's blocks are. Changes nothing.
+    /// The tier of a request's blocks. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
         let status = Self::ask_one(slf, request_id, RequestState::status)?;

@@ -66,7 +66,7 @@ impl Manager {
         Ok(())
     }
 
-    /// End the record, if there is one.
+    /// End the record, if any.
     fn stop_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
         let taken = Self::lent(slf)?.tape.take();
         taken.map_or(Ok(()), |mut tape| tape.close(slf.py()))

@@ -80,7 +80,7 @@ impl SlotChecker {
         Self(slot_checker::SlotChecker::new(groups.collect(), num_blocks, full))
     }
 
-    /// Follow a request from here on; a fork reads what its parent may read.
+    /// Follow a request from now on; a fork may read what its parent may read.
     #[pyo3(signature = (serial, tokens, base, parent, checked, /))]
     fn begin(
         &mut self,
@@ -99,7 +99,7 @@ impl SlotChecker {
         self.0.renew(serial);
     }
 
-    /// Put blocks into a table from a place on, for those that stand there.
+    /// Put blocks into a table from a place on, replacing those there.
     #[pyo3(signature = (serial, group_id, position, blocks, step, /))]
     fn extend(
         &mut self,
@@ -119,7 +119,7 @@ impl SlotChecker {
         self.0.cut(serial, group_id, length, step);
     }
 
-    /// Write what comes from elsewhere, as a step does that reads nothing.
+    /// Write loaded content, like a step that reads nothing.
     #[pyo3(signature = (serial, group_id, start, count, step, /))]
     fn load(
         &mut self,
@@ -139,7 +139,7 @@ impl SlotChecker {
         self.0.drop_tables(serial, step);
     }
 
-    /// Give up all tables of a request, and follow it no more.
+    /// Give up all tables of a request, and stop following it.
     #[pyo3(signature = (serial, step, /))]
     fn end(&mut self, serial: u32, step: u32) {
         self.0.end(serial, step);
@@ -168,13 +168,13 @@ impl SlotChecker {
         self.0.lose(place, step);
     }
 
-    /// The last events of a block, the oldest first.
+    /// Return the last events of a block, the oldest first.
     #[pyo3(signature = (place, /))]
     fn events(&mut self, place: TierPlace) -> Vec<EventFields> {
         self.0.events(place).into_iter().map(event_fields).collect()
     }
 
-    /// Write and read as the chunks of a step do; what is wrong, at most once a chunk.
+    /// Write and read what the chunks of a step do; return the errors, at most one per chunk.
     #[pyo3(signature = (step, serials, starts, counts, drafts, slots, tables, /))]
     #[allow(clippy::too_many_arguments)] // they are the columns of a step
     fn step(
@@ -215,7 +215,7 @@ impl SlotChecker {
         Ok(self.0.step(step, &chunks).into_iter().map(wrong_fields).collect())
     }
 
-    /// The bytes of contents, events and claims of the device.
+    /// Return the bytes of contents, events and claims of the device.
     fn num_bytes(&self) -> usize {
         self.0.num_bytes()
     }

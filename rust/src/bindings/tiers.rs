@@ -181,7 +181,7 @@ impl Tiers {
         or_raise(py, &given, tiers::publish(&mut self.0, id, key, tier))
     }
 
-    /// Make blocks with owners findable, in order, by a key each; all of them or none.
+    /// Make blocks with owners findable, each by its key, in order; all of them or none.
     ///
     /// Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     #[pyo3(signature = (blocks, keys, tier, /))]
@@ -262,7 +262,7 @@ impl Tiers {
         self.change_pair(host_block, block, tiers::copy_in)
     }
 
-    /// The block that answers for a key. Raises InvalidKey.
+    /// Return the block that a look-up of a key finds. Raises InvalidKey.
     #[pyo3(signature = (key, tier, /))]
     fn lookup(&self, key: &[u8], tier: TierArg<'_, '_>) -> PyResult<Option<u32>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
@@ -270,7 +270,8 @@ impl Tiers {
         Ok(or_raise(py, &Given::default(), found)?.map(|block| block.0))
     }
 
-    /// The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
+    /// Return the blocks that hold the keys' contents, up to the first key without one. Raises
+    /// InvalidKey.
     #[pyo3(signature = (keys, tier, /))]
     fn lookup_prefix<'py>(
         &self,
@@ -365,7 +366,7 @@ pub(crate) fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
 fn key_each(py: Python<'_>, keys: HashesArg<'_, '_>, num_blocks: usize) -> PyResult<Vec<Key>> {
     let listed = items(keys.0)?;
     if listed.len() != num_blocks {
-        let expected = format!("{num_blocks} of them, one for each block");
+        let expected = format!("{num_blocks} keys, one per block");
         let count = listed.len().into_pyobject(py)?;
         return Err(wrong_argument("keys", &expected, count.as_any().as_borrowed()));
     }

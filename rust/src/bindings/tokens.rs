@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tokens as they come from an engine: lists, or buffers of integers.
+//! Reads tokens passed by an engine: lists, or buffers of integers.
 //!
 //! A buffer's item format decides how it is read (bytes are one token each); nothing is guessed. A
 //! contiguous buffer of native integers is copied at once; any other goes through
@@ -31,7 +31,7 @@ pub(crate) struct Argument(&'static str, &'static str);
 pub(crate) const TOKENS: Argument = Argument("tokens", "a list or a buffer of integers");
 const ROWS: Argument = Argument("requests", "a list of ids or a buffer of rows");
 
-/// The token ids of a list, tuple or buffer.
+/// Return the token ids of a list, tuple or buffer.
 ///
 /// Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU). Fails
 /// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
@@ -118,8 +118,8 @@ fn read_any<'py>(
     }
 }
 
-/// What an argument raises that cannot be read: a tensor that is not on the CPU, or has no type of
-/// numpy's. What ends a program is passed on.
+/// What an argument raises that cannot be read: a tensor that is not on the CPU, or whose dtype
+/// numpy lacks. What ends a program is passed on.
 fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -> PyErr {
     let py = tokens.py();
     if !error.is_instance_of::<PyException>(py) {

@@ -53,7 +53,7 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     for (row, request) in (0..).map(Row).zip(&requests) {
         let Some(request) = request else { continue };
         if rows.insert(Arc::clone(&request.request_id), row).is_some() {
-            return Err(source.damaged("a request is twice there"));
+            return Err(source.damaged("a request occurs twice"));
         }
     }
     let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
@@ -139,7 +139,7 @@ fn read_pool(
     }
     let order = source.blocks(num_blocks)?;
     if order.iter().collect::<HashSet<_>>().len() != order.len() {
-        return Err(source.damaged("a block is twice in the free queue"));
+        return Err(source.damaged("a block is in the free queue twice"));
     }
     pool.queue = make_free_queue(num_blocks, order, 0);
     ranked.sort_unstable();
@@ -158,7 +158,7 @@ fn read_pool(
         return Err(source.damaged("pins without counts"));
     }
     if !pinned.is_sorted_by(|before, after| before < after) {
-        return Err(source.damaged("the pinned blocks do not rise"));
+        return Err(source.damaged("the pinned blocks are not in ascending order"));
     }
     pool.pins = pinned.into_iter().zip(counts).collect();
     read_quarantine(source, &mut pool)?;
@@ -173,14 +173,14 @@ fn read_quarantine(source: &mut Reader<'_>, pool: &mut BlockPool) -> Result<(), 
         let (block, numbers) = (BlockId(source.u32()?), source.list(Reader::u64)?);
         let rises = numbers.is_sorted_by(|before, after| before < after) && !numbers.is_empty();
         if last.is_some_and(|last| last >= block) || block.0 >= pool.num_blocks() || !rises {
-            return Err(source.damaged("what batches use is not in its canonical form"));
+            return Err(source.damaged("the blocks in use by batches are not in canonical form"));
         }
         numbers.into_iter().for_each(|number| waiting.note_use(block, number));
         last = Some(block);
     }
     for &block in &order {
         if waiting.contains(block) || pool.queue.contains(block) {
-            return Err(source.damaged("a block is twice free or quarantined"));
+            return Err(source.damaged("a block is free or quarantined twice"));
         }
         waiting.append(block);
     }
@@ -188,7 +188,7 @@ fn read_quarantine(source: &mut Reader<'_>, pool: &mut BlockPool) -> Result<(), 
         Some(empty) => *empty = waiting,
         None if order.is_empty() && last.is_none() => {}
         None => {
-            let reason = "no batch is ever unfinished, and blocks wait for one";
+            let reason = "blocks wait for a batch, but batches are never in flight";
             return Err(source.damaged(reason));
         }
     }
@@ -205,7 +205,7 @@ fn read_operations(source: &mut Reader<'_>, state: &mut State) -> Result<(), Err
         let rises = state.operations.keys().next_back().is_none_or(|&last| last < number);
         state.operations.insert(number, operation);
         if !known || !rises || number > MAX_OPERATION {
-            return Err(source.damaged("an operation that no run gives"));
+            return Err(source.damaged("an operation that cannot occur"));
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches from their canonical bytes: the open one, and those in flight.
+//! Decodes batches from their canonical bytes: the open one, and those in flight.
 //!
 //! Twin: kvcore/codec/decode_batch.py.
 
@@ -21,16 +21,16 @@ use crate::types::wire::Reader;
 pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     state.batch.number = source.u64()?;
     if state.batch.number >= BATCHES_END {
-        return Err(source.damaged(format!("{} is the number of no batch", state.batch.number)));
+        return Err(source.damaged(format!("{} is not the number of a batch", state.batch.number)));
     }
     state.effects.commands = read_commands(source, state.batch.number)?;
     let is_there = |row: &Row| row.index() < state.requests.len();
     if !named_rows(&state.effects.commands).iter().all(is_there) {
-        return Err(source.damaged("a command names a row that is not there"));
+        return Err(source.damaged("a command names a row that does not exist"));
     }
     let rows = source.ids(state.requests.len() as u32)?;
     if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
-        return Err(source.damaged("the rows of the open batch do not rise"));
+        return Err(source.damaged("the rows of the open batch are not in ascending order"));
     }
     for row in rows.into_iter().map(Row) {
         if state.requests[row.index()].is_none() {
@@ -71,7 +71,7 @@ pub(crate) fn read_batches_in_flight(
         if !rows.is_sorted_by(|before, after| before < after)
             || last.is_some_and(|last| last >= number)
         {
-            return Err(source.damaged("the batches in flight do not rise"));
+            return Err(source.damaged("the batches in flight are not in ascending order"));
         }
         let rows = rows.into_iter().map(Row).collect();
         state.in_flight.push(Arc::new(BatchInFlight {
@@ -109,15 +109,15 @@ fn read_entries(
         }
         let known = state.requests.get(row.index()).is_some_and(Option::is_some);
         if !known || entries.get(row).is_some() || !state.config.tracks_batches() {
-            return Err(source.damaged("an entry is of no request"));
+            return Err(source.damaged("an entry does not belong to a request"));
         }
         let num_held = if taken { state.config.groups.len() } else { 0 };
         if held.len() != num_held || !places.is_sorted_by(|before, after| before < after) {
-            return Err(source.damaged("what a batch uses is not in its canonical form"));
+            return Err(source.damaged("the blocks in use by a batch are not in canonical form"));
         }
         for (group_id, position) in places {
             if held.get(group_id as usize).is_none_or(|&end| position >= end) {
-                return Err(source.damaged("a batch does not use the places that it lost"));
+                return Err(source.damaged("a batch lost places that it does not use"));
             }
             replaced.insert((row, group_id, position));
         }
@@ -146,7 +146,7 @@ fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error
         return Err(source.damaged("commands are not whole numbers"));
     }
     if close(number, &commands) != batch {
-        return Err(source.damaged("commands are not in their canonical form"));
+        return Err(source.damaged("commands are not in canonical form"));
     }
     Ok(commands)
 }
@@ -169,6 +169,6 @@ mod tests {
         assert!(decode(&encode(&state)).is_ok());
         state.in_flight.swap(0, 1);
         let error = decode(&encode(&state)).unwrap_err().to_string();
-        assert!(error.contains("the batches in flight do not rise"), "{error}");
+        assert!(error.contains("the batches in flight are not in ascending order"), "{error}");
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
+//! Encodes a state as canonical bytes: equal states, and only those, have equal bytes.
 //!
-//! The format is little-endian. A count stands before the items that it counts. Requests stand in
-//! row order, everything else in the order of the state. The index is written as each block's key
-//! and the block's position among the blocks of that key. Newer fields follow in sections
-//! (`sections.rs`). `decode.rs` is the inverse.
+//! The bytes are the same in both languages. The format is little-endian. A count precedes the
+//! items that it counts. Requests are in row order, everything else in the order of the state. The
+//! index is written as each block's key and the block's position among the blocks of that key.
+//! Newer fields follow in sections (`sections.rs`). `decode.rs` is the inverse.
 //! Twin: kvcore/codec/encode.py.
 
 use crate::codec::sections::write_sections;
@@ -26,9 +26,9 @@ pub const MAGIC: &[u8] = b"kvcore state 4\n";
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
 /// Times of publication, by their number in the bytes.
 pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
-/// What the count of a block's owners is below.
+/// Exclusive bound of a block's number of owners.
 pub const OWNERS_END: u32 = 1 << 31;
-/// What the number of the open batch is below.
+/// Exclusive bound of the open batch's number.
 pub const BATCHES_END: u64 = 1 << 63;
 
 /// The canonical bytes of a state.

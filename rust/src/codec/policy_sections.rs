@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sections of canonical bytes that eviction policies need: arrivals, and what they remember.
+//! The sections of canonical bytes for eviction policies: arrivals, and what the policies remember.
 //!
-//! The order of arrival tells what is due, so what waiting requests will look up is not written;
-//! nor are places that follow from it.
+//! The order of arrival determines what is due, so the keys that waiting requests will look up are
+//! not written, nor are places that follow from them.
 //! Twin: kvcore/codec/policy_sections.py.
 
 use crate::state::state::State;
@@ -22,7 +22,7 @@ pub(crate) fn write_waiting(out: &mut Writer, state: &State) {
     out.u64(waiting.next_due);
 }
 
-/// Write a policy's memory, the uses of each block with a key, and those of what left.
+/// Write a policy's memory, the uses of each block with a key, and those of evicted contents.
 pub(crate) fn write_uses(out: &mut Writer, state: &State) {
     let Some(policy) = &state.device.policy else { return };
     out.count(policy.memory.len());
@@ -60,7 +60,7 @@ pub(crate) fn read_waiting(source: &mut Reader<'_>, state: &mut State) -> Result
     let rises = dues.is_sorted_by(|before, after| before.0 < after.0)
         && dues.last().is_none_or(|last| last.0 < next_due);
     if !rises || !(1..ORDERS_END).contains(&next_due) || state.waiting.is_none() {
-        return Err(source.damaged("requests that arrived in no such order"));
+        return Err(source.damaged("the order of arrival of the requests is impossible"));
     }
     for (due, row) in dues {
         if let Some(waiting) = &mut state.waiting {
@@ -78,14 +78,14 @@ pub(crate) fn read_waiting(source: &mut Reader<'_>, state: &mut State) -> Result
 pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let memory = source.list(Reader::u64)?;
     let Some(mut policy) = state.device.policy.take() else {
-        return Err(source.damaged("no policy remembers uses"));
+        return Err(source.damaged("the policy does not remember uses"));
     };
     let history = &mut policy.history;
     for block in (0..state.device.num_blocks()).map(BlockId) {
         if state.device.key(block).is_some() {
             let known = read_use(source)?;
             let Some(uses) = history.uses.get_mut(block.index()) else {
-                return Err(source.damaged("no policy remembers uses"));
+                return Err(source.damaged("the policy does not remember uses"));
             };
             *uses = known;
         }
@@ -96,7 +96,7 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
         let known = read_use(source)?;
         let rises = last.is_none_or(|last| last < number);
         if !rises || !history.leaves(number, key, known) || known.place != KEYLESS {
-            return Err(source.damaged("contents that left in no such order"));
+            return Err(source.damaged("the order of evictions is impossible"));
         }
         last = Some(number);
     }
@@ -104,7 +104,7 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
     let ends = last.is_none_or(|last| last < history.next_number);
     let fits = memory.len() == policy.memory.len() && ends;
     if !fits || history.ghosts.len() > state.device.num_blocks() as usize {
-        return Err(source.damaged("a policy remembers no such uses"));
+        return Err(source.damaged("the uses that the policy remembers are impossible"));
     }
     policy.memory = memory;
     state.device.policy = Some(policy);
@@ -116,7 +116,7 @@ fn read_use(source: &mut Reader<'_>) -> Result<Uses, Error> {
     let place = (source.u8()?, source.u64()?);
     let is_place = (KEYLESS.0 + 1..=MAIN).contains(&place.0) && place.1 < ORDERS_END;
     if uses == 0 || before > last || !(is_place || place == KEYLESS) {
-        return Err(source.damaged("a content was not used so"));
+        return Err(source.damaged("the use of a content is impossible"));
     }
     Ok(Uses { uses, depth, last, before, place })
 }
@@ -125,7 +125,7 @@ fn read_use(source: &mut Reader<'_>) -> Result<Uses, Error> {
 pub(crate) fn place_blocks(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let num_known = state.waiting.as_ref().map_or(usize::MAX, |each| each.requests.len());
     if num_known < state.rows.len() {
-        return Err(source.damaged("requests that did not arrive"));
+        return Err(source.damaged("requests without an arrival"));
     }
     state.device.set_batch(state.batch.number);
     if !state.device.place_blocks() {

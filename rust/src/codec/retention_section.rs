@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The section of canonical bytes for levels: the time, what was wished for blocks, and the wishes
-//! of requests. The place of a free block follows from them.
+//! The section of canonical bytes for levels: the time, and the wishes of blocks and requests.
+//!
+//! The place of a free block follows from them.
 //!
 //! Twin: kvcore/codec/retention_section.py.
 
@@ -13,15 +14,15 @@ use crate::types::ids::{BlockId, Row};
 use crate::types::retention::{DEFAULT_STEPS, DURATION_MAX, LEVEL_MAX, Step, TIME_MAX, Wish};
 use crate::types::wire::{Reader, Writer};
 
-/// Whether there is more than defaults.
+/// Whether any value differs from its default.
 pub(crate) fn has_retention(state: &State) -> bool {
     let has_kept = || state.device.all_kept().next().is_some();
     state.device.retention.is_some()
         && (state.device.now() > 0 || !state.wishes.is_empty() || has_kept())
 }
 
-/// Write the time, the blocks for which something was wished, rising, and the steps of requests
-/// that are not the defaults, in row order.
+/// Write the time, the blocks with a wish in ascending order, and the steps of requests that differ
+/// from the defaults, in row order.
 pub(crate) fn write_retention(out: &mut Writer, state: &State) {
     out.u64(state.device.now());
     out.count(state.device.all_kept().count());
@@ -54,7 +55,7 @@ pub(crate) fn read_retention(source: &mut Reader<'_>, state: &mut State) -> Resu
             && kept.last().is_none_or(|last| last.0 < block);
         let is_idle = |block| pool.key(block).is_none() && pool.queue.contains(block);
         if !is_known || each == Kept::default() || is_idle(block) {
-            return Err(source.damaged(format!("nothing was wished for block {}", block.0)));
+            return Err(source.damaged(format!("block {} has an empty wish", block.0)));
         }
         kept.push((block, each));
     }
@@ -70,16 +71,16 @@ pub(crate) fn read_retention(source: &mut Reader<'_>, state: &mut State) -> Resu
         let is_there = is_known && last.is_none_or(|last| last < row);
         let begins = steps.first().is_some_and(|step| step.0 == 0);
         if !is_there || !begins || !steps.is_sorted_by(falls) || steps == DEFAULT_STEPS {
-            return Err(source.damaged("no request has such wishes"));
+            return Err(source.damaged("the wishes of a request are impossible"));
         }
         last = Some(row);
         state.wishes.insert(row, steps);
     }
     if now > TIME_MAX || state.config.eviction != Eviction::Retention {
-        return Err(source.damaged("no levels are written so"));
+        return Err(source.damaged("levels are not in canonical form"));
     }
     if now == 0 && kept.is_empty() && last.is_none() {
-        return Err(source.damaged("a section holds nothing"));
+        return Err(source.damaged("a section is empty"));
     }
     state.device.set_kept(now, &kept);
     Ok(())
@@ -113,7 +114,7 @@ fn write_wish(out: &mut Writer, (base, level, time): (u8, u8, u64)) {
 fn read_wish(source: &mut Reader<'_>, most: u64) -> Result<(u8, u8, u64), Error> {
     let (base, level, time) = (source.u8()?, source.u8()?, source.u64()?);
     if base.max(level) > LEVEL_MAX || time > most {
-        return Err(source.damaged(format!("nobody wishes ({base}, {level}, {time})")));
+        return Err(source.damaged(format!("({base}, {level}, {time}) is not a possible wish")));
     }
     Ok((base, level, time))
 }

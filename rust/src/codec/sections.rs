@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sections at the end of canonical bytes: fields that most states do not use.
 //!
-//! A section is a tag, a size, and that number of bytes; the tags rise. A section that would hold
-//! only defaults is absent, so a feature that is off adds no byte.
+//! A section is a tag, a size, and that number of bytes; tags ascend. A section with only defaults
+//! is omitted, so a feature that is off adds no bytes.
 //! Twin: kvcore/codec/sections.py.
 
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ const HIDE_SALTS: u8 = 1;
 /// A tag, whether there is more than defaults, and what writes it.
 type Section = (u8, bool, fn(&mut Writer, &State));
 
-/// Write the sections that hold more than defaults.
+/// Write the sections that differ from the defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
     let sections: [Section; 9] = [
         (LOADS, !state.loads.is_empty(), write_loads),
@@ -97,7 +97,7 @@ fn write_ends(out: &mut Writer, state: &State) {
     }
 }
 
-/// Write the options of the config that are set.
+/// Write which options of the config are set.
 fn write_options(out: &mut Writer, _: &State) {
     out.u8(HIDE_SALTS);
 }
@@ -111,7 +111,7 @@ fn write_output(out: &mut Writer, state: &State) {
     }
 }
 
-/// Write the rows that are held back, each with its batch, in their order.
+/// Write the held rows, each with its batch, in order.
 fn write_held_rows(out: &mut Writer, state: &State) {
     out.count(state.held_rows.len());
     for &(row, batch) in &state.held_rows {
@@ -120,8 +120,8 @@ fn write_held_rows(out: &mut Writer, state: &State) {
     }
 }
 
-/// Write the epochs at the start and now, what is older in the pool, the unfinished batches in
-/// which one began, and the epoch of each request that counts tokens, in row order.
+/// Write the first and the current epoch, the blocks of older ones, the unfinished batches in which
+/// one began, and the epoch of each request that counts tokens, in row order.
 fn write_epochs(out: &mut Writer, state: &State) {
     out.u32(state.config.epoch);
     out.u32(state.epoch);
@@ -149,14 +149,14 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             _ => read_retention,
         };
         if !(LOADS..=RETENTION).contains(&tag) || last.is_some_and(|last| tag <= last) {
-            let reason = format!("section {tag} is not known, or not in its place");
+            let reason = format!("section {tag} is unknown, or out of order");
             return Err(source.damaged(reason));
         }
         let end = source.offset + size as usize;
         last = Some(tag);
         read(source, state)?;
         if source.offset != end {
-            return Err(source.damaged(format!("section {tag} has another size")));
+            return Err(source.damaged(format!("section {tag} has the wrong size")));
         }
     }
     let keys = |request: &RequestState| {
@@ -185,7 +185,7 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         let is_known = |row: &Row| matches!(state.requests.get(row.index()), Some(Some(_)));
         let rows: BTreeSet<Row> = reporters.iter().map(|each| each.row).collect();
         if rows.is_empty() || rows.len() < reporters.len() || !rows.iter().all(is_known) {
-            return Err(source.damaged("a load is not of requests"));
+            return Err(source.damaged("a load does not belong to requests"));
         }
         let num_blocks = state.config.num_blocks;
         let has_key = |block: u32| block < num_blocks && state.device.key(BlockId(block)).is_some();
@@ -198,7 +198,7 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
             first < each.most && each.most <= end && (each.counted == 0 || rests)
         };
         if held.len() < blocks.len() || !reporters.iter().all(inside) {
-            return Err(source.damaged("a load is not in its canonical form"));
+            return Err(source.damaged("a load is not in canonical form"));
         }
         state.loads.push(UnconfirmedLoad {
             batch,
@@ -209,7 +209,7 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         });
     }
     if state.loads.is_empty() {
-        return Err(source.damaged("a section holds nothing"));
+        return Err(source.damaged("a section is empty"));
     }
     Ok(())
 }
@@ -221,7 +221,7 @@ fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         let (row, num_rows, flags) = (source.u32()?, source.u32()?, source.u8()?);
         let known = state.requests.get_mut(row as usize).and_then(Option::as_mut);
         let Some(request) = known.filter(|_| row >= next && (num_rows, flags) != (0, 0)) else {
-            return Err(source.damaged("no request has extra keys that end so"));
+            return Err(source.damaged("the end of a request's extra keys is impossible"));
         };
         next = row + 1;
         let mut keys = request.extra_keys().clone();
@@ -233,12 +233,12 @@ fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
             && (!keys.rows_cut || inside(num_rows.into()))
             && (!keys.media_cut || keys.media_cut_at().is_some_and(inside));
         if !fits {
-            return Err(source.damaged("extra keys end elsewhere"));
+            return Err(source.damaged("the end of a request's extra keys is wrong"));
         }
         request.extra_keys = Some(Arc::new(keys));
     }
     if next == 0 {
-        return Err(source.damaged("a section holds nothing"));
+        return Err(source.damaged("a section is empty"));
     }
     Ok(())
 }
@@ -246,7 +246,7 @@ fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
 /// Read the options of the config of the next bytes. Fails with DamagedState.
 fn read_options(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     if source.u8()? != HIDE_SALTS {
-        return Err(source.damaged("no options are written so"));
+        return Err(source.damaged("options are not in canonical form"));
     }
     state.config.hide_salts = true;
     Ok(())
@@ -260,13 +260,13 @@ fn read_output(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> 
         let is_known = matches!(state.requests.get(row as usize), Some(Some(_)));
         let rises = last.is_none_or(|last| last < row);
         if !is_known || !rises || !(1..=state.batch.number).contains(&batch) {
-            return Err(source.damaged("no request gets output of such a batch"));
+            return Err(source.damaged("the batch of a request's output is impossible"));
         }
         last = Some(row);
         state.output_from[row as usize] = batch;
     }
     if last.is_none() {
-        return Err(source.damaged("a section holds nothing"));
+        return Err(source.damaged("a section is empty"));
     }
     Ok(())
 }
@@ -280,10 +280,10 @@ fn read_held_rows(source: &mut Reader<'_>, state: &mut State) -> Result<(), Erro
     let fits =
         |&(row, batch): &(Row, u64)| row.index() < state.requests.len() && is_unfinished(batch);
     if !held.iter().all(fits) {
-        return Err(source.damaged("a row is held back for no unfinished batch"));
+        return Err(source.damaged("a row is held for a batch that is not unfinished"));
     }
     if held.is_empty() {
-        return Err(source.damaged("a section holds nothing"));
+        return Err(source.damaged("a section is empty"));
     }
     state.held_rows = held;
     Ok(())
@@ -303,7 +303,7 @@ fn read_epochs(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> 
     };
     let rises = older.is_sorted_by(|one, next| one < next);
     if !older.iter().all(held) || !rises || num_first as usize > order.len() {
-        return Err(source.damaged("what is of older epochs is not in its canonical form"));
+        return Err(source.damaged("the blocks of older epochs are not in canonical form"));
     }
     let first = &order[..num_first as usize];
     if first.iter().any(|&block| state.device.key(block).is_some()) {
@@ -326,7 +326,7 @@ fn read_epochs(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> 
     Ok(())
 }
 
-/// The requests that count tokens, in row order.
+/// Return the requests that count tokens, in row order.
 fn counting(state: &State) -> impl Iterator<Item = Row> + '_ {
     let counts = |request: &Option<RequestState>| {
         request.as_ref().is_some_and(|request| request.num_computed > 0)
@@ -334,7 +334,7 @@ fn counting(state: &State) -> impl Iterator<Item = Row> + '_ {
     (0..).map(Row).zip(&state.requests).filter(move |each| counts(each.1)).map(|(row, _)| row)
 }
 
-/// The requests that do not take output of every batch, in row order.
+/// Return the requests that do not take output of every batch, in row order.
 fn with_output(state: &State) -> impl Iterator<Item = (u32, u64)> + '_ {
     (0..).zip(state.output_from.iter().copied()).filter(|&(_, batch)| batch > 0)
 }

@@ -3,7 +3,7 @@
 //!
 //! Invariants: a block's hash covers its parent's hash, its tokens and its tagged extra keys. The
 //! key under which a block is found is that hash and the group, so two groups never share a block.
-//! The chain grows with the request and no block is hashed twice. There are three hashings:
+//! The chain grows with the request, and no block is hashed twice. There are three hashings:
 //!
 //! "sha256", the default. All integers are little-endian but the group, which is big-endian as in
 //! the field.
@@ -15,7 +15,7 @@
 //! key        = block hash[32] group[u32]
 //! ```
 //!
-//! "sha256_cbor", bit for bit what vLLM makes of the same requests with `sha256_cbor` and the seed
+//! "sha256_cbor", equal bit for bit to vLLM's for the same requests with `sha256_cbor` and the seed
 //! in PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 4.2.3).
 //!
 //! ```text
@@ -25,9 +25,9 @@
 //!              | ["prompt_embeds", digest]
 //! ```
 //!
-//! "xxh3", XXH3-128, several times as fast. It is no cryptographic hash: whoever can choose prompts
-//! can search for two that collide, so it is for tenants that trust each other. The mark in a
-//! hash's middle keeps it apart from a SHA-256; both ends are digest, since an index and events
+//! "xxh3", XXH3-128, several times as fast. It is not a cryptographic hash: an attacker who chooses
+//! prompts can search for two that collide, so it is for tenants that trust each other. The mark in
+//! the middle of a hash tells it from a SHA-256; both ends are digest, since an index and events
 //! read only those.
 //!
 //! ```text
@@ -35,9 +35,9 @@
 //! root, hash = digest[:8] "xxh3-128: no SHA" digest[8:]
 //! ```
 //!
-//! No input of a block is that of another: after the parent, of fixed size, the default's encoding
-//! is prefix-free, and CBOR is. None is that of another hashing: byte 35 is the high byte of a
-//! block's token count, below 0x80, or the head of a CBOR array, above. Twin:
+//! Different blocks have different inputs: after the parent, of fixed size, the default's encoding
+//! is prefix-free, and so is CBOR. Inputs of different hashings differ too: byte 35 is the high
+//! byte of a block's token count, below 0x80, or the head of a CBOR array, above. Twin:
 //! kvcore/hashing/block_hash.py.
 
 use twox_hash::XxHash3_128;
@@ -67,7 +67,7 @@ pub fn root_hash(seed: &[u8], hashing: Hashing) -> BlockHash {
     digest(&mut message, hashing)
 }
 
-/// The hash of one full block.
+/// Return the hash of one full block.
 ///
 /// parent: hash of the block before, or the root. extra_keys: (tag, value) pairs, at most
 /// `MAX_EXTRA_KEYS`, in an order that is part of the key.
@@ -86,9 +86,9 @@ pub fn hash_block(
     hash_message(&mut Message::default(), parent, tokens, &written, hashing)
 }
 
-/// The hashes of the full blocks of these tokens, in order; a partial tail has none.
+/// Return the hashes of the full blocks of these tokens, in order; a partial tail has none.
 ///
-/// start: position of the first of these tokens in the request, where a block starts; parent is the
+/// start: position of the first of these tokens in the request; a block must start there. parent:
 /// hash of the block before.
 pub fn hash_blocks<'a>(
     mut parent: BlockHash,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Extra keys: read from what a request brings.
 //!
-//! Their forms are those of `types/extra_inputs.rs`. Twin: kvcore/hashing/extra_keys.py.
+//! Their forms are defined in `types/extra_inputs.rs`. Twin: kvcore/hashing/extra_keys.py.
 
 use crate::types::errors::{Error, Field};
 use crate::types::extra_inputs::{
@@ -11,11 +11,11 @@ use crate::types::extra_inputs::{
 const TEXT: &str = "a non-empty str";
 const FEW_MEDIA: &str = "at most 252";
 
-/// The extra keys of a request whose prompt has `num_tokens` tokens.
+/// Return the extra keys of a request whose prompt has `num_tokens` tokens.
 ///
 /// Fails with InvalidExtraKey for an empty salt and for more media items in a block than its hash
 /// can count, UnsortedMedia for items that are not sorted by offset or reach past the prompt,
-/// CountMismatch for embeddings of another size than the prompt's.
+/// CountMismatch for embeddings that do not have the prompt's size.
 pub fn read_extra_keys(
     request_id: &str,
     given: GivenKeys<'_>,

@@ -80,7 +80,7 @@ fn tables_in<'a>(request: &'a RequestState, tier: &str) -> &'a [Table] {
     if tier == "device" { &request.tables } else { &request.host_tables }
 }
 
-/// REF: a block's count is the number of tables that hold it, and its pins.
+/// REF: a block's count is the number of tables that hold it, plus its pins.
 fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         let held = scratch.zeros(pool.num_blocks() as usize);
@@ -94,7 +94,7 @@ fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
             if count != expected {
                 let block = block.0;
                 return Err(format!(
-                    "{tier} block {block} counts {count} owners, {expected} hold it"
+                    "{tier} block {block} counts {count} owners, but {expected} hold it"
                 ));
             }
         }
@@ -102,7 +102,7 @@ fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// PARTITION: a usable block is free or quarantined exactly if it has no owner.
+/// PARTITION: a usable block is free or quarantined if and only if it has no owner.
 fn partition(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         for block in (0..pool.num_blocks()).map(BlockId).filter(|&block| !pool.is_null(block)) {
@@ -118,7 +118,7 @@ fn partition(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters.
+/// FQ-UNIQ: no block is free or quarantined twice, links agree, and counters equal lengths.
 ///
 /// Each block's link back is the block before it, so none can be met twice.
 fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
@@ -173,7 +173,7 @@ fn null_block(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle.
+/// IDX-SOUND: a block in the index has the key under which it is found; links agree and are needed.
 fn index_sound(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         let mut num_found = 0;
@@ -199,7 +199,7 @@ fn ring_length(tier: &str, pool: &BlockPool, first: BlockId) -> Result<u32, Stri
     for length in 1..=pool.num_blocks() {
         let after = BlockId(pool.index.links(block).1);
         if after.0 >= pool.num_blocks() || pool.index.links(after).0 != block.0 {
-            return Err(format!("{tier} index links from block {}, and not back", block.0));
+            return Err(format!("{tier} index links from block {}, but not back", block.0));
         }
         if pool.key(after) != pool.key(first) {
             return Err(format!("{tier} block {} is under another block's key", after.0));
@@ -212,7 +212,7 @@ fn ring_length(tier: &str, pool: &BlockPool, first: BlockId) -> Result<u32, Stri
     Err(format!("{tier} index has no ring at block {}", first.0))
 }
 
-/// IDX-COMPLETE: a block with a key is found under it, once.
+/// IDX-COMPLETE: a block with a key is found under it exactly once.
 fn index_complete(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         for block in (0..pool.num_blocks()).map(BlockId) {
@@ -243,8 +243,8 @@ fn leak(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// EPOCHS: blocks of older epochs have no key, and are held or leave first; a request that counts
-/// tokens is of an epoch that began, any other of none.
+/// EPOCHS: blocks of older epochs have no key, and have owners or leave first; a request that
+/// counts tokens is of an epoch that has begun, any other request of none.
 fn epochs(state: &State, _: &mut Scratch) -> Finding {
     let (pool, start, epoch) = (&state.device, state.config.epoch, state.epoch);
     let num_first = num_older(&pool.queue) as usize;
@@ -264,7 +264,7 @@ fn epochs(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// ROWS: each row is with a request, free, or held back for an unfinished batch, and once.
+/// ROWS: each row is exactly one of: with a request, free, held for an unfinished batch.
 fn rows(state: &State, scratch: &mut Scratch) -> Finding {
     let mut num_taken = 0;
     for (row, request) in (0..).map(Row).zip(&state.requests) {
@@ -295,19 +295,19 @@ fn rows(state: &State, scratch: &mut Scratch) -> Finding {
         number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
     };
     if !batches.is_sorted() || !batches.iter().all(known) {
-        return Err(format!("rows are held back for batches {batches:?}"));
+        return Err(format!("rows are held for batches {batches:?}"));
     }
     Ok(())
 }
 
-/// OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base.
+/// OPEN-BATCH: the open batch remembers only running requests, at or past their base.
 fn records(state: &State, _: &mut Scratch) -> Finding {
     let num_groups = state.config.groups.len();
     for row in state.batch.scheduled.keys() {
         let request = state.requests.get(row.index()).and_then(Option::as_ref);
         let running = request.filter(|request| request.status() == Status::Running);
         let Some(request) = running else {
-            return Err(format!("row {} is in the open batch and does not run", row.0));
+            return Err(format!("row {} is in the open batch, but does not run", row.0));
         };
         let Some(record) = state.batch.scheduled.get(row) else { continue };
         if record.num_computed_before > request.num_computed {
@@ -315,7 +315,7 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
         }
         if !(record.num_computed_before..=request.num_computed).contains(&record.num_kept) {
             let (name, count, kept) = (request.name(), request.num_computed, record.num_kept);
-            return Err(format!("{name} counts {count} and keeps {kept} at least"));
+            return Err(format!("{name} counts {count}, but keeps at least {kept}"));
         }
         for item in state.batch.unwritten_of(record) {
             let Some(group) = state.config.groups.get(item.group_id as usize) else {
@@ -338,7 +338,7 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
     }
 }
 
-/// OPERATIONS: each unfinished one holds its block; a request waits for those that name it.
+/// OPERATIONS: each unfinished operation holds its block; a request waits for those that name it.
 fn operations(state: &State, _: &mut Scratch) -> Finding {
     let pool = &state.device;
     let times = |wanted: &dyn Fn(&Operation) -> bool| {
@@ -348,7 +348,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
         let block = operation.block;
         let (count, pins) = (times(&|other| other.block == block), pool.num_pins(block));
         if pool.is_null(block) || pins < count {
-            return Err(format!("{count} operations on block {}, which has {pins} pins", block.0));
+            return Err(format!("block {} has {count} operations, but {pins} pins", block.0));
         }
         if operation.batch > state.batch.number {
             let batch = operation.batch;
@@ -358,9 +358,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
         }
         if operation.request.is_some_and(|row| !is_target(state, row, operation)) {
             let block = operation.block.0;
-            return Err(format!(
-                "operation {number} fills block {block}, which its request has not"
-            ));
+            return Err(format!("operation {number} fills block {block}, which its request lacks"));
         }
     }
     for (row, request) in (0..).map(Row).zip(&state.requests) {
@@ -371,7 +369,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
         };
         let (name, waits) = (|| request.name(), request.num_loading);
         if waits != loads {
-            return Err(format!("{} waits for {waits} loads, {loads} name it", name()));
+            return Err(format!("{} waits for {waits} loads, but {loads} name it", name()));
         }
         let most = if waits > 0 { request.num_computed } else { 0 };
         if request.load_end > most {
@@ -381,7 +379,7 @@ fn operations(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// Whether the block that a load fills stands at the position of its key.
+/// Whether the block that a load fills is at the position of its key.
 fn is_target(state: &State, row: Row, operation: &Operation) -> bool {
     let Some(Some(request)) = state.requests.get(row.index()) else { return false };
     for (index, group) in (0..).zip(&state.config.groups) {

@@ -33,7 +33,7 @@ pub(crate) fn held_tables(request: &RequestState) -> &[Table] {
     if request.host_tables.is_empty() { &request.tables } else { &request.host_tables }
 }
 
-/// Whether an entry of a request's tables stands for no block.
+/// Whether an entry of a request's tables is the null block.
 pub(crate) fn is_null(state: &State, request: &RequestState, block: BlockId) -> bool {
     if request.host_tables.is_empty() { state.is_null(block) } else { block == NO_HOST_BLOCK }
 }
@@ -56,7 +56,7 @@ fn on_device<'a>(
     groups.map(|((index, group_id), table)| (index, group_id, table))
 }
 
-/// TABLEN: each group's table, in one tier at a time, holds a request's computed tokens.
+/// TABLEN: each group's table holds a request's computed tokens, in one tier at a time.
 pub(crate) fn table_length(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let computed = request.num_computed;
@@ -86,8 +86,8 @@ pub(crate) fn wait_empty(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// NULL-PREFIX: the null block stands only at the start of tables of windowed groups, for blocks
-/// that no next query sees.
+/// NULL-PREFIX: the null block is only at the start of tables of windowed groups, in place of
+/// blocks that no next query sees.
 pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         for (index, group_id, table) in held(state, request) {
@@ -128,21 +128,21 @@ pub(crate) fn group_agree(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// CROSS: a table of the encoder's tokens goes with the last computed token of its request.
+/// CROSS: a request without computed tokens has no table of encoder tokens.
 pub(crate) fn cross(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         for (_, group, table) in held(state, request) {
             if group.is_cross() && !table.is_empty() && request.num_computed == 0 {
                 let (name, length) = (request.name(), table.len());
-                return Err(format!("{name} holds {length} encoder blocks and computed nothing"));
+                return Err(format!("{name} holds {length} encoder blocks, but computed nothing"));
             }
         }
     }
     Ok(())
 }
 
-/// NO-ALIAS: a block is held at one position of one group, once a table, by requests of one prefix
-/// up to what they count of it.
+/// NO-ALIAS: a block is held at one position of one group, once per table, by requests whose
+/// prefixes agree as far as they count its tokens.
 pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         scratch.holders.clear();
@@ -177,7 +177,7 @@ pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// CACHED-COUNT: blocks that need no publication are full of computed, accepted tokens.
+/// CACHED-COUNT: blocks that need no publication hold only computed, accepted tokens.
 pub(crate) fn cached_count(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let swapped = !request.host_tables.is_empty();
@@ -194,7 +194,7 @@ pub(crate) fn cached_count(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// REQ-HASH: a request's hashes are those of its full blocks; its own are at most as many.
+/// REQ-HASH: a request's hashes are those of its full blocks; supplied ones are at most as many.
 pub(crate) fn request_hashes(state: &State, scratch: &mut Scratch) -> Finding {
     let size = state.hash_block_size as usize;
     for request in state.requests() {
@@ -210,7 +210,7 @@ pub(crate) fn request_hashes(state: &State, scratch: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// CACHE-KEY: a full, computed block of a request has no key, or that of its position.
+/// CACHE-KEY: a full, computed block of a request has no key, or the key of its position.
 pub(crate) fn published_content(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         for (index, group, table) in on_device(state, request) {
@@ -229,7 +229,7 @@ pub(crate) fn published_content(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// DRAFT: no block that holds scheduled drafts, or tokens to come, has a key.
+/// DRAFT: no block with scheduled drafts or positions to come has a key.
 pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let num_tokens = request.num_tokens();
@@ -242,7 +242,7 @@ pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
             if let Some(block) = held.find(|&&block| state.device.key(block).is_some()) {
                 let name = request.name();
                 return Err(format!(
-                    "{name}: block {} holds unknown tokens and has a key",
+                    "{name}: block {} holds unknown tokens, but has a key",
                     block.0
                 ));
             }
@@ -251,8 +251,8 @@ pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// COMPUTED: no request has computed more than the model's length, or than its tokens and drafts,
-/// unless it runs without drafts: then tokens are to come.
+/// COMPUTED: no request has computed more than the model's length, or than its tokens and drafts. A
+/// running request without drafts may have computed more than its tokens: positions to come.
 pub(crate) fn computed_bound(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let (limit, computed) = (state.config.length_limit(), request.num_computed);
@@ -291,10 +291,10 @@ fn has_its_hashes(state: &State, request: &RequestState, known: &mut KnownHashes
     same
 }
 
-/// Whether two requests have one prefix up to what both count of a block.
+/// Whether two requests have one prefix, as far as both count tokens of a block.
 ///
-/// Equal hashes of the engine's own are equal content, whatever the tokens are. Tokens behind the
-/// last block that both have a hash of are then not compared.
+/// Equal hashes of the engine's own mean equal content, whatever the tokens are. Tokens after the
+/// last block that both have hashed are then not compared.
 fn same_prefix(
     state: &State,
     one: &RequestState,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The property of a state whose free blocks leave by level. Twin: kvcore/invariants/retention.py.
+//! The property of free blocks that leave by level. Twin: kvcore/invariants/retention.py.
 
 use crate::invariants::requests::Scratch;
 use crate::pool::free_queue::{CURRENT, OLDER};
@@ -8,8 +8,8 @@ use crate::state::state::State;
 use crate::types::ids::BlockId;
 use crate::types::violation::Finding;
 
-/// RANK-ORDER: each free block stands in the part of its level, one without a key in the first;
-/// nothing is wished for those.
+/// RANK-ORDER: each free block is in the part of its level; one without a key is in the first part,
+/// and has no wish.
 pub(crate) fn rank_order(state: &State, _: &mut Scratch) -> Finding {
     let pool = &state.device;
     if pool.retention.is_none() {

@@ -344,7 +344,7 @@ impl Ghost {
 /// A table's block at a position. Fails with KV-READ if there is none.
 pub(crate) fn block_at(table: &[BlockId], position: u32) -> Result<BlockId, Violation> {
     table.get(position as usize).copied().ok_or_else(|| {
-        let detail = format!("a table of {} blocks has no {position}", table.len());
+        let detail = format!("a table of {} blocks has no position {position}", table.len());
         Violation::new("KV-READ", detail)
     })
 }

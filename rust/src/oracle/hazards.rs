@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether a batch is free of hazards, checked by what its commands read and write.
+//! Checks that a batch is free of hazards, by what its commands read and write.
 //!
 //! No transition calls anything here. A checker gets the state in which the batch was empty, its
 //! commands in order and the segment of each. The sets are the first opinion (CMD-HAZARD,
@@ -28,7 +28,7 @@ type Contents = SmallVec<[(Place, Held); 8]>;
 /// A command that reads or writes a place, and its segment.
 type Copied = (i32, Command);
 
-/// Up to this many copies in a segment are tried in every order; of more, each pair is swapped.
+/// Up to this many copies of a segment are tried in every order; with more, each pair is swapped.
 const MAX_ORDERS: usize = 4;
 
 /// The properties of this file, by name.
@@ -53,7 +53,7 @@ pub fn check_commands(
     if given.is_some() || commands.iter().filter(is_copy).count() > 1 {
         let numbers = given.map_or_else(|| segments(commands), <[i32]>::to_vec);
         if numbers.len() != commands.len() || !numbers.is_sorted() {
-            let detail = format!("segments {numbers:?} of {} commands", commands.len());
+            let detail = format!("{} commands have segments {numbers:?}", commands.len());
             return checks.hear_finding("CMD-HAZARD", Err(detail));
         }
         let numbered = numbers.into_iter().zip(commands.iter());
@@ -67,7 +67,7 @@ pub fn check_commands(
     checks.hear_finding("CMD-ORDER", orders(by_segment()))
 }
 
-/// CMD-HAZARD: in a segment no place is written twice, or read and written.
+/// CMD-HAZARD: no place is written twice, or read and written, in one segment.
 fn hazards(segment: &[Copied]) -> Finding {
     for (at, (number, one)) in segment.iter().enumerate() {
         let Some(target) = one.writes() else { continue };
@@ -81,7 +81,7 @@ fn hazards(segment: &[Copied]) -> Finding {
     Ok(())
 }
 
-/// CMD-COPYSET: in a segment each target is copied to from one source, and is no source.
+/// CMD-COPYSET: in a segment each target has one source, and is not a source itself.
 fn copy_set(segment: &[Copied]) -> Finding {
     let pairs = segment.iter().filter_map(|(_, each)| Some((each.reads()?, each.writes()?)));
     let pairs: SmallVec<[(Place, Place); 8]> = pairs.collect();
@@ -96,7 +96,7 @@ fn copy_set(segment: &[Copied]) -> Finding {
     Ok(())
 }
 
-/// CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or written anew.
+/// CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or overwritten.
 fn evict_first(start: &State, commands: &Commands) -> Finding {
     let mut gone: SmallVec<[BlockId; 8]> = SmallVec::new();
     for command in commands.iter() {
@@ -137,8 +137,8 @@ fn copy_source(commands: &Commands) -> Finding {
     Ok(())
 }
 
-/// CMD-ORDER: program order, any order inside segments, and all reads of a segment before all its
-/// writes give the same contents.
+/// CMD-ORDER: the contents are the same in program order, in any order inside segments, and if all
+/// reads of a segment come before all its writes.
 fn orders<'a>(segments: impl Iterator<Item = &'a [Copied]>) -> Finding {
     let mut contents = Contents::new();
     for segment in segments {
@@ -150,7 +150,9 @@ fn orders<'a>(segments: impl Iterator<Item = &'a [Copied]>) -> Finding {
                 return Err(format!("segment {number} depends on the order of its {count} copies"));
             }
             if run(&contents, &copies, true) != wanted {
-                return Err(format!("segment {number} depends on what is read before it writes"));
+                return Err(format!(
+                    "segment {number} depends on which reads come before its writes"
+                ));
             }
         }
         contents = wanted;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for prefixes: equal numbers mean equal content, whatever their hashes are.
+//! Numbers prefixes: equal numbers mean equal content, whatever the hashes are.
 //!
 //! No transition calls anything here. The keys and values of a position depend on the tokens up to
 //! it, the adapter, and the media items or embedding in its place; the salt decides which requests
@@ -82,7 +82,7 @@ struct Tree {
     extras: Map<Extra, Letter>,
 }
 
-/// The tree of all prefixes that were seen, and what each hash stands for.
+/// The tree of all prefixes seen so far, and the identity of each hash.
 #[derive(Debug, Clone)]
 pub struct Prefixes {
     hash_block_size: u32,
@@ -112,8 +112,8 @@ impl Prefixes {
         }
     }
 
-    /// The number of the prefix that ends with each token and draft of a request that began to
-    /// compute in an epoch.
+    /// Return the number of the prefix that ends at each token and draft of a request. epoch: in
+    /// which it began to compute.
     pub fn nodes(&mut self, request: &RequestState, epoch: u32) -> Numbers {
         let letters = self.letters(request);
         self.number_in(&letters, epoch)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an engine knows of the open batch: which positions its forward pass will write.
+//! The engine's view of the open batch: the positions that its forward pass will write.
 //!
-//! Written from the rules of docs/engines.md on computed counts, drafts and leaving the open batch,
-//! not from the code. A request's count before the batch is the one before its first slots in it,
-//! and before its hits. A cut to a count whose window was given back starts anew. Encoder tokens
-//! are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
+//! Written from the rules of docs/engines.md, not from the code. A request's count before the batch
+//! is the one before its first slots in it, and before its hits. If a cut needs a window that was
+//! given back, the count becomes 0. Encoder tokens are written by the step that supplies them.
+//! Twin: kvcore/oracle/schedule.py.
 
 pub mod writes;
 
@@ -74,7 +74,7 @@ impl Schedule {
         }
     }
 
-    /// The requests that the open batch gives slots to, with their counts before it.
+    /// Return the requests that the open batch schedules, with their counts before it.
     pub fn scheduled(&self) -> impl Iterator<Item = (Row, u32)> {
         let rows = (0..).map(Row).zip(&self.known);
         rows.filter_map(|(row, known)| Some((row, known.before?)))
@@ -208,7 +208,7 @@ impl Schedule {
         self.known.iter_mut().for_each(|known| known.before = None);
     }
 
-    /// Fails with COMPUTED-RULE unless the state counts as the engine does.
+    /// Fails with COMPUTED-RULE unless the state has the engine's counts.
     pub fn check(&self, state: &State) -> Result<(), Violation> {
         for at in 0..self.known.len().max(state.requests.len()) {
             let request = state.requests.get(at).and_then(Option::as_ref);
@@ -291,7 +291,7 @@ impl Schedule {
         self.schedule(Write { name, row, start, loaded, end, num_slots, encoder, failed: None });
     }
 
-    /// Output came: what is scheduled behind rejected drafts moves up to where they were.
+    /// Process output: positions scheduled after rejected drafts move up to where these were.
     fn came_in(&mut self, state: &State, name: Name, num_rejected: u32) {
         let Some(row) = name.row(state) else { return };
         let known = state[row].num_tokens();
@@ -324,7 +324,7 @@ impl Schedule {
         self.at(row).computed = Some(self.computed(row).min(most));
     }
 
-    /// The last operation of a load settles it: what is before the first failed block stays.
+    /// Complete an operation. A load's last one settles it: tokens before the failed block stay.
     fn completed(&mut self, state: &State, number: u32, done: bool) {
         let Some(operation) = state.operations.get(&number) else { return };
         let Some(row) = operation.request else { return };
@@ -340,7 +340,7 @@ impl Schedule {
         }
     }
 
-    /// The tokens of a request up to the first that waits for a load or failed to load.
+    /// Return the tokens of a request before the first that waits for a load or failed to load.
     fn came(&mut self, state: &State, row: Row) -> u32 {
         let computed = self.computed(row);
         let mine = state.operations.values().filter(|each| each.request == Some(row));
@@ -356,7 +356,7 @@ impl Schedule {
         self.writes.push(write);
     }
 
-    /// Nothing of a request is written from this token on, lookahead slots neither.
+    /// Stop writing a request from this token on, lookahead slots included.
     fn shorten(&mut self, state: &State, name: Name, num_tokens: u32) {
         let Some(row) = name.row(state).filter(|&row| num_tokens < self.computed(row)) else {
             return;
@@ -367,7 +367,7 @@ impl Schedule {
         known.before = known.before.filter(|&before| before < num_tokens);
     }
 
-    /// A request leaves the open batch and falls to this many tokens, its drafts dropped.
+    /// Take a request out of the open batch, drop its drafts, and lower its count to `num_tokens`.
     fn cut(&mut self, state: &State, name: Name, num_tokens: u32) {
         if let Some(row) = name.row(state) {
             self.cut_row(state, row, num_tokens);
@@ -387,7 +387,7 @@ impl Schedule {
     }
 }
 
-/// Whether a request still has, in every group, the blocks that the query behind this many tokens
+/// Whether a request still has, in every group, the blocks that the query after this many tokens
 /// sees or shares.
 fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
     let groups = state.config.groups.iter().zip(&state[row].tables);

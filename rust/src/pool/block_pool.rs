@@ -135,7 +135,7 @@ impl BlockPool {
         self.queue.len()
     }
 
-    /// Blocks without owner that come back when batches finish.
+    /// Blocks without owner that join the free queue when batches finish.
     #[must_use]
     pub fn num_quarantined(&self) -> u32 {
         self.quarantine.as_ref().map_or(0, Quarantine::len)
@@ -184,7 +184,7 @@ impl BlockPool {
         &self.queue
     }
 
-    /// Give `count` blocks from the front one owner each; evicts those that have a key.
+    /// Take `count` blocks from the front and give each one owner; blocks with a key are evicted.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let mut blocks = Taken::with_capacity(count as usize);
@@ -211,7 +211,7 @@ impl BlockPool {
         blocks
     }
 
-    /// Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
+    /// Add an owner; a block that had none leaves the free queue or the quarantine, and keeps its
     /// content.
     pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
         if self.ref_count(block) == 0 {
@@ -227,8 +227,8 @@ impl BlockPool {
         }
     }
 
-    /// Take one owner from each; those left without join the free queue in the order given, or the
-    /// quarantine while a batch uses them.
+    /// Remove one owner from each block; those without owners join the free queue in the given
+    /// order, or the quarantine while a batch uses them.
     pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, effects: &mut Effects) {
         for block in blocks {
             debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
@@ -253,7 +253,7 @@ impl BlockPool {
         self.index.prefetch_key(block);
     }
 
-    /// Put a block without owner at the side of the free queue that the policy names.
+    /// Put a block without owner at the end of the free queue that the policy names.
     fn enqueue(&mut self, block: BlockId) {
         if self.retention.is_some() {
             self.enqueue_by_level(block);
@@ -269,14 +269,14 @@ impl BlockPool {
         }
     }
 
-    /// Note that a batch uses a block, though it may lose its owners.
+    /// Note that a batch uses a block, even if the block loses its owners.
     pub fn note_use(&mut self, block: BlockId, number: u64) {
         if let Some(waiting) = &mut self.quarantine {
             waiting.note_use(block, number);
         }
     }
 
-    /// Note that the batches of these numbers use nothing any more; no block moves yet.
+    /// Note that the batches with these numbers have ended; no block moves yet.
     pub fn end_use(&mut self, ended: impl Fn(u64) -> bool) {
         if let Some(waiting) = &mut self.quarantine {
             waiting.end_use(ended);
@@ -324,7 +324,7 @@ impl BlockPool {
         }
     }
 
-    /// Add an owner that is no request.
+    /// Add an owner that is not a request.
     pub fn pin(&mut self, block: BlockId, effects: &mut Effects) {
         self.touch(block, effects);
         *self.pins.entry(block).or_insert(0) += 1;

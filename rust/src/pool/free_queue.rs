@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The free queue: blocks without owner, in the order in which they leave.
+//! The free queue: blocks without owner, in the order in which they are taken.
 //!
 //! Invariants: the front leaves first. The queue is several rings of links, and all blocks of a
-//! ring leave before those of the next. Each ring is closed by a sentinel of its own, an id behind
-//! the last block, so a block leaves the middle of its ring in O(1) and no end has to be corrected.
-//! A block outside the queue links to itself, so no number stands for "none". The caller decides
-//! which ring a freed block joins, and in which order. A bitmap tells which rings have blocks.
+//! ring leave before those of the next. Each ring is closed by its own sentinel, an id above the
+//! last block, so removing a block from the middle takes O(1) and ends are no special case. A block
+//! outside the queue links to itself, so no number stands for "none". The caller decides which ring
+//! a freed block joins, and in which order. A bitmap tells which rings have blocks.
 //! Source: S001-10 to S001-20. Twin: kvcore/pool/free_queue.py.
 
 use crate::mutants::{Mutant, seeded};
@@ -52,7 +52,7 @@ impl FreeQueue {
         self.num_blocks + ring
     }
 
-    /// The rings.
+    /// The number of rings.
     pub(crate) fn num_rings(&self) -> u32 {
         self.links.len() as u32 - self.num_blocks
     }
@@ -95,7 +95,7 @@ impl FreeQueue {
         (before, after)
     }
 
-    /// The ring whose front leaves next: the first with a block in it, or the last.
+    /// The ring whose front leaves next: the first that is not empty, or the last ring.
     pub(crate) fn first_ring(&self) -> u32 {
         self.filled.trailing_zeros().min(self.num_rings() - 1)
     }
@@ -107,7 +107,7 @@ impl FreeQueue {
         (block < self.num_blocks).then_some(BlockId(block))
     }
 
-    /// Take a block out, from wherever it is.
+    /// Remove a block from any place.
     pub fn remove(&mut self, block: BlockId) {
         debug_assert!(self.contains(block), "FQ-UNIQ: block {block:?} is not in the queue");
         let Links { before, after } = self.links[block.index()];
@@ -150,7 +150,7 @@ impl FreeQueue {
         self.link(self.links[sentinel as usize].before, block, sentinel);
     }
 
-    /// Put a block at the front of all.
+    /// Put a block at the front of the queue.
     pub fn prepend(&mut self, block: BlockId) {
         self.insert(self.sentinel(self.first_ring()), block);
     }
@@ -160,7 +160,7 @@ impl FreeQueue {
         self.link(before, block, self.links[before as usize].after);
     }
 
-    /// Put all blocks of a ring behind those of another.
+    /// Move all blocks of a ring to the back of another.
     pub fn splice(&mut self, ring: u32, behind: u32) {
         let (source, target) = (self.sentinel(ring), self.sentinel(behind));
         let Links { before: back, after: front } = self.links[source as usize];
@@ -200,7 +200,7 @@ impl FreeQueue {
     }
 }
 
-/// A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first: the first
+/// Make a queue for blocks 0 to num_blocks - 1 that holds those of `order`, front first: the first
 /// `num_older` in the ring of older epochs, the others in that of this epoch.
 #[must_use]
 pub fn make_free_queue(

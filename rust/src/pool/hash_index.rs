@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hash index: key to the ordered blocks that hold that content.
+//! The hash index: maps a key to the ordered blocks that hold its content.
 //!
 //! Invariants: a look-up returns the block that was published first; when it loses the key, the
 //! next one is returned (S001-82). When an epoch ends, the blocks of its keys stay in their buckets
@@ -84,7 +84,7 @@ impl HashIndex {
         &self.keys[block.index()]
     }
 
-    /// The block that answers for a key.
+    /// Return the block that a look-up of a key finds.
     #[must_use]
     #[inline]
     pub fn first(&self, key: &Key) -> Option<BlockId> {
@@ -123,7 +123,7 @@ impl HashIndex {
         ranks
     }
 
-    /// Add a block behind those that hold the same content.
+    /// Add a block after those that hold the same content.
     #[inline(always)] // of each block that is filled; the key is not copied on its way
     pub fn insert(&mut self, key: Key, block: BlockId) {
         let (bucket, tag) = self.place_of(&key);
@@ -152,7 +152,7 @@ impl HashIndex {
         self.link(block.0, first);
     }
 
-    /// Take a block from under its key. True: it was the last one.
+    /// Remove a block from its key. True: it was the last one.
     #[inline]
     pub fn remove(&mut self, block: BlockId) -> bool {
         let (bucket, tag) = self.place_of(self.key(block));

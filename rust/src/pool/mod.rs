@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks, their owners, their keys and the order in which they are evicted.
+//! Blocks, their owners, their keys and the order of eviction.
 
 pub mod block_pool;
 pub mod free_queue;

@@ -5,8 +5,8 @@
 //! stand those with a key, in the order of their places, of equal places the one that came first. A
 //! free block that loses its key goes to the front. So the queue is the order of leaving. Blocks of
 //! older epochs have no place: they leave first, and no policy is asked.
-//! Why: the queue stays the ring of links that it is. `tails` has the last block of each place, so
-//! a block is put behind the tail of its own place or of the next lower one.
+//! Why: the queue stays a ring of links. `tails` has the last block of each place, so a block is
+//! inserted after the tail of its own place or of the next lower one.
 //! Twin: kvcore/pool/policy_pool.py.
 
 use smallvec::SmallVec;
@@ -70,7 +70,7 @@ impl BlockPool {
         }
     }
 
-    /// The block that leaves next, by the policy's word.
+    /// Return the block that leaves next, as the policy decides.
     fn next_by_policy(&mut self) -> Option<BlockId> {
         let eviction = self.eviction();
         if policies::chooses(eviction) {
@@ -92,7 +92,7 @@ impl BlockPool {
         self.queue.front()
     }
 
-    /// The front of each section.
+    /// Return the front block of each section.
     fn fronts(&self) -> SmallVec<[(BlockId, Front); 2]> {
         let mut fronts = SmallVec::new();
         let Some(policy) = &self.policy else { return fronts };
@@ -109,7 +109,7 @@ impl BlockPool {
         fronts
     }
 
-    /// Take a block out of the free queue.
+    /// Remove a block from the free queue.
     #[inline]
     pub(crate) fn dequeue(&mut self, block: BlockId) {
         if let Some(policy) = &mut self.policy
@@ -120,7 +120,7 @@ impl BlockPool {
         self.queue.remove(block);
     }
 
-    /// Put a block without owner where the policy says.
+    /// Put a block without owner into the place that the policy returns.
     #[cold]
     pub(crate) fn enqueue_by_policy(&mut self, block: BlockId) {
         let Some(mut policy) = self.policy.take() else { return };
@@ -133,7 +133,7 @@ impl BlockPool {
         self.put(block, place);
     }
 
-    /// Put a block behind those of its place; one without a key before all others.
+    /// Put a block after those of its place; a block without a key goes to the front.
     fn put(&mut self, block: BlockId, place: Place) {
         let Some(policy) = &mut self.policy else { return };
         let before = policy.join(block, place);
@@ -151,7 +151,7 @@ impl BlockPool {
         }
     }
 
-    /// Note that a waiting request will look up these keys, the last one of its prompt first.
+    /// Note that a waiting request will look up these keys, those of the prompt's end first.
     pub(crate) fn wait(&mut self, keys: &[Key], due: u64) {
         for key in keys {
             let Some(policy) = &mut self.policy else { return };

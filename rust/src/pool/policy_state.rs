@@ -59,7 +59,7 @@ impl PolicyState {
         if self.dues.is_empty() { 0 } else { self.lengths[usize::from(DUE)] }
     }
 
-    /// Whether there is anything but defaults.
+    /// Whether any value differs from its default.
     pub(crate) fn is_remembered(&self) -> bool {
         let history = &self.history;
         let has_uses = history.next_number > 0 || history.uses.iter().any(|each| each.uses > 0);

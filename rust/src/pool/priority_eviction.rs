@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool's policy "priority": cached blocks leave by last access, chain length and id.
+//! The policy "priority" of a pool: cached blocks leave by last access, chain length and id.
 //!
-//! Invariants: free blocks without a key stand in front, the one freed last first; behind them
-//! stand those with a key: least recent time first, then longest chain, then lowest id. A block
-//! that is taken loses its priority. Pools of other policies keep no priorities: each function
-//! here treats them as the method of its name does.
-//! Why: the place of a block is searched from the back and from the block placed last, by turns. It
-//! takes a few steps if times rise, and if a chain is freed block by block.
+//! Invariants: free blocks without a key are in front, the one freed last first; then come those
+//! with a key: least recent time first, then longest chain, then lowest id. A block that is taken
+//! loses its priority. Pools of other policies keep no priorities: each function here treats them
+//! as the method of its name does.
+//! Why: the place of a block is searched alternately from the back and from the block placed last.
+//! This takes few steps if times rise, or if a chain is freed block by block.
 //! Source: S002-16, 19, 23, 48. Twin: kvcore/pool/priority_eviction.py.
 
 pub mod eviction_priority;
@@ -53,7 +53,7 @@ fn sort_key(priorities: &[Priority], block: BlockId) -> (f64, Reverse<u32>, Bloc
     (time, Reverse(length), block)
 }
 
-/// Give `count` blocks from the front one owner each, and no priority.
+/// Take `count` blocks from the front; each gets one owner and no priority.
 pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Taken {
     let blocks = pool.take(count, effects);
     if let Some(priorities) = &mut pool.priorities {
@@ -62,7 +62,7 @@ pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Taken {
     blocks
 }
 
-/// Take one owner from each; those left without join the free queue.
+/// Remove one owner from each block; those without owners join the free queue.
 pub fn release(pool: &mut BlockPool, blocks: &[BlockId], effects: &mut Effects) {
     pool.release(blocks.iter().copied(), effects);
     insert_by_priority(pool, blocks);
@@ -137,7 +137,7 @@ fn leaves_before(pool: &BlockPool, other: u32, block: BlockId) -> bool {
         || sort_key(&priorities.of_blocks, BlockId(other)) < sort_key(&priorities.of_blocks, block)
 }
 
-/// Forget the key of a block, if it has one; a free one goes to the front.
+/// Forget the key of a block, if any; a free block moves to the front.
 pub fn unpublish(pool: &mut BlockPool, block: BlockId, effects: &mut Effects) {
     let moves =
         pool.priorities.is_some() && pool.key(block).is_some() && pool.queue.contains(block);
@@ -147,7 +147,7 @@ pub fn unpublish(pool: &mut BlockPool, block: BlockId, effects: &mut Effects) {
     }
 }
 
-/// Forget every key; cached blocks go to the front in the order of their eviction.
+/// Forget every key; cached blocks move to the front in their order of eviction.
 pub fn clear_index(pool: &mut BlockPool, effects: &mut Effects) {
     let is_cached = |block: &BlockId| pool.priorities.is_some() && pool.key(*block).is_some();
     let cached: Vec<BlockId> = pool.queue.iter().filter(is_cached).collect();
@@ -155,13 +155,13 @@ pub fn clear_index(pool: &mut BlockPool, effects: &mut Effects) {
     cached.into_iter().for_each(|block| move_to_front(pool, block));
 }
 
-/// Let a free block leave next.
+/// Move a free block to the front.
 fn move_to_front(pool: &mut BlockPool, block: BlockId) {
     pool.queue.remove(block);
     pool.queue.prepend(block);
 }
 
-/// Set when blocks were used and how long their chain is; free cached ones move.
+/// Set the access time and chain length of blocks; free cached blocks move accordingly.
 pub fn set_priority(
     pool: &mut BlockPool,
     blocks: &[BlockId],

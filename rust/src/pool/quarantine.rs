@@ -91,7 +91,7 @@ impl Quarantine {
         self.length += 1;
     }
 
-    /// Take a block out, from wherever it is. False: it is not in quarantine.
+    /// Remove a block from any place. False: it is not in quarantine.
     pub(crate) fn remove(&mut self, block: BlockId) -> bool {
         if self.length == 0 {
             return false;
@@ -109,7 +109,7 @@ impl Quarantine {
         }
     }
 
-    /// Note that the batches of these numbers use nothing any more; no block leaves yet.
+    /// Note that the batches with these numbers have ended; no block leaves yet.
     pub fn end_use(&mut self, ended: impl Fn(u64) -> bool) {
         self.uses.retain(|_, each| {
             each.batches.retain(|number| !ended(*number));
@@ -117,7 +117,7 @@ impl Quarantine {
         });
     }
 
-    /// Take out the blocks that no batch uses, in the order of their release.
+    /// Remove and return the blocks that no batch uses, in the order of their release.
     pub fn end(&mut self) -> Vec<BlockId> {
         if self.length == 0 {
             return Vec::new();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool whose free blocks leave by level: the policy "retention".
+//! The policy "retention": a pool whose free blocks leave by level.
 //!
-//! Invariants: free blocks without a key leave first, the one freed last before the others; behind
-//! them stand those of older epochs, then those with a key, level by level. A block joins the back
-//! of its level when it is freed, and when time lowers it, before all that is freed later; nothing
-//! raises it while it is free. A block has what the requests wished that released it since it was
-//! taken, joined part by part; a free one without a key has nothing.
+//! Invariants: free blocks without a key leave first, the one freed last before the others; then
+//! come those of older epochs, then those with a key, level by level. A block joins the back of its
+//! level when it is freed; when time lowers its level, it joins the back of the lower one. Nothing
+//! raises it while it is free. A block's wish joins, part by part, the wishes of the requests that
+//! released it since it was taken; a free block without a key has none.
 //! Why: each level is a ring of the free queue, so joining and leaving need no search. A heap has
 //! when the levels of free blocks end; an entry counts while its block stands where it then joined.
 //! Twin: kvcore/pool/retention.py.
@@ -31,7 +31,7 @@ impl BlockPool {
         self.retention.as_ref().map_or(0, |retention| retention.now)
     }
 
-    /// Join the wish of a request that is about to release a block.
+    /// Add the wish of a request that is about to release a block.
     pub(crate) fn note_wish(&mut self, block: BlockId, wish: Wish) {
         let Some(retention) = &mut self.retention else { return };
         let ends = if wish.duration > 0 { retention.now + wish.duration } else { 0 };
@@ -43,7 +43,8 @@ impl BlockPool {
         };
     }
 
-    /// Let time pass: free blocks whose time is over go to their base, in that order.
+    /// Advance the time: free blocks whose duration has ended move to their base level, in the
+    /// order of ending.
     pub(crate) fn tick(&mut self, now: u64) {
         let Some(mut retention) = self.retention.take() else { return };
         retention.now = now;
@@ -58,8 +59,8 @@ impl BlockPool {
         self.retention = Some(retention);
     }
 
-    /// Put a block without owner at the back of its level; without a key, at the front of all; of
-    /// an older epoch, behind those without content.
+    /// Put a block without owner at the back of its level; if it has no key, at the front of the
+    /// queue; if it is of an older epoch, after the blocks without content.
     pub(crate) fn enqueue_by_level(&mut self, block: BlockId) {
         let (is_keyed, is_older) = (self.key(block).is_some(), self.is_older(block));
         let Some(retention) = &mut self.retention else { return };
@@ -86,7 +87,7 @@ impl BlockPool {
         }
     }
 
-    /// Put all levels behind what has no key.
+    /// Move the blocks of all levels after those without a key.
     pub(crate) fn lower_all(&mut self) {
         let Some(retention) = &mut self.retention else { return };
         retention.ends.clear();

@@ -16,8 +16,8 @@ pub struct Kept {
     pub(crate) until: u64,
 }
 
-/// The rings of a free queue by level: the first has blocks of older epochs behind those without
-/// content, the others have a level each.
+/// Rings of a free queue with levels: the first has the blocks without content, then those of older
+/// epochs; each other ring is a level.
 pub(crate) const NUM_RINGS: u32 = CURRENT + LEVEL_MAX as u32 + 1;
 
 /// The end of a level: the time, the level, when its block joined, and the block.
@@ -63,7 +63,7 @@ impl RetentionState {
     }
 }
 
-/// The level that a block has now.
+/// Return the level of a block now.
 #[must_use]
 pub fn level_of(kept: Kept, now: u64) -> u8 {
     if now < kept.until { kept.base.max(kept.level) } else { kept.base }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
+//! The pool layer: transitions of one tier's blocks, for managers with requests of their own.
 //!
 //! Invariants: arguments are checked first, so a call that fails or is refused leaves the pool as
 //! it was. Keys are opaque bytes.
@@ -13,7 +13,7 @@ use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::values::{Admitted, Reason, Refused};
 
-/// Give `count` blocks from the front of the free queue one owner each; refused as a whole.
+/// Take `count` blocks from the front of the free queue and give each one owner, or refuse.
 pub fn take(pool: &mut BlockPool, count: u64, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
     if count > u64::from(pool.num_free()) {
         let never = count > u64::from(pool.num_usable());
@@ -23,7 +23,7 @@ pub fn take(pool: &mut BlockPool, count: u64, effects: &mut Effects) -> Admitted
     Ok(priority_eviction::take(pool, count as u32, effects).into_vec())
 }
 
-/// Touch blocks and take `count` others; refused as a whole; value: the taken blocks.
+/// Touch blocks and take `count` others, or refuse both. Value: the taken blocks.
 ///
 /// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
 /// UnusedBlock.
@@ -87,7 +87,7 @@ pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> 
     Ok(())
 }
 
-/// Make blocks with owners findable, in order, by a key each; all of them or none. Fails with
+/// Make blocks with owners findable, each by its key, in order; all of them or none. Fails with
 /// UnknownBlock, UnusedBlock, AlreadyPublished.
 pub fn publish_all(pool: &mut BlockPool, blocks: &[i64], keys: &[Key]) -> Result<(), Error> {
     let mut sorted = blocks.to_vec();
@@ -114,7 +114,7 @@ pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Res
     Ok(())
 }
 
-/// Set when blocks were used and how many tokens their chain has; None keeps the old value. Fails
+/// Set the access time of blocks and the tokens of their chain; None keeps the old value. Fails
 /// with UnknownBlock, and with InvalidConfig unless the policy is "priority".
 pub fn set_priority(
     pool: &mut BlockPool,
@@ -124,7 +124,7 @@ pub fn set_priority(
 ) -> Result<(), Error> {
     if pool.priorities.is_none() {
         let value = pool.eviction().name().into();
-        let reason = "blocks have priorities only if it is 'priority'".to_owned();
+        let reason = "blocks have priorities only under 'priority'".to_owned();
         return Err(Error::InvalidConfig { field: "eviction", value, reason });
     }
     let known: Vec<BlockId> =
@@ -138,13 +138,14 @@ pub fn clear_index(pool: &mut BlockPool, effects: &mut Effects) {
     priority_eviction::clear_index(pool, effects);
 }
 
-/// The block that answers for a key. Does not modify the pool.
+/// Return the block that holds a key's content. Does not modify the pool.
 #[must_use]
 pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
     pool.index.first(key)
 }
 
-/// The blocks that answer for keys, up to the first for which none does. Does not modify the pool.
+/// Return the blocks that hold the keys' contents, up to the first key without one. Does not modify
+/// the pool.
 #[must_use]
 pub fn lookup_prefix(pool: &BlockPool, keys: &[Key]) -> Vec<BlockId> {
     keys.iter().map_while(|key| lookup(pool, key)).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The calls of a record: an opcode, what each call always has, and a bit set of what else follows.
+//! The calls of a record: an opcode, the required fields, and a bit set of the options that follow.
 //!
 //! The bindings hand in the arguments in the order of the transition's. An argument at its default
 //! is not written. An opcode is never used again for another call, and a new option stands behind

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How the arguments of calls stand in a record.
+//! How a record encodes the arguments of calls.
 //!
 //! A number is a varint of 7 bits a byte, the lowest first; one that may be negative is zigzagged.
 //! What is no number, or is beyond 2**60, stands as -2**61 or 2**61. A request is its row and 1, or
@@ -40,13 +40,13 @@ pub(crate) fn put_text(out: &mut Pen<'_>, text: &str) {
     out.put_all(text.as_bytes());
 }
 
-/// Write how many numbers, and each.
+/// Write the count of some numbers, and each number.
 pub(crate) fn put_numbers(out: &mut Pen<'_>, values: impl ExactSizeIterator<Item = i64>) {
     out.put_varint(values.len() as u64);
     values.for_each(|value| put_number(out, value));
 }
 
-/// Write how many rows, and of each the difference to the one before.
+/// Write the count of some rows, and each one's difference from the row before.
 pub(crate) fn put_rows(out: &mut Pen<'_>, rows: &[u32]) {
     out.put_varint((rows.len() as u64) << 1);
     let mut last = 0;
@@ -73,7 +73,7 @@ pub(crate) fn find_rows<T: FromIterator<u32>>(state: &State, ids: &[&str]) -> Op
     ids.iter().map(|&id| state.rows.get(id).map(|row| row.0)).collect()
 }
 
-/// Write which requests: rows if all are known, else 1 beside their count and each.
+/// Write requests: as rows if all are known, else flagged in the count, and one by one.
 pub(crate) fn put_requests(out: &mut Pen<'_>, state: &State, ids: &[&str]) {
     if let Some(rows) = find_rows::<Vec<u32>>(state, ids) {
         return put_rows(out, &rows);
@@ -90,7 +90,7 @@ pub(crate) fn put_tokens(out: &mut Pen<'_>, (tokens, signed): (&[u32], bool)) {
     out.put_words(tokens);
 }
 
-/// Write how many hashes; 0 stands for what is no hash, 1 before each that is.
+/// Write the count of hashes, then 1 before each hash, or 0 if it is not a hash.
 pub(crate) fn put_hashes(out: &mut Pen<'_>, hashes: &[Option<BlockHash>]) {
     out.put_varint(hashes.len() as u64);
     for hash in hashes {
@@ -167,7 +167,7 @@ pub(crate) fn put_new_request(out: &mut Pen<'_>, request: &Request<'_>, tokens: 
     }
 }
 
-/// Write how many ranges, the start, end, level and ms of each, and those of what is decoded.
+/// Write the ranges of a retention wish (start, end, level, ms), and those of decoded tokens.
 pub(crate) fn put_retention(out: &mut Pen<'_>, pieces: &[Piece]) {
     let Some(((_, _, decoded), ranges)) = pieces.split_last() else { return };
     out.put_varint(ranges.len() as u64);

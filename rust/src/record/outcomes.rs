@@ -4,7 +4,7 @@
 //! 0: done; then the row of a request that was added or forked, the number of an epoch, the length
 //! of a hit, whether a reset was done, the checksum of a batch's columns and keys. 1, 2: refused,
 //! later or never; then how far an append came, blocks needed, available, pending. 3 and more:
-//! misuse, by its place in ERRORS. 255: another exception. An error keeps its place for ever.
+//! misuse, by its place in ERRORS. 255: another exception. An error keeps its number for ever.
 //! Twin: kvcore/record/outcomes.py.
 
 use crate::record::pen::Pen;

@@ -52,7 +52,7 @@ impl<'a> Pen<'a> {
         }
     }
 
-    /// Write a number from 0 on.
+    /// Write a number of at least 0.
     #[inline]
     pub(crate) fn put_varint(&mut self, mut value: u64) {
         while value > 0x7f {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The facts that an adapter states about a cache, and what one step does for one request.
+//! The facts about a cache that an adapter states, and the work of one step for one request.
 //!
 //! Twin: kvcore/sanitizer/chunks.py.
 

@@ -15,7 +15,7 @@ use crate::sanitizer::digests::{NOTHING, ZEROS};
 
 /// How many events a block keeps.
 pub const NUM_EVENTS: usize = 8;
-/// Up to this many steps behind its event the step of a write is known.
+/// The step of a write is known up to this many steps after its event.
 pub const DELTA_MAX: u16 = 4095;
 const INDEX_BITS: u32 = 21;
 const LOW_BITS: u32 = 16;
@@ -183,7 +183,7 @@ impl Plane {
         next
     }
 
-    /// The last event by which a request has this block at a place of its table.
+    /// Return the last event by which a request has this block at a place of its table.
     pub fn written_by(&mut self, block: u32, serial: u32, index: u32, step: u32) -> (u8, u32) {
         let end = self.cells[block as usize * self.stride] as u8;
         let count = if end & 8 != 0 { 8 } else { end & 7 };

@@ -7,10 +7,10 @@ use crate::sanitizer::chunks::{CacheGroup, Chunk};
 use crate::sanitizer::contents::{Event, Held};
 use crate::sanitizer::requests::Table;
 
-/// One chunk. place: of its request. oldest_epoch: of what it read and writes; written: what that
-/// was when it wrote. loads: what it writes comes from elsewhere, null blocks left out, and in
-/// one group if that is given. begin, sums: the first position whose prefix was summed for it,
-/// and where its sums are.
+/// One chunk. place: of its request. oldest_epoch: of the contents that it reads and writes;
+/// written: its value at the time of writing. loads: it only writes, from outside, without null
+/// blocks, and in one group if that is given. begin, sums: the first position whose prefix was
+/// summed for it, and where its sums are.
 pub struct Line<'a> {
     pub chunk: &'a Chunk,
     pub place: usize,

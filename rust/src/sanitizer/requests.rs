@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request as the slot checker follows it: its tokens, its tables, and what is known of them.
+//! A request as the slot checker follows it: its tokens, its tables, and their verified lengths.
 //!
 //! Twin: kvcore/sanitizer/requests.py (`Followed`).
 

@@ -65,7 +65,7 @@ impl<T: Tokens> SlotChecker<T> {
         }
     }
 
-    /// Follow a request from here on; a fork reads what its parent may read.
+    /// Follow a request from now on; a fork may read what its parent may read.
     pub fn begin(&mut self, serial: u32, tokens: T, base: u64, parent: Option<u32>, checked: bool) {
         let epoch = parent.map_or(self.epoch, |parent| self.requests.get(parent).epoch);
         let mut request = Followed::new(serial, tokens, base, epoch, self.groups.len());
@@ -79,7 +79,7 @@ impl<T: Tokens> SlotChecker<T> {
         self.requests.get_mut(serial).epoch = self.epoch;
     }
 
-    /// Put blocks into a table from a place on, for those that stand there.
+    /// Put blocks into a table from a place on, replacing those there.
     pub fn extend(
         &mut self,
         serial: u32,
@@ -143,7 +143,7 @@ impl<T: Tokens> SlotChecker<T> {
         self.requests.get_mut(serial).empty_tables();
     }
 
-    /// Give up all tables of a request, and follow it no more.
+    /// Give up all tables of a request, and stop following it.
     pub fn end(&mut self, serial: u32, step: u32) {
         self.drop_tables(serial, step);
         self.requests.remove(serial);
@@ -178,13 +178,13 @@ impl<T: Tokens> SlotChecker<T> {
         self.changed(place);
     }
 
-    /// The last events of a block, the oldest first.
+    /// Return the last events of a block, the oldest first.
     pub fn events(&mut self, place: TierPlace) -> Vec<Event> {
         let events = self.plane(place).events(place.2);
         events.into_iter().map(|event| self.whole(event)).collect()
     }
 
-    /// The bytes of contents, events and claims of the device.
+    /// Return the bytes of contents, events and claims of the device.
     pub fn num_bytes(&self) -> usize {
         self.device.iter().map(Plane::num_bytes).sum()
     }
@@ -239,7 +239,7 @@ impl<T: Tokens> SlotChecker<T> {
     }
 }
 
-/// Take away what is verified in the blocks from a place of a table on.
+/// Lower the verified length to the blocks before a place of a table.
 fn forget_from<T: Tokens>(
     request: &mut Followed<T>,
     group: &CacheGroup,

@@ -17,7 +17,7 @@ use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
-/// A block, and the key that a batch published it under.
+/// A block, and the key under which a batch published it.
 pub type PublishedKey = (BlockId, Key);
 
 /// Row, group and position in a table.
@@ -150,7 +150,7 @@ pub struct Reporter {
     pub(crate) most: u32,
 }
 
-/// Tokens [first, end) that a batch gets from elsewhere.
+/// Tokens [first, end) that a batch loads from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnconfirmedLoad {
     pub(crate) batch: u64,
@@ -200,7 +200,7 @@ pub(crate) fn next_order(entries: &RequestEntries) -> u32 {
     entries.num_made
 }
 
-/// The entries of a batch, in the order of their making.
+/// Return the entries of a batch in the order in which they were made.
 pub(crate) fn in_order(entries: &RequestEntries) -> Vec<(Row, &RequestEntry)> {
     let mut ordered: Vec<(Row, &RequestEntry)> = entries.rows.iter().collect();
     ordered.sort_by_key(|(_, entry)| entry.order);

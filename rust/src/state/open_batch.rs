@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The open batch: the commands and keys that the transitions since the last batch gave.
+//! The open batch: the commands and keys of the transitions since the last batch.
 //!
 //! Invariants: the keys that it published lie in one column, so that noting one costs no
 //! allocation. What a request publishes at once lies together, and the last one there names the
@@ -18,7 +18,7 @@ use crate::types::config::Config;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
-/// A block that the open batch published under a key before the batch itself has written it.
+/// A block that the open batch published before the batch itself has written it.
 #[derive(Debug, Clone)]
 pub struct UnwrittenBlock {
     pub(crate) group_id: u32,

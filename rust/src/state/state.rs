@@ -100,7 +100,7 @@ impl RequestState {
         self.tables.iter().any(|table| !table.is_empty())
     }
 
-    /// Where the request's blocks are.
+    /// The tier of the request's blocks.
     #[must_use]
     pub fn status(&self) -> Status {
         if !self.host_tables.is_empty() {
@@ -112,13 +112,13 @@ impl RequestState {
         }
     }
 
-    /// Computed tokens that are known and no drafts.
+    /// Computed tokens that are known and not drafts.
     #[must_use]
     pub fn num_accepted(&self) -> u32 {
         self.num_computed.min(self.num_tokens())
     }
 
-    /// Scheduled positions whose tokens are still to come.
+    /// Scheduled positions whose tokens are not yet known.
     #[must_use]
     pub fn num_output_placeholders(&self) -> u32 {
         if self.drafts.is_empty() { self.num_computed - self.num_accepted() } else { 0 }
@@ -130,7 +130,7 @@ impl RequestState {
         self.block_hashes.len() as u32 / scale
     }
 
-    /// The key of a full block: the hash of its last hashed part covers what is before.
+    /// Return the key of a full block, whose last hash also covers all tokens before.
     ///
     /// scale: the group's.
     #[must_use]
@@ -349,7 +349,7 @@ impl State {
         self.resumable(row, num_tokens)
     }
 
-    /// The number of tokens, or 0 if a group gave back blocks that the next query would see.
+    /// Return the number of tokens, or 0 if a group gave back blocks that the next query would see.
     #[must_use]
     pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
         for (group, table) in self.config.groups.iter().zip(&self[row].tables) {
@@ -364,7 +364,8 @@ impl State {
         num_tokens
     }
 
-    /// Blocks that come back when operations or batches end: none but those use them.
+    /// Count the blocks that become free when operations or batches end, since nothing else uses
+    /// them.
     #[must_use]
     pub fn num_pending(&self) -> u32 {
         let held = self.num_held();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of block tables: each with its command, and with what batches in flight make of it.
+//! Changes of block tables, each with its command and its effect on batches in flight.
 //!
-//! Invariants: no other file makes a `SetTable` or a `CutTable`. When a block leaves a table, it is
-//! in use by every batch in flight whose forward pass reads or writes it there: one that schedules
-//! the request and was taken with the block in that place. Twin: kvcore/state/table_edit.py.
+//! Invariants: no other file makes a `SetTable` or a `CutTable`. A block that leaves a table is in
+//! use by every batch in flight whose forward pass reads or writes it there, that is, each batch
+//! that schedules the request and was taken with the block in that place. Twin:
+//! kvcore/state/table_edit.py.
 
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
@@ -48,7 +49,7 @@ impl<'a> TableEdit<'a> {
         }
     }
 
-    /// Add the request as an owner of blocks, and make them its table, which must be empty.
+    /// Add the request as an owner of blocks, which become its table; the table must be empty.
     pub(crate) fn share(self, blocks: Table) {
         let TableEdit { state, row, group_id } = self;
         for (position, &block) in (0..).zip(&blocks) {
@@ -78,7 +79,7 @@ impl<'a> TableEdit<'a> {
         device.release([old], effects);
     }
 
-    /// Put the null block in places [first, end) and release the blocks, the last one first.
+    /// Put the null block into places [first, end) and release the old blocks, the last one first.
     pub(crate) fn blank(mut self, first: u32, end: u32) {
         self.keep_in_use(first..end);
         self.note_wishes(first..end);
@@ -116,7 +117,7 @@ impl<'a> TableEdit<'a> {
         }
     }
 
-    /// Note that the blocks in these places leave: batches in flight still use them.
+    /// Note that batches in flight still use the blocks in these places, which leave.
     fn keep_in_use(&mut self, positions: Range<u32>) {
         if self.state.in_flight.is_empty() || seeded(Mutant::FreedUnderABatch) {
             return;
@@ -135,7 +136,7 @@ impl<'a> TableEdit<'a> {
         }
     }
 
-    /// Note how long the blocks in these places should stay cached, which leave.
+    /// Note how long the blocks in these places, which leave, should stay cached.
     #[inline]
     fn note_wishes(&mut self, positions: Range<u32>) {
         if self.state.device.retention.is_none() {
@@ -187,7 +188,7 @@ pub(crate) fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<P
     }
 }
 
-/// Zero a block that nothing fills if its group needs zeroing, and record it as new.
+/// Record a block as new, and zero it if its group needs zeroing.
 #[inline]
 fn note_new(
     (group_id, rule): (u32, &Group),
@@ -216,7 +217,7 @@ pub(crate) fn users(
     using.map(|batch| batch.number)
 }
 
-/// Set the tables of a row anew, whatever they are in the runtime.
+/// Set the tables of a row in the runtime again, whatever they are there.
 pub(crate) fn rebuild(state: &mut State, row: Row) {
     let State { config, requests, effects, .. } = state;
     for group_id in 0..config.groups.len() as u32 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which requests wait, and what they will look up, for policies that go by it.
+//! Tracks which requests wait and what they will look up, for policies that use it.
 //!
 //! Invariants: a request waits if it was added and holds no block of any tier. Its due number is
-//! that of its arrival, also if it waits again. What it will look up are the keys that its longest
-//! hit needs, each group's last one first. Without such a policy nothing is kept.
+//! that of its arrival, even if it waits again. It will look up the keys that its longest hit
+//! needs, each group's last one first. Other policies keep nothing here.
 //! Twin: kvcore/state/waiting.py.
 
 use crate::state::state::{RequestState, State};
@@ -14,7 +14,8 @@ use crate::types::keys::Key;
 use crate::types::policies::WaitingRequest;
 
 impl State {
-    /// Note whether a request waits now, and for what, after a change of its blocks or hashes.
+    /// Note whether a request waits now, and for which keys, after a change of its blocks or
+    /// hashes.
     #[inline]
     pub(crate) fn settle_waiting(&mut self, row: Row) {
         if self.waiting.is_some() {
@@ -38,7 +39,7 @@ impl State {
         }
     }
 
-    /// Note that a request is no longer known.
+    /// Forget a request that was removed.
     pub(crate) fn forget_waiting(&mut self, row: Row) {
         let Some(waiting) = &mut self.waiting else { return };
         if let Some(known) = waiting.requests.remove(&row) {
@@ -47,7 +48,7 @@ impl State {
     }
 }
 
-/// The keys that a waiting request will look up; none of a request that does not wait.
+/// Return the keys that a request will look up; none if it does not wait.
 fn keys_ahead(state: &State, request: &RequestState) -> Vec<Key> {
     let config: &Config = &state.config;
     if request.holds_blocks() || !request.host_tables.is_empty() || request.skip_reading {

@@ -36,7 +36,7 @@ use crate::types::events::Event;
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, KVCacheBlocks};
 
-/// A call whose verb or words cannot be read.
+/// The verb or a word of a call cannot be read.
 #[derive(Debug)]
 pub struct BadCall(pub String);
 

@@ -2,8 +2,8 @@
 //! How traces write tokens, keys, commands, events and values.
 //!
 //! One line states one thing; consecutive commands of one kind (and, for table changes, of one row
-//! and group) share a line. A content key reads as the tokens of its prefix in parentheses, its
-//! extra keys behind them after `;`, and `@group` behind that in every group but the first.
+//! and group) share a line. A content key is written as the tokens of its prefix in parentheses,
+//! then its extra keys after `;`, then `@group` in every group except the first.
 //! Twin: kvcore/trace/text.py.
 
 use std::collections::HashMap;
@@ -19,14 +19,14 @@ use crate::types::values::{
     Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-/// The prefix that each block hash stands for, learnt from the requests that are seen.
+/// The prefix that each block hash stands for, learnt from requests.
 #[derive(Debug, Default)]
 pub struct TraceNames {
     prefixes: HashMap<BlockHash, String>,
 }
 
 impl TraceNames {
-    /// Take in the hashes of all requests of a state.
+    /// Learn the hashes of all requests of a state.
     pub fn learn(&mut self, state: &State) {
         let size = state.hash_block_size as usize;
         for request in state.requests() {
@@ -38,19 +38,19 @@ impl TraceNames {
         }
     }
 
-    /// The prefix of a block hash.
+    /// Write the prefix of a block hash.
     pub fn block_hash(&self, hash: &BlockHash) -> &str {
         &self.prefixes[hash]
     }
 
-    /// The prefix of a key, and its group unless that is the first.
+    /// Write the prefix of a key, and its group unless that is the first.
     pub fn key(&self, key: &Key) -> String {
         let prefix = self.block_hash(&key.block_hash());
         if key.group_id() == 0 { prefix.to_owned() } else { format!("{prefix}@{}", key.group_id()) }
     }
 }
 
-/// Most tokens of one word: the tokens of a trace are held in memory.
+/// Most tokens of one word, since the tokens of a trace are held in memory.
 const TOKENS_MAX: u64 = 1 << 16;
 
 /// The tokens of `0-9,100`, at most TOKENS_MAX. None: the text has another form.
@@ -68,7 +68,7 @@ pub fn read_tokens(text: &str) -> Option<Vec<u32>> {
     Some(tokens)
 }
 
-/// The shortest text that `read_tokens` reads as these tokens.
+/// Write the shortest text that `read_tokens` reads as these tokens.
 pub fn write_tokens(tokens: &[u32]) -> String {
     let runs = tokens.chunk_by(|before, after| before.checked_add(1) == Some(*after));
     let write = |run: &[u32]| match run {
@@ -78,7 +78,7 @@ pub fn write_tokens(tokens: &[u32]) -> String {
     runs.map(write).collect::<Vec<_>>().join(",")
 }
 
-/// The extra keys of a prefix, each behind `;`.
+/// Write the extra keys of a prefix, each after `;`.
 pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     let mut marks = String::new();
     if let Some(lora) = &extra_keys.lora {
@@ -101,14 +101,14 @@ pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     marks
 }
 
-/// Block ids in order, `null` for one that stands for no block; `none` if there are none.
+/// Write block ids in order, `null` for the null block; `none` for an empty list.
 pub fn write_ids(ids: impl IntoIterator<Item = u32>) -> String {
     let write = |id: u32| if id == NO_HOST_BLOCK.0 { "null".to_owned() } else { id.to_string() };
     let listed: Vec<String> = ids.into_iter().map(write).collect();
     if listed.is_empty() { "none".to_owned() } else { join(&listed, " ") }
 }
 
-/// Block ids of all groups.
+/// Write the block ids of all groups.
 pub fn write_blocks(blocks: &KVCacheBlocks) -> String {
     join(&blocks.get_block_ids().into_iter().map(write_ids).collect::<Vec<_>>(), " | ")
 }
@@ -166,7 +166,7 @@ pub fn write_value(value: &Value) -> Vec<String> {
     vec![format!("= {line}")]
 }
 
-/// A refusal with its numbers.
+/// Write a refusal with its numbers.
 pub fn write_refused(refused: &Refused) -> String {
     let Refused { reason, needed, available, pending } = refused;
     let reason = if *reason == Reason::Later { "later" } else { "never" };
@@ -174,14 +174,14 @@ pub fn write_refused(refused: &Refused) -> String {
     format!("refused {reason}: needed {needed} available {available}{pending}")
 }
 
-/// The line of a misuse, with its fields in the order in which the error names them.
+/// Write the line of a misuse, with its fields in the order in which the error names them.
 pub fn write_error(error: &Error) -> Vec<String> {
     let fields = error.fields().into_iter();
     let written = fields.map(|(name, value)| format!(" {name}={}", write_field(&value)));
     vec![format!("= error {}{}", error.name(), written.collect::<String>())]
 }
 
-/// One field of an error; a list as its items with commas.
+/// Write one field of an error; a list as its items with commas.
 pub fn write_field(value: &Field) -> String {
     match value {
         Field::Ints(items) => join(items, ","),
@@ -190,7 +190,7 @@ pub fn write_field(value: &Field) -> String {
     }
 }
 
-/// The lines of commands, in order.
+/// Write the lines of commands, in order.
 pub fn write_commands(commands: &[Command], names: &TraceNames) -> Vec<String> {
     let runs = commands.chunk_by(|before, after| head(before) == head(after));
     let write = |run: &[Command]| {
@@ -233,7 +233,7 @@ fn item(command: &Command, names: &TraceNames) -> String {
     }
 }
 
-/// The lines of events, in order.
+/// Write the lines of events, in order.
 pub fn write_events(events: &[Event], names: &TraceNames) -> Vec<String> {
     events.iter().map(|event| format!("* {}", write_event(event, names))).collect()
 }

@@ -14,12 +14,12 @@ use crate::types::errors::Error;
 use crate::types::groups::{Group, KINDS};
 use crate::types::keys::Hashing;
 
-/// What stands between words; lines end with a line feed.
+/// Separators of words; lines end with a line feed.
 const GAPS: [char; 3] = [' ', '\t', '\r'];
-/// Most blocks of a tier: the pools of a trace are held in memory.
+/// Most blocks of a tier, since the pools of a trace are held in memory.
 const BLOCKS_MAX: u32 = 1 << 16;
 
-/// One call of a trace and the outcome lines that it must have, without their indent.
+/// One call of a trace and its expected outcome lines, without their indent.
 #[derive(Debug)]
 pub struct TraceLine {
     line: i64,
@@ -28,7 +28,7 @@ pub struct TraceLine {
     expected: Vec<String>,
 }
 
-/// A parsed trace. source: what errors name, the file as a rule.
+/// A parsed trace. source: named by errors, usually the file.
 #[derive(Debug)]
 pub struct Trace {
     source: String,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Slots for tokens.
 //!
-//! Invariants: the call is planned first (`plan.rs`); a refusal changes nothing but the window's
+//! Invariants: the call is planned first (`plan.rs`); a refusal changes nothing except the window
 //! trim. All groups' hits are touched before any group allocates, so no allocation evicts a hit.
 //! External blocks of all groups come before new ones. The computed count advances by hits,
 //! external and new tokens. Full blocks are published by the call that schedules their last token,
@@ -54,7 +54,7 @@ pub fn allocate_slots(
     Ok(Ok(KVCacheBlocks { blocks }))
 }
 
-/// The answer that `allocate_slots` would give to the same arguments. Changes nothing.
+/// Return how `allocate_slots` would answer the same arguments. Changes nothing.
 pub fn can_allocate(state: &State, id: &str, slot_request: &SlotRequest) -> Result<Verdict, Error> {
     let row = state.request(id)?;
     Ok(match plan_allocation(state, row, slot_request)? {
@@ -116,7 +116,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     state.settle_waiting(row);
 }
 
-/// Note what the open batch does for a request, and how much of it cannot be taken back.
+/// Note what the open batch schedules of a request, and how much of that cannot be taken back.
 fn note_scheduled(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
     let before = state[plan.row].num_computed;
     state.batch.scheduled.insert_missing(plan.row, ScheduledRequest::new(before));
@@ -151,7 +151,7 @@ fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId]) {
     }
 }
 
-/// Make one block of a table fit to be written.
+/// Make one block of a table writable.
 fn apply_rewrite(
     state: &mut State,
     row: Row,

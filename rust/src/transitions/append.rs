@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Append: one more token and one more slot for each request of a decode step.
 //!
-//! Invariants: every misuse is found before the first request changes. A request takes part if it
-//! can have sampled a token: it holds blocks, all its tokens are computed, and not by the open
-//! batch. The token fills its first position to come, if it has any, so the number of those stays.
+//! Invariants: every misuse is found before the first request changes. A request is valid if it can
+//! have sampled a token: it holds blocks, and all its tokens are computed, not only scheduled in
+//! the open batch. The token fills the first position to come, if any, so the number of these is
+//! unchanged.
 //! The open batch notes all requests before the first one changes, which also finds those that are
 //! named twice; what does not come to its slot is taken out again.
 //! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
@@ -37,8 +38,8 @@ pub enum Requests<'a> {
     Rows(&'a [u32]),
 }
 
-/// Add one token to each request and schedule one slot for each, in order; without tokens, a slot
-/// for one that is to come.
+/// Add one token to each request and schedule one slot for each, in order. Without tokens, the slot
+/// is for a token to come.
 ///
 /// Requests from the first refused one on are untouched, but for the refused one's window trim.
 /// Fails with UnknownRequest, InvalidCount, LengthMismatch, SwappedOut, LoadUnfinished,
@@ -160,7 +161,7 @@ pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     }
 }
 
-/// Whether all these requests are known and brought hashes of their own.
+/// Whether all these requests are known and have hashes of their own.
 #[must_use]
 pub fn all_own_hashes(state: &State, requests: &Requests<'_>) -> bool {
     let is_own = |row: u32| {

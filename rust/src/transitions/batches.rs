@@ -93,13 +93,13 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Let the rows be given again that were held back until this batch was finished.
+/// Free the rows that were held until this batch was finished.
 pub(crate) fn release_rows(state: &mut State, number: u64) {
     let end = state.held_rows.partition_point(|&(_, batch)| batch <= number);
     state.free_rows.extend(state.held_rows.drain(..end).map(|(row, _)| row));
 }
 
-/// Fails with NotInFlight unless this is the number of a batch in flight.
+/// Fails with NotInFlight unless a batch with this number is in flight.
 pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
     let numbers = || state.in_flight.iter().map(|batch| batch.number);
     if numbers().any(|each| Ok(each) == u64::try_from(number)) {
@@ -128,7 +128,7 @@ fn close_entries(state: &mut State) -> BatchInFlight {
     }
 }
 
-/// Make findable what a batch wrote that has just finished.
+/// Make findable what a finished batch wrote.
 fn publish_written(state: &mut State, batch: &BatchInFlight) {
     let before = std::mem::take(&mut state.batch.merges);
     for (row, made) in in_order(&batch.entries) {
@@ -142,14 +142,14 @@ fn publish_written(state: &mut State, batch: &BatchInFlight) {
     settle_merges(state, merges);
 }
 
-/// Look up again what was filled although its content was findable.
+/// Look up again the contents that were filled although they were findable.
 fn settle_merges(state: &mut State, merges: Vec<Merge>) {
     for merge in merges {
         apply_merge(state, &merge);
     }
 }
 
-/// Move a table to the older block of its content, or publish its own if that is gone.
+/// Move a table to the older block of a content, or publish its own block if that is gone.
 fn apply_merge(state: &mut State, merge: &Merge) {
     let Some(&row) = state.rows.get(&merge.request_id) else { return };
     let request = &state[row];

@@ -57,7 +57,7 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Withdraw keys, end uses, and let each request fall to what is left of it.
+/// Withdraw keys, end uses, and lower each request to its remaining count.
 fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     let State { device, host, effects, .. } = state;
     device.end_use(|user| user >= number);
@@ -84,7 +84,7 @@ fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     }
 }
 
-/// Let rows be given again that were held back for cancelled batches and that no other has.
+/// Free the rows that were held for cancelled batches and that no other batch has.
 fn hold_rows(state: &mut State, number: u64) {
     let State { held_rows, free_rows, in_flight, .. } = state;
     held_rows.retain_mut(|(row, batch)| {
@@ -100,7 +100,7 @@ fn hold_rows(state: &mut State, number: u64) {
     });
 }
 
-/// Take a request back to `num_tokens` tokens, without the loads that were cancelled.
+/// Lower a request to `num_tokens` tokens, without the cancelled loads.
 fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
     let State { operations, requests, .. } = state;
     let request = request_mut(requests, row);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Epochs of weights: new weights without a flush.
 //!
-//! Invariants: a batch runs with the weights of the epoch in which it is taken. Keys are of one
-//! epoch, and look-ups find those of this one only. A request is of the epoch in which it began to
-//! count. Of an older one it is stale: it keeps its blocks and goes on, but publishes and hits
-//! nothing and loads nothing, until it counts nothing any more and is admitted anew.
+//! Invariants: a batch runs with the weights of the epoch in which it is taken. A key belongs to
+//! one epoch, and look-ups find only those of the current one. A request belongs to the epoch in
+//! which its count began. A request of an older epoch is stale: it keeps its blocks and goes on,
+//! but does not publish, hit or load anything until its count is 0 and it is admitted again.
 //! Twin: kvcore/transitions/epochs.py.
 
 use crate::state::state::State;

@@ -4,8 +4,8 @@
 //! Invariants: tail blocks are released first, so they are evicted first. A request that leaves the
 //! open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
 //! published for content it would have written are withdrawn, the computed count falls back, and
-//! the blocks past it are released. A cut to a count whose window was given back starts the request
-//! anew. If another request counts tokens in such a block, the call is misuse.
+//! the blocks past it are released. If a cut needs a window that was given back, the request starts
+//! again from 0. If another request counts tokens in such a block, the call is misuse.
 //! Source: S000-37, 38; row 72 of kvcore/check/mutants/catalogue.py.
 //! Twin: kvcore/transitions/free.py.
 
@@ -21,9 +21,10 @@ use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
 
-/// Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
+/// Give back a request's blocks, tail first; it keeps its tokens and hashes, and its count becomes
+/// 0.
 ///
-/// A request that holds nothing is left as it is. Fails with UnknownRequest, HitInOpenBatch.
+/// A request that holds nothing is unchanged. Fails with UnknownRequest, HitInOpenBatch.
 pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
     let row = state.request(request_id)?;
     check_leaving(state, &[row])?;
@@ -113,7 +114,7 @@ pub(crate) fn withdraw(state: &mut State, row: Row, record: &ScheduledRequest, n
     batch.merges.retain(|merge| !is_unwritten(config, merge, num_tokens, request_id));
 }
 
-/// Whether a merge waits for a block that a request has not written, which keeps num_tokens.
+/// Whether a merge waits for a block that a request will not write if it keeps num_tokens tokens.
 fn is_unwritten(config: &Config, merge: &Merge, num_tokens: u32, request_id: &str) -> bool {
     let end = (merge.position + 1) * config.groups[merge.group_id as usize].block_size;
     *merge.request_id == *request_id && end > num_tokens
@@ -148,7 +149,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
     state.settle_waiting(row);
 }
 
-/// Give back a request's host blocks, tail first; it waits again.
+/// Give back a request's host blocks, tail first. It waits again.
 pub(crate) fn release_host(state: &mut State, row: Row) {
     let request = &mut state[row];
     request.num_computed = 0;

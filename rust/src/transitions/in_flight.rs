@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notes of transitions about batches in flight: entries of requests, and published keys.
+//! Updates the records of batches in flight: entries of requests, and published keys.
 //!
 //! Invariants: a batch has an entry for each request that it changes, in the order of the first
 //! change. An entry is kept when the request leaves the open batch, and dropped when the request is
@@ -15,7 +15,7 @@ use crate::state::table_edit::remove_places;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
-/// Note in the open batch what it does to a request; counts only fall.
+/// Note in the open batch its effect on a request; noted counts only fall.
 ///
 /// publishes: whether the most recent call that set this flag allows publication.
 pub(crate) fn note_request(
@@ -40,21 +40,21 @@ pub(crate) fn note_request(
     entries.insert_new(row, RequestEntry { order, before, restore, publishes });
 }
 
-/// Note a key that a cancel of the open batch withdraws.
+/// Note a key that cancelling the open batch withdraws.
 pub(crate) fn note_published_key(state: &mut State, block: BlockId, key: Key) {
     if state.config.max_in_flight > 0 {
         state.batch.published_keys.push((block, key));
     }
 }
 
-/// Note that a request left the open batch: what it remembers stays, but publishes nothing.
+/// Note that a request left the open batch: its entry stays, but publishes nothing.
 pub(crate) fn note_left_batch(state: &mut State, row: Row) {
     if let Some(known) = state.batch.entries.rows.get_mut(row) {
         known.publishes = false;
     }
 }
 
-/// Note that a cancel of the batch that was just taken restores no more of a request.
+/// Limit what cancelling the batch just taken restores of a request.
 pub(crate) fn lower_restored(state: &mut State, row: Row, num_tokens: u32) {
     let Some(taken) = state.in_flight.last_mut() else { return };
     if taken.entries.get(row).is_none_or(|known| known.restore <= num_tokens) {
@@ -65,8 +65,7 @@ pub(crate) fn lower_restored(state: &mut State, row: Row, num_tokens: u32) {
     }
 }
 
-/// Let batches begin earlier at a request, which drops positions to come before their first.
-///
+/// Let batches begin earlier for a request that dropped positions to come before their first one.
 /// above: the known tokens, before which nothing moves.
 pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: u32) {
     let moved = |before: u32| above.max(before.saturating_sub(num_tokens));
@@ -90,7 +89,7 @@ pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: 
     state.batch.entries.rows.get_mut(row).into_iter().for_each(entries);
 }
 
-/// Give a forked child its parent's entries; no batch schedules it.
+/// Give a forked child its parent's entries, although no batch schedules it.
 pub(crate) fn inherit_entries(state: &mut State, parent: Row, child: Row) {
     for batch in &mut state.in_flight {
         if batch.entries.get(parent).is_some() {

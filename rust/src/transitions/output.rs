@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Output of batches: whether it belongs to a request, and what its tokens fill.
+//! Output of batches: whether it belongs to a request, and which positions its tokens fill.
 //!
-//! Invariants: a position to come is computed and has slots, and has no token: it is in no key. A
-//! block becomes findable when its last token is known and its write is scheduled, or completed,
-//! whichever is last. A request takes the output of a batch once, and none from before it was cut
-//! or scheduled anew. Twin: kvcore/transitions/output.py.
+//! Invariants: a position to come is computed and has slots, but no token, so no key covers it. A
+//! block becomes findable when its last token is known and its write is scheduled (or completed),
+//! whichever is last. A request takes the output of a batch once, and never output from before it
+//! was cut or rescheduled. Twin: kvcore/transitions/output.py.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::transitions::publish::publish_blocks;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
-/// Fails with InOpenBatch if the open batch computes what the next token to come is sampled from.
+/// Fails with InOpenBatch if the open batch computes the position from which the next token to come
+/// is sampled.
 pub(crate) fn check_sampled(state: &State, row: Row) -> Result<(), Error> {
     let request = &state[row];
     let record = state.batch.scheduled.get(row);
@@ -76,7 +77,8 @@ pub(crate) fn check_surplus(
     let request = &state[row];
     let (known, name) = (request.num_tokens(), request.name());
     let total = known as usize + num_tokens;
-    // The request's tokens when a batch begins, whose first position is known here.
+    // Return the number of the request's tokens when a batch begins, from the batch's first
+    // position.
     let num_sampled = |before: u32| {
         1 + if before <= known { before } else { known.max(before.saturating_sub(dropped)) }
     };
@@ -112,7 +114,7 @@ pub(crate) fn note_output(request: &RequestState, from: &mut u64, batch: Option<
     }
 }
 
-/// Make findable what tokens that came have filled, as far as its write is scheduled.
+/// Make blocks findable that new tokens have filled, as far as their write is scheduled.
 pub(crate) fn publish_filled(state: &mut State, row: Row) {
     if !state.config.enable_caching {
         return;

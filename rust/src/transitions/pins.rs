@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pins: owners of blocks that are no requests, so that content stays.
+//! Pins: owners of blocks that are not requests, to keep content.
 //!
 //! Twin: kvcore/transitions/pins.py.
 
@@ -7,7 +7,7 @@ use crate::state::state::State;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 
-/// Hold blocks that have an owner or a key, once for each naming.
+/// Hold blocks that have an owner or a key, once per occurrence in the list.
 ///
 /// Fails with UnknownBlock, UnusedBlock.
 pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {

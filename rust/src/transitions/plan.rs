@@ -8,7 +8,7 @@
 //! tokens allow is kept. The full-sequence gate is checked before that. A write goes to
 //! blocks with one owner and no key: a shared block is replaced (copied if it holds earlier
 //! positions), and a keyed block loses its key unless the write computes exactly the tokens that
-//! the key names. Hits in the free queue cost capacity, since they are about to leave it.
+//! the key names. Hits in the free queue reduce the capacity, since they leave the queue.
 //! Source: S000-01 to S000-20, S004-07. Twin: kvcore/transitions/plan.py.
 
 use smallvec::SmallVec;
@@ -69,7 +69,7 @@ pub struct Plan {
     pub growth: SmallVec<[Growth; 4]>,
 }
 
-/// An allocation that does not fit, and the trim that it leaves behind.
+/// An allocation that does not fit, and its window trim, which is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The row of the request.
@@ -95,7 +95,7 @@ pub struct Lengths {
     pub seen_from: u32,
 }
 
-/// The plan of an allocation, or its refusal. Changes nothing.
+/// Return the plan of an allocation, or its refusal. Changes nothing.
 ///
 /// Fails as `allocate_slots` does.
 pub fn plan_allocation(
@@ -168,7 +168,7 @@ fn is_nothing(planned: Result<Result<Plan, Refusal>, Error>) -> bool {
     plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty()
 }
 
-/// The tokens of an allocation that was checked.
+/// Compute the lengths of a checked allocation.
 #[must_use]
 pub fn measure(state: &State, row: Row, slot_request: &SlotRequest) -> Lengths {
     let limit = i64::from(state.config.length_limit());
@@ -197,7 +197,7 @@ pub fn needed_hits(group: &Group, blocks: &mut [BlockId], lengths: &Lengths) {
     blocks[..end].fill(NULL_BLOCK);
 }
 
-/// The blocks that the write of the new slots finds shared or keyed, in table order.
+/// Return the shared or keyed blocks that the new slots will write, in table order.
 #[must_use]
 pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -> Vec<Rewrite> {
     let mut rewrites = Vec::new();
@@ -223,10 +223,9 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
     rewrites
 }
 
-/// Whether a keyed block of a table has the key of what the new slots will hold.
+/// Whether the key of a block equals that of the content which the new slots will hold.
 ///
-/// Tokens that a load brings may fail, and lookahead is of unknown tokens, so they are never the
-/// same.
+/// Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
 fn writes_same(
     state: &State,
     request: &RequestState,
@@ -281,9 +280,9 @@ pub fn plan_growth(
     growth
 }
 
-/// Fresh blocks for the whole request, and the most that it holds at once of an empty pool.
+/// Return the fresh blocks for the whole request, and the most that it ever holds at once.
 ///
-/// A windowed group recycles what falls behind its window, so its need is capped.
+/// A windowed group recycles blocks that leave its window, so its need is capped.
 #[must_use]
 pub fn gate_need(
     state: &State,
@@ -318,7 +317,7 @@ pub fn gate_need(
     (needed, most)
 }
 
-/// Blocks that the request would hold after this call.
+/// Return how many blocks the request would hold after this call.
 #[must_use]
 pub fn step_most(
     state: &State,
@@ -337,9 +336,9 @@ pub fn step_most(
     state.config.groups.iter().zip(&request.tables).map(most).sum()
 }
 
-/// The refusal of `needed` blocks if `reserve` blocks must stay free, None if they fit.
+/// Return the refusal of `needed` blocks if `reserve` blocks must stay free; None if they fit.
 ///
-/// A call that needs none is not refused. most: what the call holds of an empty pool.
+/// A call that needs no blocks is not refused. most: blocks that it holds in an empty pool.
 #[must_use]
 pub fn refuse(
     state: &State,

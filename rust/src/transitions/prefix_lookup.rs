@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The longest cached prefix of a request, over all groups at once.
+//! Finds the longest cached prefix of a request, over all groups at once.
 //!
 //! Invariants: every group resumes at the same token, so the length is a multiple of all block
 //! sizes. It is the largest at which each group finds what its next query would see: full attention
 //! the whole prefix, a sliding window the blocks before the length (at least one), a chunk those
-//! from its start. If a group drops its last hit, the block behind the length must be found too. A
-//! miss of one group shortens the length for all, until none misses.
+//! from its start. If a group drops its last hit, the block after the length must be found too. A
+//! miss in one group shortens the length for all, until no group misses.
 //! Source: S000-54, 57, 58; S001-79, 81. Twin: kvcore/transitions/prefix_lookup.py.
 
 use crate::mutants::{Mutant, seeded};
@@ -14,7 +14,8 @@ use crate::types::groups::{Kind, skipped_blocks};
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, KVCacheBlocks};
 
-/// The longest hit that leaves at least one token to compute; nothing if caching is off.
+/// Return the longest hit that leaves at least one token to compute; an empty one if caching is
+/// off.
 #[must_use]
 pub fn longest_hit(state: &State, request: &RequestState) -> Hit {
     let mut search = Search { state, request, most: 0, found: Vec::new() };
@@ -57,7 +58,7 @@ fn common_length(search: &mut Search<'_>, mut length: u32) -> u32 {
     length
 }
 
-/// The largest length up to this one that one group finds.
+/// Return the largest length up to `length` that one group finds.
 fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 {
     let state = search.state;
     let size = state.config.groups[group_id as usize].block_size;
@@ -77,7 +78,7 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
     0
 }
 
-/// The largest length up to `num_tokens` tokens at which all groups can resume.
+/// Return the largest length up to `num_tokens` tokens at which all groups can resume.
 fn aligned(state: &State, num_tokens: u32) -> u32 {
     num_tokens / state.hit_alignment * state.hit_alignment
 }
@@ -91,7 +92,7 @@ pub enum Needed {
     Backward(u32, u32),
 }
 
-/// The positions that a group must find to resume at a length, in the order to look.
+/// Return the positions that a group must find to resume at a length, in the order of look-up.
 fn needed(search: &Search<'_>, group_id: u32, length: u32) -> Needed {
     let config = &search.state.config;
     let rule = &config.groups[group_id as usize];
@@ -104,7 +105,7 @@ fn needed(search: &Search<'_>, group_id: u32, length: u32) -> Needed {
     Needed::Forward(first, end)
 }
 
-/// The first of these positions whose block is not findable.
+/// Return the first of these positions whose block is not findable.
 fn first_missing(search: &mut Search<'_>, group_id: u32, positions: Needed) -> Option<u32> {
     match positions {
         Needed::Backward(first, end) => {
@@ -136,7 +137,7 @@ impl Search<'_> {
     }
 }
 
-/// The blocks of a hit per group; the null block where no query sees one.
+/// Return the blocks of a hit per group, with the null block where no query sees one.
 fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
     let look = |group, position| {
         let block = search.look(group, position);

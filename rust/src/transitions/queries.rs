@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Questions to a state. None of them changes it.
+//! Queries of a state. None of them changes it.
 //!
 //! Source: S000-43, 48, 54, 56. Twin: kvcore/transitions/queries.py.
 
@@ -17,14 +17,14 @@ pub fn find_request<'a>(state: &'a State, request_id: &str) -> Result<&'a Reques
     Ok(&state[state.request(request_id)?])
 }
 
-/// The longest cached prefix that leaves at least one token to compute.
+/// Return the longest cached prefix that leaves at least one token to compute.
 ///
-/// Nothing if caching is off. Fails with UnknownRequest.
+/// Empty if caching is off. Fails with UnknownRequest.
 pub fn get_computed_blocks(state: &State, request_id: &str) -> Result<Hit, Error> {
     Ok(longest_hit(state, find_request(state, request_id)?))
 }
 
-/// The device blocks of a request; empty while it waits or is swapped out.
+/// Return the device blocks of a request; empty while it waits or is swapped out.
 ///
 /// Fails with UnknownRequest.
 pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Error> {
@@ -42,7 +42,7 @@ pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, 
     Ok((0..).zip(&state.scales).map(keys).collect())
 }
 
-/// Leading blocks per group of a request that every request with device blocks holds.
+/// Count, per group, the leading blocks of a request that every request with device blocks holds.
 ///
 /// 0 for groups that are windowed or cross-attention, and if caching is off. Fails with
 /// UnknownRequest.
@@ -93,7 +93,7 @@ fn find_block(state: &State, block: i64) -> Result<Option<BlockId>, Error> {
     state.device.check_block(block).map(Some)
 }
 
-/// Share of the usable device blocks that have an owner, 0.0 to 1.0.
+/// Return the share of the usable device blocks that have an owner, 0.0 to 1.0.
 #[must_use]
 pub fn usage(state: &State) -> f64 {
     1.0 - f64::from(state.device.num_free()) / f64::from(state.device.num_usable())

@@ -100,7 +100,7 @@ pub fn add_tokens<'a>(
     Ok(())
 }
 
-/// Add the engine's hashes of the next full blocks of a request that brought its own.
+/// Add the engine's hashes of the next full blocks of a request that has its own hashes.
 ///
 /// Fails with UnknownRequest, WrongBlockHashes.
 pub fn add_block_hashes(
@@ -114,9 +114,9 @@ pub fn add_block_hashes(
     Ok(())
 }
 
-/// Put drafts behind the tokens of a request, in place of those before; none is fine.
+/// Replace the drafts after the tokens of a request; an empty list drops them.
 ///
-/// They can be scheduled, and are published only when they were accepted. Fails with
+/// They can be scheduled, and are published only after they were accepted. Fails with
 /// UnknownRequest, SwappedOut, LoadUnfinished, DraftsPending, PlaceholdersPending.
 pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Result<(), Error> {
     let row = state.idle(request_id)?;
@@ -127,7 +127,7 @@ pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Resu
     Ok(())
 }
 
-/// Make the first drafts tokens of the request and drop the others; its blocks stay.
+/// Turn the first drafts into tokens of the request and drop the others; its blocks stay.
 ///
 /// The computed count falls to the accepted tokens. Fails with UnknownRequest, SwappedOut,
 /// InvalidCount, PlaceholdersPending, InOpenBatch, BeyondDrafts.
@@ -154,10 +154,10 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     Ok(())
 }
 
-/// Forget a request that holds no blocks; its row can be given again when the open batch is
-/// finished.
+/// Forget a request that holds no blocks; its row is reused once the open batch is finished.
 ///
-/// If no other request can report that an unconfirmed load failed, what rests on it is withdrawn.
+/// If no other request can report that an unconfirmed load failed, the keys that rest on the load
+/// are withdrawn.
 /// Fails with UnknownRequest, StillHoldsBlocks.
 pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> {
     let row = state.request(request_id)?;
@@ -208,7 +208,7 @@ pub fn check_drafts_settled(request: &RequestState) -> Result<(), Error> {
     if request.num_computed > request.num_tokens() { check_no_drafts(request) } else { Ok(()) }
 }
 
-/// Fails with PlaceholdersPending while tokens of scheduled positions are to come.
+/// Fails with PlaceholdersPending while scheduled positions wait for tokens.
 fn check_no_placeholders(request: &RequestState) -> Result<(), Error> {
     let num_placeholders = i64::from(request.num_output_placeholders());
     if num_placeholders == 0 {

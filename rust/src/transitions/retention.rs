@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Levels: how long content stays cached, by the wishes of those who computed or hit it.
+//! Levels: how long content stays cached, by the wishes of the requests that computed or hit it.
 //!
-//! Invariants: the core has no clock: the engine says the time, which never falls. A level is an
-//! order of eviction and refuses nothing. Twin: kvcore/transitions/retention.py.
+//! Invariants: the core has no clock: the engine passes the time, which never falls. A level only
+//! orders evictions and never refuses a call. Twin: kvcore/transitions/retention.py.
 
 use crate::state::state::State;
 use crate::types::errors::Error;
@@ -25,8 +25,7 @@ pub fn tick(state: &mut State, now_ms: i64) -> Result<(), Error> {
 
 /// Join more wishes to those of a request, for blocks that it releases from now on.
 ///
-/// A range without an end ends with the request's tokens as they are now. Fails with
-/// UnknownRequest.
+/// A range without an end ends with the request's current tokens. Fails with UnknownRequest.
 pub fn extend_retention(
     state: &mut State,
     request_id: &str,

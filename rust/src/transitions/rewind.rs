@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rewind: what requests count was not written, since a load failed or came in part.
+//! Rewind: tokens that requests count were not written, since a load failed or was incomplete.
 //!
-//! Invariants: the tokens stay and are computed anew. The keys of the requests' blocks past the
+//! Invariants: the tokens stay and are computed again. The keys of the requests' blocks past the
 //! count are withdrawn, so no request hits them; any other request that counts tokens in such a
 //! block must be named in the same call. While a load is unconfirmed (`unconfirmed_loads.rs`), the
 //! rewind of a request that started it or ever rested on it reports that the load failed.
-//! Everything that rests on the load is then withdrawn, wherever it is, and every request that
-//! counts it falls back to the count; a swapped request waits again. A load of its own that a
-//! request has not finished is given up, and its count falls to what came of it.
+//! All keys that rest on the load are then withdrawn, and every request that counts its tokens
+//! falls back to the count; a swapped request waits again. An unfinished load of a named request is
+//! given up, and the count falls to what was loaded.
 //! Twin: kvcore/transitions/rewind.py.
 
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ fn check_rewound(state: &State, row: Row, num_tokens: i64) -> Result<(), Error> 
     Ok(())
 }
 
-/// Let a request leave the open batch and count no more than num_tokens tokens.
+/// Take a request out of the open batch and lower its count to at most num_tokens.
 fn fall(state: &mut State, row: Row, num_tokens: u32) {
     if !state[row].host_tables.is_empty() {
         drop_host(state, row);
@@ -91,7 +91,7 @@ fn fall(state: &mut State, row: Row, num_tokens: u32) {
     cut_tables(state, row, num_tokens, 0);
 }
 
-/// The tokens that a request counts, without those that are still being loaded.
+/// Return the tokens that a request counts, without those still being loaded.
 fn num_loaded(state: &State, row: Row) -> u32 {
     let request = &state[row];
     if request.num_loading == 0 {
@@ -101,8 +101,8 @@ fn num_loaded(state: &State, row: Row) -> u32 {
     operations.map(|each| each.first_token).fold(request.load_end, u32::min)
 }
 
-/// The blocks of a request for positions from num_tokens on, up to the first load that it reports;
-/// none if that load begins at or before num_tokens.
+/// Return the blocks of a request for positions from num_tokens on, up to the first load that it
+/// reports; none if that load begins at or before num_tokens.
 fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
     let mut blocks = Vec::new();
     let loaded = first_reported(state, row, num_tokens);

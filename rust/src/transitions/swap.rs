@@ -26,10 +26,10 @@ use crate::types::values::{Admitted, Reason, Refused, Status, Swapped};
 /// Host blocks in the order of their first use, each with the device block that has its content.
 type Hits = Vec<(BlockId, Option<BlockId>)>;
 
-/// Move what the open batch leaves of the requests' blocks to the host tier.
+/// Move the requests' blocks, without what the open batch would write, to the host tier.
 ///
-/// Returns what moved. Refused if the host tier has too few free blocks. Fails with NoHostTier,
-/// UnknownRequest, RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
+/// Value: the moved blocks. Refused if the host tier has too few free blocks. Fails with
+/// NoHostTier, UnknownRequest, RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
 pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapped>, Error> {
     state.host_tier()?;
     let rows = state.distinct(request_ids)?;
@@ -67,7 +67,7 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swap
 
 /// Move swapped requests back to the device.
 ///
-/// Returns what moved. Refused if the device has too few free blocks for it. Fails with NoHostTier,
+/// Value: the moved blocks. Refused if the device has too few free blocks. Fails with NoHostTier,
 /// UnknownRequest, RepeatedRequest, NotSwapped.
 pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapped>, Error> {
     state.host_tier()?;
@@ -91,16 +91,17 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapp
     Ok(Ok(Swapped { num_copied: num_copied as u32, num_found }))
 }
 
-/// The refusal of `needed` blocks by a pool that keeps `watermark` blocks free.
+/// Return the refusal of `needed` blocks by a pool that keeps `watermark` blocks free.
 fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
     let never = needed + watermark > pool.num_usable();
     let reason = if never { Reason::Never } else { Reason::Later };
     Refused::new(reason, u64::from(needed), pool.num_free().saturating_sub(watermark))
 }
 
-/// The tokens that a request keeps when it is swapped out: those computed before the open batch.
+/// Return how many tokens a request keeps when it is swapped out: those computed before the open
+/// batch.
 ///
-/// One token less than it has if others are to come: the next one is sampled again.
+/// If tokens are to come, it keeps at most all but one, so that the next one is sampled again.
 fn num_saved(state: &State, row: Row) -> u32 {
     let request = &state[row];
     if request.num_output_placeholders() == 0 {
@@ -110,7 +111,7 @@ fn num_saved(state: &State, row: Row) -> u32 {
     state.resumable(row, before.min(request.num_tokens() - 1))
 }
 
-/// The blocks of a request that hold its first tokens, in table order.
+/// Return the blocks of a request that hold its first tokens, in table order.
 fn kept(state: &State, row: Row, num_tokens: u32) -> impl Iterator<Item = BlockId> + '_ {
     let held = move |(group_id, table): (u32, &'_ Table)| {
         table[..state.num_kept(group_id, table, num_tokens)].to_vec()
@@ -119,7 +120,7 @@ fn kept(state: &State, row: Row, num_tokens: u32) -> impl Iterator<Item = BlockI
     tables.flat_map(held).filter(|&block| !state.is_null(block))
 }
 
-/// Put the requests' tables on the host side and give back their device blocks, tail first.
+/// Move the requests' tables to the host tier and give back their device blocks, tail first.
 ///
 /// counts: the tokens that each keeps.
 fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId, BlockId>) {
@@ -157,7 +158,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
     }
 }
 
-/// Host block -> the device block that has its content, None if it must be copied.
+/// Map each host block to the device block with its content, or to None if it must be copied.
 fn find_hits(state: &State, rows: &[Row]) -> Hits {
     let unwritten = state.batch.unwritten_blocks();
     let mut hits: Hits = Vec::new();
@@ -191,7 +192,7 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
     hits
 }
 
-/// Put the requests' tables on the device side and give back their host blocks, tail first.
+/// Move the requests' tables to the device and give back their host blocks, tail first.
 fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
     let State { device, effects, .. } = state;
     let mut owned: HashSet<BlockId> = HashSet::new();
@@ -258,12 +259,12 @@ fn put_back(
     request.quiet_until = 0;
 }
 
-/// The device block that a host block's content is found in.
+/// Return the device block that has a host block's content.
 fn place(host_block: BlockId, targets: &HashMap<BlockId, BlockId>) -> BlockId {
     if host_block == NO_HOST_BLOCK { NULL_BLOCK } else { targets[&host_block] }
 }
 
-/// Leading full blocks that are findable already, or no longer needed.
+/// Count the leading full blocks that are findable already or no longer needed.
 fn num_published(state: &State, row: Row, group_id: u32, blocks: &[BlockId]) -> u32 {
     let num_full = state[row].num_computed / state.config.groups[group_id as usize].block_size;
     let done = |&&block: &&BlockId| state.is_null(block) || state.device.key(block).is_some();

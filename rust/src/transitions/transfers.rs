@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Store and load: blocks move to and from an external store by key, as operations that may fail.
 //!
-//! Invariants: an operation holds its block, as a pin does, until it is completed, done or failed,
+//! Invariants: an operation holds its block, as a pin does, until it is completed (done or failed),
 //! even if the request is freed meanwhile. A load gives its request slots that count as computed.
 //! They become findable when the last of its operations is completed: the blocks before the first
 //! failed one are published, and the count falls back to there. Until then the request is not
@@ -59,9 +59,9 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
 /// per block, group by group, or a refusal.
 ///
 /// slot_request: its external tokens are the ones to load, whole blocks of every group behind whole
-/// blocks; a token is left to compute. Where no query sees what would be loaded (a whole chunk),
-/// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
-/// delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
+/// blocks; the token that must be left to compute. Where no query sees what would be loaded (a
+/// whole chunk), there is no operation, and the tokens count at once. The rest is as in
+/// `allocate_slots`, with delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
 pub fn load(
     state: &mut State,
     request_id: &str,
@@ -124,7 +124,7 @@ pub fn check_load(state: &State, row: Row, slot_request: &SlotRequest) -> Result
     Err(Error::WrongLoad { request: request.name(), num_tokens, reason })
 }
 
-/// One operation for each block that holds tokens from first on, in table order.
+/// Start one operation per block that holds tokens from `first` on, in table order.
 fn start_loads(state: &mut State, row: Row, first: u32) -> Vec<u32> {
     let mut started = Vec::new();
     for group_id in 0..state.config.groups.len() as u32 {
@@ -146,7 +146,7 @@ fn start_loads(state: &mut State, row: Row, first: u32) -> Vec<u32> {
     started
 }
 
-/// Hold an operation's block and give it a number that no unfinished one has.
+/// Hold an operation's block, and return a number that no unfinished operation has.
 fn start(state: &mut State, operation: Operation) -> u32 {
     let next = |number: u32| if number < MAX_OPERATION { number + 1 } else { 0 };
     let mut number = state.next_operation;

@@ -2,12 +2,14 @@
 //! What transitions note about external loads that may still fail, and about what rests on them.
 //!
 //! Invariants: a request that becomes an owner of a block that rests on a load rests on the load,
-//! too. A request whose count falls to the start of the load does not rest on it any more, but can
-//! report it until it is removed. What no request can report any more is withdrawn with what rests
-//! on it. A load is confirmed when the batch after its own is taken (`max_in_flight=0`), or
-//! when its own batch completes. `rewind` reports a failed load. Orders are those of first resting,
-//! so that no outcome depends on a name. A block that lost its key stays in the list until it gets
-//! another one; it counts for nothing. Twin: kvcore/transitions/unconfirmed_loads.py.
+//! too. A request whose count falls to the start of the load no longer rests on it, but can report
+//! it until the request is removed. The part of a load that no request can report any more is
+//! dropped, and the keys that rest on it are withdrawn. A load is confirmed when the batch after
+//! its own is taken (`max_in_flight=0`), or when its own batch completes. `rewind` reports a failed
+//! load. Requests are in the order in which they first rested on the load, so that no outcome
+//! depends on a name. A block that lost its key stays in the list until it gets another one; it
+//! counts for nothing. Twin:
+//! kvcore/transitions/unconfirmed_loads.py.
 
 use hashbrown::HashSet;
 
@@ -17,7 +19,7 @@ use crate::state::state::State;
 use crate::types::effects::Effects;
 use crate::types::ids::{BlockId, Row};
 
-/// Note that the open batch gets tokens [first, end) of a request from elsewhere.
+/// Note that the open batch loads tokens [first, end) of a request from outside.
 pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
     state.loads.push(UnconfirmedLoad {
         batch: state.batch.number,
@@ -54,7 +56,7 @@ pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) 
     }
 }
 
-/// Note that a request writes a block again that keeps its key.
+/// Note that a request rewrites a block that keeps its key.
 pub(crate) fn note_rewritten(state: &mut State, row: Row, block: BlockId, end: u32) {
     for load in &mut state.loads {
         let rests = load.reporter(row).counted > 0 && end > load.first;
@@ -71,9 +73,9 @@ pub(crate) fn inherit_loads(state: &mut State, parent: Row, child: Row, num_toke
     }
 }
 
-/// Note that a request counts no more than num_tokens tokens.
+/// Note that a request counts at most num_tokens tokens.
 ///
-/// A load of the open batch does not take place if no request rests on it any more.
+/// A load of the open batch is dropped if no request rests on it any more.
 pub(crate) fn lower_counted(state: &mut State, row: Row, num_tokens: u32) {
     let open = state.batch.number;
     state.loads.retain_mut(|load| {
@@ -85,10 +87,10 @@ pub(crate) fn lower_counted(state: &mut State, row: Row, num_tokens: u32) {
     });
 }
 
-/// Note that a request is removed: it can report no load any more.
+/// Note that a request is removed and can no longer report loads.
 ///
-/// The load ends behind the last token whose failure another request can report. The keys of what
-/// rests on it past that are withdrawn.
+/// Each load then ends after the last token whose failure another request can report. Keys that
+/// rest on later tokens are withdrawn.
 pub(crate) fn forget_reporter(state: &mut State, row: Row) {
     let State { loads, device, effects, .. } = state;
     loads.retain_mut(|load| {
@@ -112,19 +114,20 @@ pub(crate) fn is_unconfirmed(state: &State, block: BlockId) -> bool {
     state.loads.iter().flat_map(|load| &load.blocks).any(|&(each, _)| each == block)
 }
 
-/// The end of the last load that a request started or ever rested on, 0 without one.
+/// Return the end of the last load that a request started or ever rested on, 0 if there is none.
 pub(crate) fn most_loaded(state: &State, row: Row) -> u32 {
     state.loads.iter().map(|load| load.reporter(row).most).max().unwrap_or(0)
 }
 
-/// The start of the first load that a request's rewind to num_tokens tokens reports, or None.
+/// Return the start of the first load that a rewind of a request to num_tokens tokens reports, or
+/// None.
 pub(crate) fn first_reported(state: &State, row: Row, num_tokens: u32) -> Option<u32> {
     let reported = state.loads.iter().filter(|load| load.is_reported(&[row], num_tokens));
     reported.map(|load| load.first).min()
 }
 
-/// The requests that a report reaches besides those that make it, each with the tokens that it
-/// keeps.
+/// Return the requests that a report reaches, without those that make it, each with the tokens that
+/// it keeps.
 pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> Vec<(Row, u32)> {
     let mut kept: Vec<(Row, u32)> = Vec::new();
     for load in state.loads.iter().filter(|load| load.is_reported(rows, num_tokens)) {
@@ -141,9 +144,10 @@ pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> V
     kept
 }
 
-/// The requests that ever counted tokens which a report says did not come, also if they left.
+/// Return the requests that ever counted tokens which a report says were not loaded, even if they
+/// left.
 ///
-/// One that counts tokens again was scheduled anew, and takes output from there on only.
+/// If such a request counts tokens again, it was rescheduled, and takes only later output.
 pub(crate) fn reached_requests(state: &State, rows: &[Row], num_tokens: u32) -> Vec<Row> {
     let reported = state.loads.iter().filter(|load| load.is_reported(rows, num_tokens));
     let counted = |load: &UnconfirmedLoad| {
@@ -154,7 +158,7 @@ pub(crate) fn reached_requests(state: &State, rows: &[Row], num_tokens: u32) -> 
     reported.flat_map(counted).collect()
 }
 
-/// Withdraw the keys of what rests on the loads that are reported; these end there.
+/// Withdraw the keys of what rests on the reported loads, and shorten these.
 pub(crate) fn spoil_loads(state: &mut State, rows: &[Row], num_tokens: u32) {
     let State { loads, device, effects, .. } = state;
     loads.retain_mut(|load| {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Unschedule: shorten what the open batch computes for a request.
 //!
-//! Invariants: nothing from the new count on is written by the batch, lookahead slots included, so
-//! the keys that it gave past the count are withdrawn by the rules of leaving. What hits and
-//! external tokens gave stays, and so does one position of a batch that brings encoder tokens,
-//! which nobody else would write, and of a request that counts no others, since what counts nothing
-//! holds nothing (`free` takes it out). A request that keeps none of its own positions and took no
-//! hit is not in the batch any more. Blocks stay, for the next slots.
+//! Invariants: the batch writes nothing from the new count on, lookahead slots included, so keys
+//! that it published past the count are withdrawn as if the request left. Hits and external tokens
+//! stay. At least one position stays if the batch brings encoder tokens, which would not be written
+//! otherwise, or if the request counts no others, since a request without computed tokens holds no
+//! blocks (`free` removes it). A request that keeps none of its own positions and took no hit
+//! leaves the batch. Blocks stay, for the next slots.
 //! Twin: kvcore/transitions/unschedule.py.
 
 use crate::state::open_batch::{ScheduledRequest, UnwrittenBlock};
@@ -18,7 +18,7 @@ use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::Row;
 
-/// Let the open batch compute a request up to num_tokens only; its blocks stay.
+/// Let the open batch compute a request only up to num_tokens; its blocks stay.
 ///
 /// The computed count falls to num_tokens. Fails with UnknownRequest, SwappedOut, LoadUnfinished,
 /// DraftsPending, InvalidCount, BeyondComputed, BeforeOpenBatch, HitInOpenBatch.
@@ -45,7 +45,7 @@ pub fn unschedule(state: &mut State, request_id: &str, num_tokens: i64) -> Resul
     Ok(())
 }
 
-/// Let a request, and what the open batch notes of it, fall to num_tokens.
+/// Lower a request, and its record in the open batch, to num_tokens.
 fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u32) {
     withdraw(state, row, &record, num_tokens);
     let batch = &mut state.batch;

@@ -54,7 +54,7 @@ pub fn remove_skipped_blocks(
     Ok(())
 }
 
-/// The first query whose window must stay: the open batch's if that is earlier.
+/// Return the first query whose window must stay: the open batch's if that is earlier.
 #[must_use]
 pub fn visible_from(state: &State, row: Row, num_computed: u32) -> u32 {
     let record = state.batch.scheduled.get(row);
@@ -92,7 +92,7 @@ pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     })
 }
 
-/// Blocks that the trims would give to the free queue.
+/// Count the blocks that the trims would add to the free queue.
 #[must_use]
 pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {
     let places = trims.iter().flat_map(|trim| {
@@ -101,7 +101,7 @@ pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {
     places.count() as u32
 }
 
-/// Whether a block that a table lets go would join the free queue at once.
+/// Whether a block that a table drops would join the free queue at once.
 fn comes_back(state: &State, row: Row, group_id: u32, position: u32) -> bool {
     let block = state[row].tables[group_id as usize][position as usize];
     state.device.ref_count(block) == 1

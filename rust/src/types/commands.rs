@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a runtime must do, as plain data with ids only.
 //!
-//! Invariants: a batch is a list of commands, to be executed in order. Its segments mark where
-//! order matters: inside a segment no block is written twice, read after it was written, or written
-//! after it was read. A batch is exported as int32 columns, so torch, numpy or another rank can
-//! take it without a loop over commands. The numbers of the kinds are part of the format.
+//! Invariants: a batch is a list of commands, to be executed in order. Segments mark where order
+//! matters: inside a segment no block is written twice, read after it was written, or written after
+//! it was read. A batch is exported as int32 columns, so torch, numpy or another rank can take it
+//! without a loop over commands. The numbers of the kinds are part of the format.
 //! Twin: kvcore/types/commands.py.
 
 use hashbrown::HashSet;
@@ -31,7 +31,7 @@ pub enum Tier {
 #[rustfmt::skip] // one line a command, as a table
 #[allow(missing_docs)] // the fields are the ids that each line names
 pub enum Command {
-    /// The block has a new owner; its content is undefined until written.
+    /// The block has a new owner; its content is undefined until it is written.
     Allocate { block: BlockId },
     /// The block has an owner again; its content is kept (a hit or a pin).
     Touch { block: BlockId },
@@ -221,7 +221,7 @@ impl Batch {
     pub fn commands(&self) -> Result<Vec<Command>, Error> {
         let (size, keys) = (4 * self.buffer.len(), self.keys.len());
         if !size.is_multiple_of(4 * COLUMNS.len()) || !keys.is_multiple_of(KEY_SIZE) {
-            let sizes = format!("{size} bytes of columns, {keys} of keys");
+            let sizes = format!("{size} bytes of columns and {keys} bytes of keys");
             return Err(self.damaged(format!("it is cut off: {sizes}")));
         }
         let columns: [Vec<i32>; 6] = std::array::from_fn(|column| self.column(column).collect());
@@ -233,13 +233,13 @@ impl Batch {
         (0..self.len()).map(read).collect()
     }
 
-    /// The error for this batch.
+    /// Return the error for this batch.
     fn damaged(&self, reason: String) -> Error {
         Error::DamagedBatch { batch: self.number as i64, reason }
     }
 }
 
-/// The four value columns of a command; appends its key, if it has one, to keys.
+/// Return the four value columns of a command, and append its key, if any, to `keys`.
 #[inline(always)]
 pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
     match *command {
@@ -273,7 +273,8 @@ fn row(values: [u32; 4]) -> [i32; 4] {
     values.map(|value| value as i32)
 }
 
-/// The command of one row of the columns; undoes `to_row`. Fails with the kind or key that is none.
+/// Return the command of one row of the columns; the inverse of `to_row`. Fails with the kind or
+/// key that is none.
 pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, String> {
     let [a, b, c, d] = values.map(|value| value as u32);
     let (block, second) = (BlockId(a), BlockId(b));
@@ -300,7 +301,7 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
     })
 }
 
-/// The segment number of each command, from 0, never falling: a new one opens at each hazard.
+/// Return the segment number of each command, ascending from 0; a hazard opens a new segment.
 #[must_use]
 pub fn segments(commands: &Commands) -> Vec<i32> {
     if !commands.moves_content {
@@ -324,7 +325,7 @@ pub fn segments(commands: &Commands) -> Vec<i32> {
     commands.iter().map(&mut number).collect()
 }
 
-/// The batch of these commands, as columns with segments.
+/// Return the batch of these commands, as columns with segments.
 #[must_use]
 pub fn close(number: u64, commands: &Commands) -> Batch {
     let mut batch = Batch::default();
@@ -349,7 +350,7 @@ pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     batch.number = number;
 }
 
-/// The rows whose tables commands change, rising.
+/// Return the rows whose tables the commands change, ascending.
 pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
     let named = |command| match command {
         Command::SetTable { row, .. } | Command::CutTable { row, .. } => Some(row),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a manager is made for: pool sizes, groups and the options of the core.
 //!
-//! Invariants: a configuration that cannot work is refused when it is made, with the numbers that
-//! would work. Options compose; none is a fork of the code.
+//! Invariants: a configuration that cannot work is refused when it is made, and the error names
+//! numbers that would work. All options can be combined.
 //! Twin: kvcore/types/config.py.
 
 use crate::types::clone_in_place::clone_in_place;
@@ -166,13 +166,13 @@ impl Config {
         self.num_blocks - u32::from(self.null_block)
     }
 
-    /// Longest request in tokens, as a number.
+    /// The longest request in tokens, never None.
     #[must_use]
     pub fn length_limit(&self) -> u32 {
         self.max_model_len.unwrap_or(NO_LIMIT)
     }
 
-    /// Whether batches remember what they did to requests.
+    /// Whether batches remember their effects on requests.
     #[must_use]
     pub fn tracks_batches(&self) -> bool {
         self.max_in_flight > 0 || self.publish == Publish::Completed
@@ -211,9 +211,10 @@ impl Config {
         self.use_eagle && (self.groups[group_id as usize].eagle || !flagged)
     }
 
-    /// Most blocks that a request holds at once in a group, None if it keeps everything.
+    /// Return the most blocks that a request holds at once in a group; None if the group keeps
+    /// everything.
     ///
-    /// num_to_come: its scheduled positions whose tokens are to come.
+    /// num_to_come: its scheduled positions whose tokens are not yet known.
     #[must_use]
     pub fn cap(&self, group_id: u32, num_to_come: u32) -> Option<u32> {
         let limit = self.length_limit();
@@ -221,7 +222,7 @@ impl Config {
         admission_cap(&self.groups[group_id as usize], step, limit)
     }
 
-    /// Most blocks that one request holds over all groups on its way to `num_tokens` tokens.
+    /// Return the most blocks that a request holds in all groups until it has `num_tokens` tokens.
     #[must_use]
     pub fn blocks_for(&self, num_tokens: u32) -> u64 {
         let held = |(index, group): (u32, &Group)| {
@@ -284,7 +285,7 @@ fn check_groups(config: &Config) -> Result<(), Error> {
         } else if group.is_cross() && config.enable_caching {
             "cross-attention blocks are never cached: set enable_caching=False"
         } else if group.eagle && !config.use_eagle {
-            "a group is flagged eagle, and use_eagle is off"
+            "a group is flagged eagle, but use_eagle is off"
         } else {
             continue;
         };

@@ -11,7 +11,7 @@ use crate::types::event_log::EventLog;
 use crate::types::events::{News, removed};
 use crate::types::keys::Key;
 
-/// Commands and events in the order of their making; events only if they are enabled.
+/// Commands and events, in the order in which they were made; events only if they are enabled.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Since the batch was opened.
@@ -58,7 +58,7 @@ impl Effects {
         }
     }
 
-    /// Add the event that the last copy under a key is gone, if events are enabled.
+    /// Add the event for the removal of the last block of a key, if events are enabled.
     #[inline]
     pub fn announce_removed(&mut self, key: &Key) {
         if self.events_enabled {

@@ -13,7 +13,7 @@ pub use crate::types::error_fields::{Field, repr};
 
 macro_rules! errors {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* } $message:literal;)*) => {
-        /// A call that was wrong; nothing has changed.
+        /// A call was wrong, and has changed nothing.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum Error {
             $($(#[$doc])* $name {
@@ -55,144 +55,144 @@ macro_rules! errors {
 }
 
 errors! {
-    /// A configuration that cannot work.
+    /// The configuration cannot work.
     InvalidConfig { field: &'static str, value: Field, reason: String }
         "config {field}={value:?}: {reason}";
-    /// One pool has one page size, so that any block can serve any group.
+    /// All blocks of a pool must have one size, so that any block can serve any group.
     GroupsDoNotFit { groups: Vec<i64>, sizes: Vec<i64> }
         "groups {groups} have blocks of {sizes} bytes: one pool has one block size";
-    /// Pools that do not fit in memory.
+    /// The pools do not fit in memory.
     PoolTooLarge { num_blocks: i64, needed_bytes: i64, available_bytes: i64 }
         "{num_blocks} blocks need {needed_bytes} bytes, {available_bytes} are available";
-    /// One manager runs one call at a time.
+    /// A manager runs one call at a time.
     ConcurrentCall { } "another call of this manager is running: make one call at a time";
-    /// No request of this id is known.
+    /// There is no request with this id.
     UnknownRequest { request: String } "request {request:?} is not known";
     /// No request is in this row.
     UnknownRow { row: i64 } "request in row {row} is not known";
-    /// A request of this id exists already, or is named twice in one call.
+    /// The request exists already, or is named twice in one call.
     RepeatedRequest { request: String, reason: &'static str } "request {request:?} {reason}";
     /// A request id is a non-empty str.
     EmptyRequestId { value: String } "a request id must be a non-empty str, not {value:?}";
-    /// A request has at least one token; an extension adds at least one.
-    EmptyTokens { request: String } "request {request:?} is given no tokens";
-    /// A token id is an integer from 0 to 2**32 - 1, or of a request with own hashes from -2**31.
+    /// A request needs at least one token, and an extension must add at least one.
+    EmptyTokens { request: String } "request {request:?} was given no tokens";
+    /// A token id must be in [0, 2**32), or at least -2**31 if the request has its own hashes.
     InvalidToken { value: i64, position: i64 }
         "token {value:?} at position {position} of the call is not an integer in [0, 2**32)";
-    /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
+    /// A token buffer must be one-dimensional, contiguous, of integers of 1, 2, 4 or 8 bytes.
     UnsupportedBuffer { name: &'static str, format: String, dimensions: i64 }
-        "{name}: a buffer of format {format}, {dimensions}-dimensional, is no row of integers";
-    /// Two arguments of one call must have as many items.
+        "{name}: {dimensions}-dimensional buffer of format {format} is not a row of integers";
+    /// Two arguments of a call must have the same length.
     LengthMismatch { num_requests: i64, num_tokens: i64 }
-        "{num_requests} requests are given {num_tokens} tokens";
+        "{num_requests} requests were given {num_tokens} tokens";
     /// A count is below what the call needs.
     InvalidCount { name: &'static str, value: i64, least: i64 }
         "{name} is {value:?}, must be at least {least}";
-    /// Slots are requested for tokens that the request does not have.
+    /// The call requests slots for tokens that the request does not have.
     TooManyTokens { request: String, num_tokens: i64, requested: i64 }
-        "request {request:?} has {num_tokens} tokens, slots go up to token {requested}";
-    /// New tokens would pass the longest length that the model takes.
+        "request {request:?} has {num_tokens} tokens, but slots would reach token {requested}";
+    /// New tokens would exceed the maximum length of the model.
     BeyondModelLength { request: String, requested: i64, max_model_len: i64 }
-        "request {request:?} would reach {requested} tokens, the model takes {max_model_len}";
+        "request {request:?} would reach {requested} tokens: max_model_len is {max_model_len}";
     /// The call names more tokens than were computed.
     BeyondComputed { request: String, num_computed: i64, requested: i64 }
-        "request {request:?} has {num_computed} computed tokens, the call names {requested}";
-    /// The call takes back tokens that the open batch does not compute, or not without the rest.
+        "request {request:?} has {num_computed} computed tokens: the call names {requested}";
+    /// The call takes back tokens that the open batch does not compute, or cannot drop alone.
     BeforeOpenBatch { request: String, num_kept: i64, requested: i64 }
         "request {request:?} cannot fall to {requested}: the open batch keeps its first {num_kept}";
-    /// Hashes supplied by an engine have one size, and there is at most one per full block.
+    /// Hashes supplied by an engine must have one size, and at most one per full block.
     WrongBlockHashes { request: String, num_hashes: i64, reason: String }
-        "request {request:?} is given {num_hashes} block hashes: {reason}";
-    /// Draft tokens were not yet accepted or dropped.
+        "request {request:?} was given {num_hashes} block hashes: {reason}";
+    /// The request has drafts that were not yet accepted or dropped.
     DraftsPending { request: String, num_drafts: i64 }
-        "request {request:?} has {num_drafts} draft tokens, accept or drop them first";
-    /// Output of a request is still to come, so it takes no drafts.
+        "request {request:?} has {num_drafts} draft tokens: accept or drop them first";
+    /// The request still waits for output, so it cannot get drafts.
     PlaceholdersPending { request: String, num_placeholders: i64 }
-        "request {request:?} waits for {num_placeholders} tokens to come, add those first";
-    /// No token can have been sampled: the request's own are not all computed.
+        "request {request:?} waits for {num_placeholders} tokens of output: add those first";
+    /// No token can have been sampled, since some tokens of the request are not computed.
     NotComputed { request: String, num_tokens: i64, num_computed: i64 }
         "request {request:?} computed {num_computed} of {num_tokens} tokens: allocate the rest";
-    /// A batch sampled this before its request was cut, or scheduled anew, or it was handed in.
+    /// The output is stale: its request was cut or rescheduled since, or has already got it.
     StaleOutput { request: String, batch: i64, output_from: i64 }
         "request {request:?} takes no output of batch {batch}: the first is {output_from}";
-    /// Output fills positions to come in order; the batch in flight does not sample the next one.
+    /// Output must come in order, but this batch does not sample the next position.
     OutputOutOfOrder { request: String, batch: i64, num_tokens: i64 }
         "batch {batch} does not sample token {num_tokens} of request {request:?}";
-    /// A batch that was not taken yet has sampled nothing.
+    /// The batch was not taken yet, so it has sampled nothing.
     BatchNotTaken { batch: i64, open_batch: i64 }
-        "batch {batch} was not taken yet, the open batch is {open_batch}";
+        "batch {batch} was not taken yet: the open batch is {open_batch}";
     /// Only drafts that were scheduled can be accepted.
     BeyondDrafts { request: String, num_scheduled: i64, requested: i64 }
-        "request {request:?} has {num_scheduled} scheduled drafts, {requested} are accepted";
-    /// The open batch is executed later, so what it schedules is not written yet.
+        "request {request:?} has {num_scheduled} scheduled drafts, cannot accept {requested}";
+    /// The open batch was not executed yet, so its positions are not written.
     InOpenBatch { kind: &'static str, value: Field }
         "{kind} {value:?} is in the open batch: take the batch first";
-    /// The number of the weights rises.
+    /// The number of the weights can only rise.
     EpochWentBack { epoch: i64, current: i64, least: i64, most: i64 }
         "epoch {epoch:?} cannot follow epoch {current}: it must be from {least} to {most}";
     /// The time of a manager never falls.
     TimeWentBack { now_ms: i64, current: i64, most: i64 }
         "time {now_ms:?} ms cannot follow {current}: it must be from {current} to {most}";
-    /// A request that began with older weights loads nothing: stored content is of the new ones.
+    /// A request that began with older weights cannot load content, which is of the new ones.
     StaleRequest { request: String, epoch: i64, current: i64 }
         "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";
-    /// As many batches are in flight as the config allows.
+    /// The maximum number of batches is in flight.
     TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
         "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the \
          oldest or cancel first";
     /// No batch in flight has this number.
     NotInFlight { batch: i64, in_flight: Vec<i64> }
         "batch {batch} is not in flight; in flight are: {in_flight}";
-    /// Batches are completed in the order of their numbers.
+    /// Batches must be completed in the order of their numbers.
     BatchOutOfOrder { batch: i64, oldest: i64 }
         "batch {batch} cannot be completed before batch {oldest}";
     /// The request waits for the external store.
     LoadUnfinished { request: String, num_operations: i64 }
-        "request {request:?} has {num_operations} unfinished loads: complete them or free it";
-    /// A block that rests on external tokens is not stored while their load may fail.
+        "request {request:?} has {num_operations} unfinished loads: complete or free them";
+    /// A block that rests on external tokens cannot be stored while their load may fail.
     LoadUnconfirmed { block: i64 }
         "block {block} rests on external tokens whose load may still fail: store it later";
     /// Only whole blocks with keys can be loaded.
     WrongLoad { request: String, num_tokens: i64, reason: String }
         "request {request:?} cannot load {num_tokens} tokens: {reason}";
     /// Only a block with a key can be stored.
-    NotPublished { block: i64 } "block {block} has no key to be stored under";
+    NotPublished { block: i64 } "block {block} has no key, so it cannot be stored";
     /// No unfinished operation has this number.
     UnknownOperation { operation: i64 } "there is no unfinished operation {operation}";
-    /// Other requests count tokens in blocks that were not written.
+    /// Other requests also count tokens of blocks that were not written.
     HeldByOthers { blocks: Vec<i64>, requests: Vec<String> }
-        "blocks {blocks} are counted by requests {requests} too: name those in the same call";
+        "requests {requests} also count blocks {blocks}: name them in the same call";
     /// Encoder tokens need a cross-attention group.
     NoEncoderGroup { request: String, num_encoder_tokens: i64 }
-        "request {request:?} brings {num_encoder_tokens} encoder tokens, no group has them";
-    /// A cut lies outside the request.
+        "request {request:?} brings {num_encoder_tokens} encoder tokens: no group takes them";
+    /// The cut is outside the request.
     BeyondRequest { request: String, num_tokens: i64, requested: i64 }
-        "request {request:?} has {num_tokens} tokens, cannot be cut to {requested}: keep 1 to \
+        "request {request:?} has {num_tokens} tokens and cannot be cut to {requested}: keep 1 to \
          {num_tokens}";
-    /// Only a request that holds nothing can bring hits.
+    /// Only a request that holds no blocks can take hits.
     HitsOnRunningRequest { request: String, num_blocks: i64 }
-        "request {request:?} already holds blocks and brings {num_blocks} hit blocks";
-    /// The blocks of a hit and its token count do not belong together, or not to this request.
+        "request {request:?} holds blocks, but the call passes {num_blocks} hit blocks";
+    /// The blocks of a hit do not match its token count, or not this request.
     WrongHit { request: String, num_blocks: i64, num_tokens: i64 }
         "request {request:?}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens: \
          bring the hit that was found for it";
-    /// A hit block does not, or no longer, hold the request's key.
+    /// A hit block does not have, or no longer has, the request's key.
     StaleHits { request: String, block: i64, position: i64 }
         "request {request:?}: block {block} at position {position} does not hold its key: the hit \
          is of other tokens, or out of date; look up again";
-    /// Hits are given although prefix caching is off.
+    /// The call passes hits although prefix caching is off.
     CachingDisabled { request: String, num_blocks: i64 }
-        "request {request:?} brings {num_blocks} hit blocks, prefix caching is off";
+        "request {request:?} gets {num_blocks} hit blocks, but prefix caching is off";
     /// The request's blocks are in the host tier.
-    SwappedOut { request: String } "request {request:?} is swapped out, swap it in first";
+    SwappedOut { request: String } "request {request:?} is swapped out: swap it in first";
     /// The request has nothing in the host tier.
     NotSwapped { request: String } "request {request:?} is not swapped out";
     /// The request holds no blocks.
     NotRunning { request: String } "request {request:?} holds no blocks";
-    /// A request is forgotten only after it gave back its blocks.
+    /// A request can be removed only after its blocks are freed.
     StillHoldsBlocks { request: String, num_blocks: i64 }
-        "request {request:?} still holds {num_blocks} blocks, free it first";
-    /// Other requests count on blocks that this call would leave unwritten.
+        "request {request:?} still holds {num_blocks} blocks: free it first";
+    /// Other requests count blocks that this call would leave unwritten.
     HitInOpenBatch { blocks: Vec<i64>, requests: Vec<String> }
         "blocks {blocks} were published in the open batch and are counted by requests {requests}: \
          free those first, or take the batch";
@@ -201,42 +201,42 @@ errors! {
     /// The pool has no such block, or it is the null block.
     UnknownBlock { block: i64, first: i64, last: i64 }
         "block {block} is not one of the blocks {first} to {last} of this pool";
-    /// A block is given back more often than it is held.
+    /// A block is released more often than it is owned.
     DoubleFree { block: i64, ref_count: i64, requested: i64 }
-        "block {block} has {ref_count} owners, the call releases {requested}";
+        "block {block} has {ref_count} owners, but the call releases {requested}";
     /// A block is unpinned more often than it was pinned.
     NotPinned { block: i64, num_pins: i64, requested: i64 }
-        "block {block} has {num_pins} pins, the call removes {requested}";
-    /// A block does not, or no longer, have the key that the call expects of it.
+        "block {block} has {num_pins} pins, but the call removes {requested}";
+    /// A block does not have, or no longer has, the key that the call expects.
     WrongKey { block: i64, position: i64 }
         "block {block} at position {position} does not have the key of that position";
-    /// A block without owner and key holds nothing that could be kept.
+    /// A block with neither owner nor key has no content to keep.
     UnusedBlock { block: i64 } "block {block} has neither owner nor key";
-    /// A block that is copied or taken over has an owner.
+    /// A block must have an owner to be copied or taken over.
     NoOwner { block: i64 } "block {block} has no owner";
     /// A block has at most one key.
     AlreadyPublished { block: i64 } "block {block} already has a key";
-    /// Keys have one size, since a batch carries them one after the other.
+    /// All keys must have one size, since a batch concatenates them.
     InvalidKey { size: i64, expected: i64 } "a key has {expected} bytes, not {size}";
     /// Bytes that are not an encoded state.
     DamagedState { reason: String, offset: i64 }
         "not an encoded state: {reason} at byte {offset}";
-    /// Columns and keys that are not a batch.
+    /// The columns and keys are not a batch.
     DamagedBatch { batch: i64, reason: String } "batch {batch} is damaged: {reason}";
-    /// A text trace that cannot be read.
+    /// A text trace cannot be read.
     TraceError { source: String, line: i64, reason: String } "{source}, line {line}: {reason}";
-    /// A part of a block's extra keys that no key can be made of.
+    /// A part of a request's extra keys has the wrong form.
     InvalidExtraKey { name: String, expected: &'static str, value: Field }
         "{name} must be {expected}, not {value:?}";
-    /// Media items are sorted by their first position, and stand in the prompt.
+    /// Media items must be sorted by their first position and lie in the prompt.
     UnsortedMedia {
         request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64
     }
-        "request {request:?}: media item {position} takes {length} tokens from {offset} on, must \
-         begin at {first} or later, like the item before it, and end by {num_tokens}";
-    /// Two parts of one request do not have the sizes that belong together.
+        "request {request:?}: media item {position} covers {length} tokens from {offset} on; it \
+         must begin at {first} or later, like the item before it, and end by {num_tokens}";
+    /// The sizes of two parts of a request do not match.
     CountMismatch { request: String, name: &'static str, given: i64, expected: i64 }
-        "request {request:?} is given {given} {name}, must be {expected}";
+        "request {request:?} was given {given} {name}, expected {expected}";
 }
 
 impl std::error::Error for Error {}

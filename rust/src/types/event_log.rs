@@ -92,7 +92,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
         STORED | STORED_IN_EPOCH => {
             let epoch = if kind == STORED { 0 } else { source.u32()? };
             if (epoch == 0) != (kind == STORED) {
-                return Err(source.damaged("an epoch that is not written"));
+                return Err(source.damaged("an epoch of 0 is not written"));
             }
             let block_hashes = source.hashes()?;
             Ok(Event::BlockStored {
@@ -126,7 +126,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
 fn read_keys(source: &mut Reader<'_>) -> Result<Vec<ExtraKey>, Error> {
     let keys = source.list(|source| Ok((source.u8()?, source.sized()?.to_vec())))?;
     if !keys.iter().all(|(tag, value)| is_extra_key(*tag, value)) {
-        return Err(source.damaged("an extra key that no block has"));
+        return Err(source.damaged("an extra key of the wrong form"));
     }
     Ok(keys)
 }
@@ -137,10 +137,10 @@ fn read_parent(source: &mut Reader<'_>) -> Result<Option<BlockHash>, Error> {
         return Ok(None);
     }
     let hash = bytes.try_into();
-    hash.map(Some).map_err(|_| source.damaged("a parent is no hash"))
+    hash.map(Some).map_err(|_| source.damaged("a parent is not a hash"))
 }
 
-/// The bytes of one event.
+/// Write one event.
 pub fn write_event(out: &mut Writer, news: &News<'_>) {
     match news {
         News::BlockStored(stored) => write_stored(out, stored),

@@ -2,7 +2,7 @@
 //! What happened to the hash index, for routers and stores that mirror it.
 //!
 //! Invariants: a stored event names every block of one publication. A removed event is emitted only
-//! when the last block of that content loses its key. Replaying all events from nothing gives
+//! when the last block of a content loses its key. Replaying all events from the start gives
 //! exactly the index.
 //! Twin: kvcore/types/events.py.
 
@@ -22,7 +22,7 @@ pub enum Event {
         parent_hash: Option<BlockHash>,
         /// Of all the blocks, in order.
         tokens: Vec<u32>,
-        /// Tokens a block.
+        /// Tokens per block.
         block_size: u32,
         /// The group that the blocks belong to.
         group_id: u32,
@@ -56,7 +56,7 @@ pub struct Stored<'a> {
     pub hashes: &'a [BlockHash],
     /// Hashes a block.
     pub scale: u32,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: u32,
     /// The group of the table.
     pub group_id: u32,
@@ -77,13 +77,13 @@ pub enum News<'a> {
     AllBlocksCleared,
 }
 
-/// The event for the last copy under a key.
+/// Make the event for the removal of the last block of a key.
 #[must_use]
 pub fn removed(key: &Key) -> News<'_> {
     News::BlockRemoved(key)
 }
 
-/// The keys that a mirror of the index holds after these events, from nothing.
+/// Return the keys that an empty mirror of the index holds after these events.
 ///
 /// None: an event removes what the mirror does not hold.
 #[must_use]

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Extra inputs: what decides the content of blocks besides their tokens, and their extra keys.
+//! Extra inputs, which decide the content of blocks besides their tokens, and their extra keys.
 //!
 //! Invariants: a LoRA adapter and prompt embeddings mark every block, a media item the blocks that
-//! it has tokens in, a cache salt the first block, from which the chain carries it on. A block's
+//! contain its tokens, a cache salt the first block, from which the chain carries it on. A block's
 //! keys come in the order LoRA, media by position, salt, embeddings, each under a tag of its kind,
 //! so that equal values of two kinds differ. A media item that ends where a block starts is not in
-//! it (X-08); one that is carries its offset from the block's start, negative if it began before.
-//! Items may overlap, as the sound and the pictures of a video do: a block has the keys of all of
-//! them. If a cut ends items or the rows inside a block, that block has a tag of its own for them
-//! and says where. Nothing is kept between blocks: a block's items are looked for among those that
-//! begin before its end. Twin: kvcore/types/extra_inputs.py.
+//! the block (X-08); one in the block has its offset from the block's start, negative if it began
+//! before. Items may overlap, as the sound and the pictures of a video do: a block has the keys of
+//! all of them. If a cut ends items or rows inside a block, the block's keys have special tags and
+//! give the position of the cut. Nothing is kept between blocks: a block's items are searched among
+//! those that begin before its end. Twin: kvcore/types/extra_inputs.py.
 //!
 //! ```text
 //! 1 LoRA             size of name[u32] name path
@@ -20,8 +20,8 @@
 //! 6 cut embeddings   rows that are left[u32] SHA-256 of the bytes of the rows before the cut
 //! ```
 //!
-//! Equal keys of a block mean equal content, if an identifier stands for one content of one length
-//! and all rows are of one size. Source: tests/core/hashing/test_key_contents.py.
+//! Equal keys of blocks mean equal content, provided that an identifier stands for one content of
+//! one length and that all rows have one size. Source: tests/core/hashing/test_key_contents.py.
 
 use sha2::{Digest, Sha256};
 
@@ -44,10 +44,10 @@ pub const CUT_MEDIA: u8 = 5;
 pub const CUT_EMBEDS: u8 = 6;
 /// Most extra keys of a block.
 pub const MAX_EXTRA_KEYS: usize = 255;
-/// Media items in one block, beside one key of each other kind.
+/// Most media items in one block, besides one key of each other kind.
 pub const MAX_MEDIA: usize = MAX_EXTRA_KEYS - 3;
 
-/// What the digest of a hidden salt begins with.
+/// Prefix of the input of a hidden salt's digest.
 const HIDDEN: &[u8] = b"kvcore salt\0";
 pub(crate) const DIGEST_SIZE: usize = 32;
 
@@ -75,14 +75,14 @@ pub struct MediaItem {
 }
 
 impl MediaItem {
-    /// The position behind its last token.
+    /// The position after its last token.
     #[must_use]
     pub fn end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.length)
     }
 }
 
-/// Embeddings that stand for a prompt's tokens, one row a token.
+/// Embeddings that stand for a prompt's tokens, one row per token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptEmbeds<'a> {
     /// The rows, one after the other.
@@ -121,10 +121,9 @@ impl ExtraKeys {
             && self.embeds.is_empty()
     }
 
-    /// The keys of the block of tokens [start, end), in order.
+    /// Return the keys of the block of tokens [start, end), in order.
     ///
-    /// block_size: tokens a hash block, of which this is one, or several as a coarser block: that
-    /// has the digests of all of them.
+    /// block_size: tokens per hash block. A coarser block has the digests of all its hash blocks.
     #[must_use]
     pub fn of_block(&self, start: u32, end: u32, block_size: u32) -> Vec<ExtraKey> {
         let mut keys = Vec::new();
@@ -132,16 +131,17 @@ impl ExtraKeys {
         keys
     }
 
-    /// Where a cut ended media items inside a hash block, if one did.
+    /// Return where a cut ended media items inside a hash block, if one did.
     #[must_use]
     pub fn media_cut_at(&self) -> Option<u64> {
         if self.media_cut { self.media.iter().map(MediaItem::end).max() } else { None }
     }
 
-    /// The keys of a prompt that is cut to `num_tokens` tokens.
+    /// Return the keys of a prompt that is cut to `num_tokens` tokens.
     ///
-    /// Media and embeddings behind the cut go. A block that the cut goes through never has the key
-    /// that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
+    /// Media and embeddings after the cut are dropped. A block that contains the cut never has its
+    /// old key again, whatever tokens follow. A second cut gives the same result as if it were the
+    /// only one.
     #[must_use]
     pub fn cut(&self, num_tokens: u32, block_size: u32) -> ExtraKeys {
         let inside = !num_tokens.is_multiple_of(block_size);
@@ -159,10 +159,9 @@ impl ExtraKeys {
         keys
     }
 
-    /// These keys with a digest in the place of the salt, for readers that may not know it.
+    /// Return these keys with a digest instead of the salt, for readers that may not see it.
     ///
-    /// root: of the key chains. The digest of a secret root reveals nothing of a salt that can be
-    /// guessed.
+    /// root: of the key chains. If it is secret, the digest does not help to guess the salt.
     #[must_use]
     pub fn hide_salt(&self, root: &BlockHash) -> ExtraKeys {
         let digest = |salt: &String| {
@@ -237,7 +236,7 @@ pub struct GivenKeys<'a> {
     pub prompt_embeds: Option<PromptEmbeds<'a>>,
 }
 
-/// Whether a block can have this extra key: its value has the form of its tag.
+/// Whether the value of an extra key has the form of its tag.
 pub(crate) fn is_extra_key(tag: u8, value: &[u8]) -> bool {
     let is_text = |value: &[u8]| std::str::from_utf8(value).is_ok();
     match tag {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Groups: layers that share block size and retention rule, and those rules.
 //!
-//! Invariants: positions are tokens. With n computed tokens the next query stands at n and sees
+//! Invariants: positions count tokens. With n computed tokens the next query is at n and sees
 //! positions from `skipped_tokens(group, n)` on. Earlier positions are never read again: their
-//! blocks are given back and the null block takes their places. Cross-attention has one table for
-//! the encoder's tokens, which does not grow with the request and is never cached.
+//! blocks are given back and replaced by the null block. Cross-attention has one table for the
+//! encoder's tokens, which does not grow with the request and is never cached.
 //! Source: S000-11, 28, 36, 40; S001-79 to 81. Twin: kvcore/types/groups.py.
 
 use crate::types::errors::{Error, Field};
@@ -49,7 +49,7 @@ impl Kind {
 /// Layers that share block size and retention rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: u32,
     /// What the layers see of a request.
     pub kind: Kind,
@@ -83,7 +83,7 @@ impl Group {
         Group { kind, window: Some(window), ..Group::new(block_size) }
     }
 
-    /// Whether blocks are given back behind a window.
+    /// Whether blocks that have left the window are given back.
     #[must_use]
     pub fn is_windowed(&self) -> bool {
         matches!(self.kind, Kind::SlidingWindow | Kind::ChunkedLocal)
@@ -126,7 +126,7 @@ impl Group {
     }
 }
 
-/// Leading positions that no query at num_computed or later sees.
+/// Count the leading positions that no query at num_computed or later sees.
 #[must_use]
 pub fn skipped_tokens(group: &Group, num_computed: u32) -> u32 {
     match (group.kind, group.window) {
@@ -136,16 +136,17 @@ pub fn skipped_tokens(group: &Group, num_computed: u32) -> u32 {
     }
 }
 
-/// Leading blocks that no query at num_computed or later sees any token of.
+/// Count the leading blocks of which no query at num_computed or later sees a token.
 #[must_use]
 pub fn skipped_blocks(group: &Group, num_computed: u32) -> u32 {
     skipped_tokens(group, num_computed) / group.block_size
 }
 
-/// Most blocks that a request of any length holds at once, None if nothing is given back.
+/// Return the most blocks that a request holds at once, whatever its length; None if nothing is
+/// given back.
 ///
-/// max_num_batched: most tokens that one step computes of a request. One block more if the first
-/// token that is seen need not stand at the start of a block.
+/// max_num_batched: most tokens that one step computes of a request. The result includes one more
+/// block if the first visible token need not be at the start of a block.
 #[must_use]
 pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) -> Option<u32> {
     let window = group.window?;

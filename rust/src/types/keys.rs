@@ -76,7 +76,7 @@ pub enum Hashing {
 /// All hashings, in the order of their codes.
 pub const HASHINGS: [Hashing; 3] = [Hashing::Sha256, Hashing::Sha256Cbor, Hashing::Xxh3];
 
-/// The key under which a block of this content and group is found.
+/// Return the key of a block of this content and group.
 #[must_use]
 pub fn make_key(block_hash: &BlockHash, group_id: u32) -> Key {
     let mut key = [0; KEY_SIZE];
@@ -85,7 +85,7 @@ pub fn make_key(block_hash: &BlockHash, group_id: u32) -> Key {
     Key(key)
 }
 
-/// The 64-bit form in which events name a hash: the low bits of the big-endian integer.
+/// Return the 64-bit form of a hash in events: the low bits of the big-endian integer.
 #[must_use]
 pub fn external_hash(block_hash: &BlockHash) -> u64 {
     let mut low = [0; 8];
@@ -93,7 +93,8 @@ pub fn external_hash(block_hash: &BlockHash) -> u64 {
     u64::from_be_bytes(low)
 }
 
-/// A key in 8 bytes, spread evenly also where hashes are not: equal keys have equal ones.
+/// Fold a key into 8 bytes, evenly spread even if the hashes are not. Equal keys give equal
+/// results.
 #[must_use]
 pub fn fold_key(key: &Key) -> u64 {
     let mut folded = u64::from(key.group_id());

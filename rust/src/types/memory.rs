@@ -12,7 +12,7 @@ use crate::types::errors::Error;
 
 /// Of the columns of a pool: owners, links of the queue, keys, chain, rings.
 const BLOCK_BYTES: u64 = 60;
-/// A need that is not compared with the memory of the machine.
+/// Needs up to this size are not compared with the memory of the machine.
 const SMALL_BYTES: u64 = 1 << 26;
 const MEMINFO: &str = "/proc/meminfo";
 const CGROUP: &str = "/sys/fs/cgroup/memory.max";
@@ -32,7 +32,7 @@ pub fn check_memory(num_blocks: u64) -> Result<(), Error> {
     Err(Error::PoolTooLarge { num_blocks: num_blocks as i64, needed_bytes, available_bytes })
 }
 
-/// The bytes that are needed, or their largest half, quarter and so on that can be allocated.
+/// Return `needed`, or its largest half, quarter and so on that can be allocated.
 fn num_reservable(mut needed: u64) -> u64 {
     let fits = |size: u64| {
         let mut room: Vec<u8> = Vec::new();
@@ -46,7 +46,7 @@ fn num_reservable(mut needed: u64) -> u64 {
     needed
 }
 
-/// Bytes that the machine and the container can give, as far as the system says.
+/// Return the bytes available to this process, as far as the system reports them.
 fn num_available() -> Vec<u64> {
     let mut found = Vec::new();
     let sizes = read_to_string(MEMINFO).unwrap_or_default();

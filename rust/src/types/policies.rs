@@ -18,12 +18,13 @@ const FIRST: u8 = 1;
 const SMALL: u8 = 1;
 /// The greatest section.
 pub(crate) const MAIN: u8 = 2;
-/// Of `Learned`: kinds of contents, bits of a rate, and the count at which a kind's are halved.
+/// For `Learned`: number of kinds, bits of a rate, and the count at which a kind's counts are
+/// halved.
 const KINDS: usize = 64;
 const RATE_BITS: u32 = 16;
 const COUNT_MAX: u64 = 1024;
 
-/// Section and order: the lowest leaves first, of equal ones the one that came first.
+/// Section and order: the lowest leaves first; equal ones leave in the order in which they came.
 pub(crate) type Place = (u8, u64);
 /// The place of blocks without a key, and of a content that was never free.
 pub(crate) const KEYLESS: Place = (0, 0);
@@ -166,7 +167,7 @@ pub(crate) fn take(
     (front.section, stays.then_some((MAIN, now)))
 }
 
-/// A kind of content, by the order of magnitude of its depth.
+/// Return the kind of a content, by its uses and the order of magnitude of its depth.
 fn kind_of(uses: u32, depth: u32) -> usize {
     let magnitude = (u32::BITS - depth.leading_zeros()).min(7);
     (8 * uses.saturating_sub(1).min(7) + magnitude) as usize

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long content should stay cached: what a request wishes for its tokens.
+//! Retention wishes: how long a request wants its content to stay cached.
 //!
-//! Invariants: levels are 0 to 100, 35 if nothing is said; what has a higher one leaves later. A
-//! wish says three parts: `base`, for ever; `level`, and the ms for which it holds. Wishes join
-//! part by part to the larger. At a position a request has the join of its wishes from there on, so
-//! a token never has less than those behind it. Levels and ranges are checked where they are made,
-//! in Python.
+//! Invariants: levels are 0 to 100, by default 35; blocks of a higher level leave later. A wish has
+//! three parts: `base`, without end; `level`, and the ms for which it holds. Wishes are joined by
+//! taking the maximum of each part. The wish of a position is the join of the request's wishes from
+//! there on, so a token never has less than those after it. Levels and ranges are checked where
+//! they are made, in Python.
 //! Source: names are those of TensorRT-LLM; there a level is a priority.
 //! Twin: kvcore/types/retention.py.
 
@@ -50,7 +50,7 @@ pub const DEFAULT_WISH: Wish = Wish { base: DEFAULT_LEVEL, level: 0, duration: 0
 pub const DEFAULT_STEPS: [Step; 1] = [(0, DEFAULT_WISH)];
 
 impl Wish {
-    /// A wish of one level.
+    /// Make the wish for one level.
     #[must_use]
     pub fn new(priority: u8, duration: Option<u64>) -> Self {
         match duration {
@@ -60,7 +60,7 @@ impl Wish {
     }
 }
 
-/// The wishes of a request at its positions, of which `num_tokens` have tokens.
+/// Return the wishes of a request at its positions, of which `num_tokens` have tokens.
 #[must_use]
 pub fn steps_of(pieces: &[Piece], num_tokens: u32) -> Vec<Step> {
     let Some(((_, _, decoded), ranges)) = pieces.split_last() else { return Vec::new() };
@@ -87,7 +87,7 @@ pub fn steps_of(pieces: &[Piece], num_tokens: u32) -> Vec<Step> {
     shortest(known)
 }
 
-/// The join of two requests' wishes at each position.
+/// Join two requests' wishes at each position.
 #[must_use]
 pub fn join_steps(mine: &[Step], theirs: &[Step]) -> Vec<Step> {
     let mut firsts: Vec<u32> = mine.iter().chain(theirs).map(|step| step.0).collect();
@@ -97,7 +97,7 @@ pub fn join_steps(mine: &[Step], theirs: &[Step]) -> Vec<Step> {
     shortest(firsts.into_iter().map(joined).collect())
 }
 
-/// The wish of a position.
+/// Return the wish of a position.
 #[must_use]
 pub fn wish_at(steps: &[Step], position: u32) -> Wish {
     steps[steps.partition_point(|step| step.0 <= position) - 1].1
@@ -108,7 +108,7 @@ pub(crate) fn wishes_of(wishes: &Wishes, row: Row) -> &[Step] {
     wishes.get(&row).map_or(&DEFAULT_STEPS, Vec::as_slice)
 }
 
-/// The larger of each part.
+/// Return the maximum of each part.
 #[must_use]
 pub fn join(one: Wish, other: Wish) -> Wish {
     Wish {
@@ -118,7 +118,7 @@ pub fn join(one: Wish, other: Wish) -> Wish {
     }
 }
 
-/// The steps without those that change nothing.
+/// Drop steps that change nothing.
 fn shortest(mut steps: Vec<Step>) -> Vec<Step> {
     steps.dedup_by_key(|step| step.1);
     steps

@@ -12,7 +12,7 @@ use crate::types::retention::Piece;
 /// Why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Ask again when blocks were given back.
+    /// Retry when blocks were given back.
     Later,
     /// More than an empty pool can give this call.
     Never,
@@ -29,7 +29,7 @@ pub enum Verdict {
     Never,
 }
 
-/// Where a request's blocks are.
+/// The tier of a request's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// It holds none.
@@ -52,7 +52,7 @@ impl Status {
     }
 }
 
-/// A request as an engine hands it in.
+/// A request as an engine passes it.
 #[derive(Debug, Clone, Default)]
 pub struct Request<'a> {
     /// A name of its own, not empty.
@@ -107,7 +107,8 @@ impl KVCacheBlocks {
         self.blocks.iter().map(|ids| ids.iter().map(|block| block.0).collect()).collect()
     }
 
-    /// The ids of the blocks without a key, one list per group; has_key: of the manager.
+    /// Return the ids of the blocks without a key, one list per group. has_key: the manager's
+    /// method.
     #[must_use]
     pub fn get_unhashed_block_ids(&self, has_key: impl Fn(BlockId) -> bool) -> Vec<Vec<u32>> {
         let unhashed = |ids: &Vec<BlockId>| {
@@ -116,7 +117,7 @@ impl KVCacheBlocks {
         self.blocks.iter().map(unhashed).collect()
     }
 
-    /// No blocks, in as many groups.
+    /// Return an instance without blocks, with the same number of groups.
     #[must_use]
     pub fn new_empty(&self) -> KVCacheBlocks {
         KVCacheBlocks { blocks: vec![Vec::new(); self.blocks.len()] }
@@ -199,8 +200,8 @@ pub struct Appended {
 
 /// Look-ups since the last `take_stats`, counted with the allocation that used them.
 ///
-/// queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
-/// cache was reset meanwhile.
+/// queries and hits are tokens. Requests that were preempted before are counted separately. reset:
+/// whether the cache was reset meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are the sums that the type names
 pub struct PrefixCacheStats {

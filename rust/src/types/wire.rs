@@ -9,7 +9,7 @@ use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Table};
 use crate::types::keys::{BlockHash, HASH_SIZE, KEY_SIZE, Key};
 
-/// Bytes that are being read.
+/// A cursor over bytes to read.
 #[derive(Debug)]
 pub struct Reader<'a> {
     pub(crate) data: &'a [u8],
@@ -44,7 +44,7 @@ impl<'a> Reader<'a> {
         self.offset
     }
 
-    /// The error at this place.
+    /// Make the error for this offset.
     pub(crate) fn damaged(&self, reason: impl Into<String>) -> Error {
         Error::DamagedState { reason: reason.into(), offset: self.offset as i64 }
     }
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         Ok(if self.flag()? { Some(self.name()?.to_owned()) } else { None })
     }
 
-    /// A count and that many block hashes.
+    /// Read a count and that many block hashes.
     pub(crate) fn hashes(&mut self) -> Result<Vec<BlockHash>, Error> {
         let size = (self.u32()? as usize).saturating_mul(HASH_SIZE);
         let joined = self.take(size)?;
@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Bytes that are being written.
+/// A buffer of bytes to write.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Writer {
     pub(crate) data: Vec<u8>,
@@ -229,7 +229,7 @@ impl Writer {
         }
     }
 
-    /// A count and that many block hashes.
+    /// Read a count and that many block hashes.
     pub(crate) fn hashes(&mut self, hashes: &[BlockHash]) {
         self.count(hashes.len());
         self.data.extend_from_slice(hashes.as_flattened());

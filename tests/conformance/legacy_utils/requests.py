@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 
 SIZE = 4
-"""Tokens a block."""
+"""Tokens per block."""
 
 
 class RequestStatus(enum.Enum):

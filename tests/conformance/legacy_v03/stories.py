@@ -19,7 +19,7 @@ from kvcore.types.commands import Command
 from tests.conftest import Backend
 
 SIZE = 2
-"""Tokens a block."""
+"""Tokens per block."""
 
 
 def make(

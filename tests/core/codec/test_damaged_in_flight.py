@@ -20,9 +20,9 @@ from tests.conftest import Backend
 from tests.helpers.stories import make, serve, step
 
 KEY = b"k" * KEY_SIZE
-RISE = "the batches in flight do not rise"
-FORM = "what a batch uses is not in its canonical form"
-NO_REQUEST = "an entry is of no request"
+RISE = "the batches in flight are not in ascending order"
+FORM = "the blocks in use by a batch are not in canonical form"
+NO_REQUEST = "an entry does not belong to a request"
 
 
 def in_flight(backend: Backend) -> KVCacheManager:
@@ -90,8 +90,8 @@ def test_nothing_is_marked_if_batches_end_as_they_are_taken(backend: Backend) ->
         ({"held": ()}, FORM),
         ({"held": (1, 1)}, FORM),
         ({"replaced": [(0, 0), (0, 0)]}, FORM),
-        ({"replaced": [(0, 1)]}, "a batch does not use the places that it lost"),
-        ({"replaced": [(1, 0)]}, "a batch does not use the places that it lost"),
+        ({"replaced": [(0, 1)]}, "a batch lost places that it does not use"),
+        ({"replaced": [(1, 0)]}, "a batch lost places that it does not use"),
     ],
 )
 def test_a_batch_uses_places_of_the_tables_that_there_are(

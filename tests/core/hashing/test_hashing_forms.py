@@ -178,7 +178,7 @@ def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """Requests with any parts, whose embeddings have two bytes a token."""
+    """Requests with any parts, whose embeddings have two bytes per token."""
     tokens = draw(st.lists(tokens_of, min_size=1, max_size=70))
     rows = draw(st.none() | st.binary(min_size=2 * len(tokens), max_size=2 * len(tokens)))
     return Request(

@@ -83,7 +83,7 @@ def test_the_option_is_part_of_the_canonical_bytes(backend: Backend) -> None:
     manager.take_events()
     assert manager.encode() == without.encode() + SECTION
     before = other.encode()
-    with pytest.raises(DamagedState, match="no options are written so"):
+    with pytest.raises(DamagedState, match="options are not in canonical form"):
         other.restore(data[:-1] + b"\0")
     assert other.encode() == before
 

@@ -21,7 +21,7 @@ SIZES: list[tuple[dict[str, Any], str, str]] = [
     ({"num_blocks": -1}, "-1", "must be an integer of at least 1"),
     ({"num_blocks": 1}, "1", "one request needs 1 block and the null block, so 2"),
     ({"num_blocks": 1, "groups": (Group(4), Group(4)), "null_block": False}, "1", "needs 2 blocks"),
-    # 33 tokens in blocks of 16 are three blocks a group.
+    # 33 tokens in blocks of 16 are three blocks per group.
     ({"num_blocks": 3, "max_model_len": 33}, "3", "needs 3 blocks and the null block, so 4"),
     ({"num_blocks": 2, "max_model_len": 33, "null_block": False}, "2", "needs 3 blocks, so 3"),
     (
@@ -148,7 +148,7 @@ TOGETHER: list[tuple[tuple[Group, ...], dict[str, Any], str]] = [
     ((Group(4, kind="sliding_window", window=8),), {"null_block": False}, "needs the null block"),
     ((Group(4), Group(4, kind="cross_attention")), {}, "set enable_caching=False"),
     ((Group(4, kind="cross_attention"),), {"enable_caching": False}, "needs a group beside it"),
-    ((Group(4, eagle=True),), {}, "flagged eagle, and use_eagle is off"),
+    ((Group(4, eagle=True),), {}, "flagged eagle, but use_eagle is off"),
     ((Group(2**30 - 1), Group(2**30)), {}, "the least common multiple"),
 ]
 
@@ -172,13 +172,14 @@ def test_groups_with_blocks_of_different_bytes_are_named_with_their_sizes() -> N
 
 
 def test_a_windowed_group_needs_no_more_than_its_window_and_a_step() -> None:
-    # 100 tokens, 4 a step, a window of 8: of blocks of 4 tokens min(7 + 4, 100) fill three, and one
+    # 100 tokens, 4 per step, a window of 8: of blocks of 4 tokens min(7 + 4, 100) fill three, and
+    # one
     # more since the window need not begin where a block does.
     window = Group(4, kind="sliding_window", window=8)
     Config(5, groups=(window,), max_model_len=100, max_num_batched_tokens=4)
     with pytest.raises(InvalidConfig, match="needs 4 blocks and the null block, so 5"):
         Config(4, groups=(window,), max_model_len=100, max_num_batched_tokens=4)
-    # A chunk of 8 and 4 a step fill three blocks, and begin where a block does.
+    # A chunk of 8 and 4 per step fill three blocks, and begin where a block does.
     chunk = Group(4, kind="chunked_local", window=8)
     Config(4, groups=(chunk,), max_model_len=100, max_num_batched_tokens=4)
     with pytest.raises(InvalidConfig, match="needs 3 blocks and the null block, so 4"):
@@ -186,7 +187,7 @@ def test_a_windowed_group_needs_no_more_than_its_window_and_a_step() -> None:
 
 
 def test_a_chunk_that_starts_within_a_block_takes_one_more(backend: Backend) -> None:
-    # Chunks of 5 in blocks of 4, 3 tokens a step: at 14 the chunk begins at 10, so positions 8 to
+    # Chunks of 5 in blocks of 4, 3 tokens per step: at 14 the chunk begins at 10, so positions 8 to
     # 16 are held, three blocks, where 5 + 3 tokens would fill two.
     chunk = Group(4, kind="chunked_local", window=5)
     options: dict[str, Any] = {"max_model_len": 100, "max_num_batched_tokens": 3}
@@ -263,7 +264,7 @@ def test_a_block_size_that_contradicts_the_groups_is_refused() -> None:
     assert Config(8, groups=(Group(32),)).block_size == 32
     assert Config(8, 32, groups=(Group(32),)).block_size == 32
     for size in (4, 16):
-        with pytest.raises(InvalidConfig, match="the first group has blocks of 32 tokens"):
+        with pytest.raises(InvalidConfig, match="the first group has 32 tokens per block"):
             Config(8, size, groups=(Group(32),))
-    with pytest.raises(InvalidConfig, match="the first group has blocks of 16 tokens"):
+    with pytest.raises(InvalidConfig, match="the first group has 16 tokens per block"):
         attrs.evolve(Config(8), block_size=4)

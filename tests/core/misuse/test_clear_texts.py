@@ -26,7 +26,10 @@ def story(backend: Backend) -> KVCacheManager:
 
 
 TEXTS: list[tuple[Misuse, str]] = [
-    (lambda m: m.truncate("r", 99), "request 'r' has 10 tokens, cannot be cut to 99: keep 1 to 10"),
+    (
+        lambda m: m.truncate("r", 99),
+        "request 'r' has 10 tokens and cannot be cut to 99: keep 1 to 10",
+    ),
     (
         lambda _: Config(9, 2**31),
         "config block_size=2147483648: must be from 1 to 2147483647",

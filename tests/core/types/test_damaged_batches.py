@@ -31,8 +31,14 @@ def changed(column: int, row: int, value: int) -> Batch:
         (changed(3, 0, 2), "command 0 has key 2 of 2"),
         (changed(3, 0, -1), "command 0 has key -1 of 2"),
         (changed(4, 2, 2**31 - 1), "command 2 has key 2147483647 of 2"),
-        (Batch(9, BATCH.buffer[:-1], BATCH.keys), "it is cut off: 95 bytes of columns, 72 of keys"),
-        (Batch(9, BATCH.buffer, BATCH.keys[:-1]), "it is cut off: 96 bytes of columns, 71 of keys"),
+        (
+            Batch(9, BATCH.buffer[:-1], BATCH.keys),
+            "it is cut off: 95 bytes of columns and 72 bytes of keys",
+        ),
+        (
+            Batch(9, BATCH.buffer, BATCH.keys[:-1]),
+            "it is cut off: 96 bytes of columns and 71 bytes of keys",
+        ),
     ],
 )
 def test_a_damaged_batch_names_what_is_wrong(batch: Batch, reason: str) -> None:

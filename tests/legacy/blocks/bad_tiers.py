@@ -26,7 +26,7 @@ KEY, OTHER = b"k" * KEY_SIZE, b"o" * KEY_SIZE
 Row = tuple[KvcoreError, str, tuple[Any, ...]]
 HOST = {"tier": "host"}
 TIER = "'device' or 'host'"
-ONE_EACH = "1 of them, one for each block"
+ONE_EACH = "1 keys, one per block"
 
 
 def world(backend: Backend) -> Backing:
@@ -157,7 +157,7 @@ VALUES: list[Row] = [
 BLOCKS = [row for block in (-1, 4, 2**31, 2**32, 10**30, "1", None) for row in _unknown(block)]
 
 NO_PRIORITIES = InvalidConfig(
-    field="eviction", value="lru", reason="blocks have priorities only if it is 'priority'"
+    field="eviction", value="lru", reason="blocks have priorities only under 'priority'"
 )
 
 ROWS = [*OWNERS, *VALUES, *BLOCKS]

@@ -24,7 +24,7 @@ A = b"a" * KEY_SIZE
 def test_a_table_grows_by_a_block_or_has_its_last_one_copied(backend: Backend) -> None:
     backing = Backing(4, backend=backend)
     assert backing.append([], 1) == 0
-    assert backing.append([0], 3) == 1, "a block a call"
+    assert backing.append([0], 3) == 1, "a block per call"
     before = backing.state()
     assert backing.append([0, 1], 2) is None
     assert backing.append((0, 1), 1) is None, "more than were asked for"

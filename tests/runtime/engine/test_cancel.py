@@ -16,13 +16,10 @@ from typing import Any
 
 import attrs
 import pytest
-from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.cache.layer_groups import make_groups
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.errors import ExecutorDied, ExecutorNotStarted
-from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forked_worker import ForkedWorker
 from kvcore_runtime.engine.forward import Begun, Computed
 from kvcore_runtime.engine.sequence import Completion
@@ -31,6 +28,7 @@ from kvcore_runtime.model.model import Llama
 from kvcore import Batch, Config, Group, Status
 from tests.conftest import Backend, need_twin
 from tests.runtime.engine.flights import Flights
+from tests.runtime.far.kept import keep_in, settled
 from tests.runtime.model.questions import (
     MODELS,
     answer,
@@ -250,10 +248,6 @@ def test_an_engine_without_a_process_says_so_and_can_try_again(
     assert_same_answers(answer(engine, ()), references(model()))
 
 
-def keep_in(engine: Engine, *, path: Path) -> Exchange:
-    return DirectoryExchange(engine, DirectoryTier(path, describe(engine.runtime.cache, "tiny")))
-
-
 @pytest.mark.parametrize("before", [False, True], ids=["in the pass", "before it is applied"])
 def test_stores_and_loads_of_cancelled_batches_are_given_up(
     backend: Backend, before: bool, tmp_path: Path
@@ -262,7 +256,7 @@ def test_stores_and_loads_of_cancelled_batches_are_given_up(
         engine = make_engine(
             backend,
             "windows",
-            exchange=partial(keep_in, path=tmp_path),
+            exchange=partial(keep_in, tmp_path),
             hash_seed=b"seed",
             max_in_flight=2,
         )
@@ -270,8 +264,7 @@ def test_stores_and_loads_of_cancelled_batches_are_given_up(
         completions, num_broken = run(engine)
         assert num_broken >= len(numbers) / 2
         assert_same_answers(completions, references(model("windowed")))
-        assert isinstance(engine.exchange, DirectoryExchange)
-        assert engine.exchange.errors == []
+        assert settled(engine).num_failed == 0
         assert_drained(engine)
 
 

@@ -11,10 +11,10 @@ from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.exchange import Exchange, is_null
 from kvcore_runtime.engine.sequence import GenerationRequest, Sequence
+from kvcore_runtime.far.exchange import FarExchange
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request, Status
 from tests.conftest import Backend
@@ -284,7 +284,7 @@ def test_a_cancelled_load_is_asked_for_again(backend: Backend) -> None:
 
 def test_who_touches_the_cache_by_itself_says_so() -> None:
     """The engine lets nothing run meanwhile; for others it need not wait."""
-    asked = (Exchange, DirectoryExchange, Sender, Receiver)
+    asked = (Exchange, FarExchange, Sender, Receiver)
     assert [each.needs_idle_cache for each in asked] == [False, False, True, True]
 
 

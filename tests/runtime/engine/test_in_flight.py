@@ -16,10 +16,8 @@ from typing import Any
 
 import attrs
 import pytest
-from kvcore_runtime.cache.directory import DirectoryTier, describe
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.connector import Channel, Receiver, Sender
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
@@ -34,6 +32,7 @@ from kvcore import Config
 from tests.conftest import Backend
 from tests.helpers.amount import every_second
 from tests.runtime.engine.spoiled import Spoiled
+from tests.runtime.far.kept import keep_in, settled
 from tests.runtime.model.questions import (
     MODELS,
     SYSTEM,
@@ -217,10 +216,6 @@ def test_an_abort_in_flight_leaks_nothing(backend: Backend, num_steps: int, publ
     assert_drained(engine)
 
 
-def keep_in(engine: Engine, *, path: Path) -> Exchange:
-    return DirectoryExchange(engine, DirectoryTier(path, describe(engine.runtime.cache, "tiny")))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_in_a_directory_is_loaded_by_batches_in_flight(
     backend: Backend, name: str, tmp_path: Path
@@ -232,14 +227,14 @@ def test_what_is_in_a_directory_is_loaded_by_batches_in_flight(
             model(name),
             attrs.evolve(config, publish=publish),
             attrs.evolve(OPTIONS, backend=backend),
-            exchange=partial(keep_in, path=tmp_path),
+            exchange=partial(keep_in, tmp_path),
         )
         asked = requests()[:3]
         assert_same_answers(answer(engine, asked), references(model(name)), asked)
         assert_drained(engine)
-        assert isinstance(engine.exchange, DirectoryExchange)
-        assert engine.exchange.errors == []
-        assert (engine.exchange.num_loaded > 0) == bool(computed)
+        counts = settled(engine)
+        assert counts.num_failed == 0
+        assert (counts.num_loaded > 0) == bool(computed)
         computed.append(engine.metrics.num_computed_tokens)
     assert computed[1] == computed[2] < computed[0]
 

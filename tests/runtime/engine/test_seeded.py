@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kvcore_runtime.cache import copies, directory
-from kvcore_runtime.engine import connector, directory_exchange
+from kvcore_runtime.cache import copies
+from kvcore_runtime.engine import connector
 
 from kvcore import scheduler
 from tests.conftest import Backend
-from tests.runtime.cache import plans, test_copies, test_directory_private, test_plans
-from tests.runtime.engine import desk, test_directory_exchange, test_hand_over
+from tests.runtime.cache import plans, test_copies, test_plans
+from tests.runtime.engine import test_hand_over
 
 Seeded = tuple[ModuleType, str, str, Callable[..., None]]
 
@@ -28,54 +28,6 @@ SEEDED: dict[str, Seeded] = {
         " and rest == 0 else 1",
         " else 1",
         test_copies.test_a_page_that_parts_do_not_divide_is_copied_whole,
-    ),
-    "stores given up by a cancel count as made": (
-        directory_exchange,
-        "        self._kept.clear()\n",
-        "",
-        test_directory_exchange.test_what_a_cancelled_batch_was_to_store_is_stored_at_the_end,
-    ),
-    "a cancel gives up stores of earlier batches": (
-        directory_exchange,
-        "            if batch < number:\n                continue\n",
-        "",
-        test_directory_exchange.test_a_cancel_leaves_the_stores_of_earlier_batches_alone,
-    ),
-    "what ran before a cancel is ended twice": (
-        directory_exchange,
-        "if operation not in heard:",
-        "if True:",
-        test_directory_exchange.test_a_load_that_ran_and_was_cancelled_is_ended_once_and_begun_anew,
-    ),
-    "a cancelled load counts as tried": (
-        directory_exchange,
-        "        self._tried.difference_update(each.sequence_id for each in lost)\n",
-        "",
-        test_directory_exchange.test_a_load_that_was_cancelled_before_it_ran_is_begun_anew,
-    ),
-    "a block that is being written has come": (
-        directory_exchange,
-        "own[position] in writing or ",
-        "",
-        test_directory_exchange.test_what_is_being_written_has_not_come,
-    ),
-    "a store looks at the name alone": (
-        directory,
-        "if self._has_whole(key, page.numel()):",
-        "if key in self:",
-        test_directory_private.test_what_is_not_this_block_whole_is_said_and_stored_anew,
-    ),
-    "a link is followed": (
-        directory,
-        "flags | os.O_NOFOLLOW | os.O_NONBLOCK",
-        "flags | os.O_NONBLOCK",
-        test_directory_private.test_what_a_link_leads_to_is_neither_read_nor_changed,
-    ),
-    "what another layout wrote is read whole": (
-        directory,
-        "if description_size != len(self._description) or page_size != num_bytes:",
-        "if False:",
-        test_directory_private.test_sizes_are_checked_before_anything_large_is_read,
     ),
     "an aborted load leaves its parcel": (
         connector,
@@ -91,18 +43,13 @@ SEEDED: dict[str, Seeded] = {
     ),
 }
 IMPORTERS = (
-    desk,
     plans,
     test_copies,
-    test_directory_exchange,
-    test_directory_private,
     test_hand_over,
     test_plans,
 )
 ARGUMENTS: dict[str, Any] = {
     "block_size": 5243,
-    "spoil": test_directory_private.flip,
-    "kind": "claims its size",
 }
 
 
@@ -129,10 +76,6 @@ def call(test: Callable[..., None], path: Path) -> None:
     backend: Backend = "python"
     given = ARGUMENTS | {"backend": backend, "tmp_path": path}
     wanted = inspect.signature(test).parameters
-    if "desk" in wanted:
-        given["desk"] = desk.Desk(backend, path)
-    if "tier" in wanted:
-        given["tier"] = test_directory_private.make_tier(path)
     test(**{name: given[name] for name in wanted})
 
 

@@ -7,26 +7,24 @@ Whatever the draw, answers are those from contiguous caches, and nothing is left
 import random
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 import pytest
 from kvcore_runtime.attention.visibility import FULL, Visibility
-from kvcore_runtime.cache.directory import DirectoryTier, describe
-from kvcore_runtime.cache.errors import TierFailed
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
-from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.sequence import Completion, Sequence
+from kvcore_runtime.far.exchange import FarExchange
+from kvcore_runtime.far.options import FarCounts, FarOptions
 from kvcore_runtime.model.model import Llama
-from torch import Tensor
 
 from kvcore import Config
 from tests.conftest import Backend
 from tests.runtime.engine.spoiled import Spoiled
+from tests.runtime.far.adversary import Adversary, HandClock
 from tests.runtime.model.questions import (
     SLIDING,
     assert_drained,
@@ -64,25 +62,7 @@ class Unsure(Channel):
         return attrs.evolve(parcel, num_tokens=max(0, parcel.num_tokens - lost))
 
 
-class UnsureTier(DirectoryTier):
-    """One operation in four fails."""
-
-    draw = random.Random(0)
-
-    def store(self, key: bytes, page: Tensor) -> None:
-        self._fail(key)
-        super().store(key, page)
-
-    def load(self, key: bytes, num_bytes: int) -> Tensor:
-        self._fail(key)
-        return super().load(key, num_bytes)
-
-    def _fail(self, key: bytes) -> None:
-        if self.draw.random() < 0.25:
-            raise TierFailed(key=key.hex(), place=self.path, reason="told to fail")
-
-
-class Late(DirectoryExchange):
+class Late(FarExchange):
     """Operations end when they like."""
 
     draw = random.Random(0)
@@ -135,15 +115,16 @@ def make_engine(
 
 
 def make_exchange(
-    draw: random.Random, kind: int, backend: Backend, block_size: int, path: Path
+    draw: random.Random, kind: int, backend: Backend, block_size: int, tier: Adversary
 ) -> Callable[[Engine], Exchange]:
-    """Nobody, another engine that has computed the prompts, or a directory."""
-    which = draw.choice(["nobody", "engine", "directory"])
+    """Nobody, another engine that has computed the prompts, or a far tier that misbehaves."""
+    which = draw.choice(["nobody", "engine", "far tier"])
     if which == "nobody":
         return lambda _: Exchange()
-    if which == "directory":
-        Late.draw, UnsureTier.draw = random.Random(draw.random()), random.Random(draw.random())
-        return lambda engine: Late(engine, UnsureTier(path, describe(engine.runtime.cache, "m")))
+    if which == "far tier":
+        Late.draw = random.Random(draw.random())
+        far = FarOptions(staging_pages=30, min_fetch_tokens=1, weights="m")
+        return lambda engine: Late(engine, tier, far, clock=HandClock())
     channel = Unsure(draw)
     groups = make_groups(MODELS[kind], block_size)
     options = EngineOptions(backend=backend, token_budget=64)
@@ -157,12 +138,13 @@ def make_exchange(
     return lambda engine: Receiver(engine, channel)
 
 
-def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
+def play(seed: int, backend: Backend) -> Counter[str]:
     """Draw an engine and a life for it; returns how often what happened."""
     draw = random.Random(seed)
     kind = seed % len(MODELS)
     size = draw.choice([4, 8, 16])
-    exchange = make_exchange(draw, kind, backend, size, path)
+    tier = Adversary(seed)
+    exchange = make_exchange(draw, kind, backend, size, tier)
     engine = make_engine(draw, kind, backend, size, exchange)
     dropped = draw.sample([each.request_id for each in requests()], 2)
     completions: dict[str, Completion] = {}
@@ -175,6 +157,7 @@ def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
             engine.abort(draw.choice(dropped))
         if draw.random() < 0.05:
             engine.cancel()
+        tier.act()
         for each in engine.step():
             completions[f"{each.request_id}#{each.sample}"] = each
         num_loading += len(engine.scheduler.loading)
@@ -183,7 +166,7 @@ def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
     answered = {key: each for key, each in completions.items() if each.request_id not in dropped}
     assert_same_answers(answered, references(model(kind)), kept)
     assert_drained(engine)
-    kept_blocks = engine.exchange if isinstance(engine.exchange, Late) else None
+    counts = engine.exchange.counts if isinstance(engine.exchange, Late) else FarCounts()
     return Counter(
         {
             "accepted drafts": engine.metrics.num_accepted_drafts,
@@ -196,20 +179,18 @@ def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
             "steps of loading": num_loading,
             "overlapped steps": engine.metrics.num_overlapped,
             "cancelled batches": engine.metrics.num_cancelled,
-            "stored": kept_blocks.num_stored if kept_blocks else 0,
-            "failed operations": len(kept_blocks.errors) if kept_blocks else 0,
+            "stored": counts.num_stored,
+            "failed pages": counts.num_failed,
             "aborted": sum(f"{name}#0" not in completions for name in dropped),
         }
     )
 
 
-def test_whatever_happens_answers_are_right_and_nothing_is_left(
-    backend: Backend, tmp_path: Path
-) -> None:
+def test_whatever_happens_answers_are_right_and_nothing_is_left(backend: Backend) -> None:
     happened: Counter[str] = Counter()
     for seed in SEEDS:
         try:
-            happened.update(play(seed, backend, tmp_path / str(seed)))
+            happened.update(play(seed, backend))
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 from kvcore_runtime.errors import PackageMissing
+from kvcore_runtime.far.options import FarCounts
 from kvcore_runtime.prometheus import Exporter
 from kvcore_runtime.prometheus.errors import InvalidLabel, InvalidNames, NamesTaken
 from kvcore_runtime.prometheus.exporter import Names
@@ -52,8 +53,7 @@ def scrape(registry: Any) -> Scrape:
         for sample in family.samples:
             labels = dict(sample.labels)
             assert {name: labels.pop(name) for name in LABELS} == LABELS
-            assert len(labels) <= 1
-            found[sample.name, "".join(labels.values())] = sample.value
+            found[sample.name, " ".join(labels.values())] = sample.value
     return found
 
 
@@ -141,6 +141,47 @@ def test_what_was_never_told_is_absent(backend: Backend, registry: Any) -> None:
     assert "kvcore:prefix_hits_total" in names
 
 
+class Far:
+    """What the exporter asks of an exchange with a far tier."""
+
+    is_up = False
+
+    def __init__(self) -> None:
+        self.counts = FarCounts(num_queried=96, num_hits=64)
+        self.counts.pages.update({("store", "ok"): 3, ("load", "ok"): 4, ("load", "damaged"): 1})
+        self.counts.dropped["busy"] = 2
+        self.counts.seconds["load"] = 0.25
+
+
+def test_a_far_tier_is_scraped(registry: Any) -> None:
+    manager, exporter = make("python", registry)
+    far: Any = Far()
+    exporter.update(manager.take_batch(), far=far)
+    found = {key: value for key, value in scrape(registry).items() if is_far(*key)}
+    assert found == {
+        ("kvcore:far_queries_total", ""): 96,
+        ("kvcore:far_hits_total", ""): 64,
+        ("kvcore:far_up", ""): 0,
+        ("kvcore:far_pages_total", "store ok"): 3,
+        ("kvcore:far_pages_total", "load ok"): 4,
+        ("kvcore:far_pages_total", "load damaged"): 1,
+        ("kvcore:far_seconds_total", "find"): 0,
+        ("kvcore:far_seconds_total", "load"): 0.25,
+        ("kvcore:far_seconds_total", "store"): 0,
+        ("kvcore:far_dropped_total", "busy"): 2,
+        ("vllm:external_prefix_cache_queries_total", ""): 96,
+        ("vllm:external_prefix_cache_hits_total", ""): 64,
+        ("sglang:cached_tokens_total", "storage"): 64,
+        ("sglang:prefetched_tokens_total", ""): 64,
+        ("sglang:backuped_tokens_total", ""): 3 * SIZE,
+    }
+
+
+def is_far(name: str, label: str) -> bool:
+    words = ("far_", "external", "prefetched", "backuped")
+    return label == "storage" or any(each in name for each in words)
+
+
 def test_groups_of_several_sizes_have_no_tokens_by_state(registry: Any) -> None:
     config = Config(num_blocks=9, groups=(Group(4), Group(8)))
     Exporter(KVCacheManager(config), LABELS, registry, ALL)
@@ -151,7 +192,8 @@ def test_groups_of_several_sizes_have_no_tokens_by_state(registry: Any) -> None:
 
 def test_every_query_of_the_dashboard_names_a_metric(registry: Any) -> None:
     manager, exporter = make("python", registry, block_sample_rate=1.0)
-    exporter.update(manager.take_batch(), num_running=0, num_waiting=0, num_preempted=0)
+    far: Any = Far()
+    exporter.update(manager.take_batch(), num_running=0, num_waiting=0, num_preempted=0, far=far)
     exported = {name for name, _ in scrape(registry)}
     queries = list(expressions(json.loads(DASHBOARD.read_text())))
     assert len(queries) >= 8

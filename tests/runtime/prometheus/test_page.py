@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/metrics.md run, and their observer serves the reference engine."""
+"""The programs of docs/cluster/metrics.md run, and their observer serves the reference engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import Backend
 from tests.runtime.model.questions import requests
 
 prometheus = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs/cluster/metrics.md"
 
 
 def test_the_programs_of_the_page_run(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: schedulers that are followed while they serve, and the same under the hunter."""
+"""The adapters for vLLM: for serving schedulers, and for schedulers under the hunter."""

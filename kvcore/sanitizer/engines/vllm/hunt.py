@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.33.0 for the hunter: its schedulers and their KVCacheManager, in EngineCore's loop.
 
-Without a worker: what a model would sample is worked out from the scheduler's outputs. Not driven:
-connectors, drafts, media, pipeline parallelism.
+There is no worker: the sampled tokens are computed from the scheduler's outputs. Connectors,
+drafts, media and pipeline parallelism are not driven.
 """
 
 import importlib
@@ -19,7 +19,7 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 
 def source() -> Any:
-    """The modules of vLLM that a hunt uses, by the last parts of their names."""
+    """Import the modules of vLLM that a hunt uses, by the last parts of their names."""
     names = (
         *("config", "sampling_params", "v1.request", "v1.kv_cache_interface", "v1.outputs"),
         *("v1.core.kv_cache_utils", "v1.core.sched.scheduler", "v1.core.sched.async_scheduler"),
@@ -36,7 +36,7 @@ class Engine:
     def __init__(self, world: Any) -> None:
         its, axes, size = source(), world.axes, world.block_size
         self.world, self.its = world, its
-        self.num_blocks = world.num_blocks + 1  # and the null block
+        self.num_blocks = world.num_blocks + 1  # plus the null block
         self.depth = 2 if axes["async_scheduling"] else 1
         groups, float32 = [], importlib.import_module("torch").float32
         spec: Any = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": float32}
@@ -66,7 +66,7 @@ class Engine:
         grammar = SimpleNamespace(accept_tokens=lambda *_: True)
         self.target = scheduler(config, cache, grammar, size, size)
         self.requests: dict[str, Any] = {}
-        self.known: dict[str, int] = {}  # request: tokens that its worker knows
+        self.known: dict[str, int] = {}  # request: tokens known to its worker
         self.queue: list[Any] = []
         self.reached: set[str] = set()
         self.planned: set[str] = set()
@@ -77,7 +77,7 @@ class Engine:
 
         def allocated(request: Any, *args: Any, **named: Any) -> Any:
             blocks = allocate(request, *args, **named)
-            if blocks is not None:  # else it will be preempted, but nothing of it was scheduled
+            if blocks is not None:  # else it will be preempted, and nothing of it was scheduled
                 self.planned.add(request.request_id)
             return blocks
 
@@ -93,7 +93,7 @@ class Engine:
         self.target._preempt_request = preempted
 
     def config(self) -> Any:
-        """A VllmConfig without a model's files."""
+        """Make a VllmConfig without the files of a model."""
         world, axes, config = self.world, self.world.axes, self.its.config
         cache = config.CacheConfig(block_size=world.block_size, enable_prefix_caching=True)
         cache.num_gpu_blocks = self.num_blocks
@@ -152,7 +152,7 @@ class Engine:
             self.target.update_from_output(*self.queue.pop(0))
 
     def answers(self, planned: Any) -> Any:
-        """The answers of the workers: a token of each request whose last known token ran."""
+        """Return the workers' answers: a token per request whose last known token was computed."""
         cached = planned.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for new in planned.scheduled_new_reqs:
@@ -176,7 +176,7 @@ class Engine:
         self.target.finish_requests(name, status)
 
     def epoch(self) -> bool:
-        """The weights change, and the caches are reset with the running requests."""
+        """Change the weights, and reset the caches together with the running requests."""
         return bool(self.target.reset_prefix_cache(reset_running_requests=True))
 
     def reset(self) -> None:
@@ -251,7 +251,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow a scheduler as the attached mode does, but from the time that it plans a step."""
+        """Follow a scheduler as the attached mode does, but from the planning of a step on."""
         attached = "kvcore.sanitizer.engines.vllm.scheduler"
         follow = importlib.import_module(attached).follow
         arrived: dict[str, Any] = {}
@@ -260,7 +260,7 @@ class Adapter:
         numbers = itertools.count(1)
 
         class Issued:
-            """The sanitizer; a step is issued only."""
+            """The sanitizer, with steps that are only issued."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(sanitizer, name)

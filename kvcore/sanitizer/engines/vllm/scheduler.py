@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedulers of vLLM 0.33.0, followed: `AsyncScheduler`, and `Scheduler` for synchronous steps.
+"""The followed schedulers of vLLM 0.33.0: `AsyncScheduler`, and `Scheduler` for synchronous steps.
 
 `--scheduler-cls kvcore.sanitizer.engines.vllm.scheduler.AsyncScheduler` attaches the sanitizer.
 
-What is followed is what the workers are sent, in the order of the scheduler's outputs; each is
-checked before the scheduler takes its result, when its tokens are known. Not followed: KV that a
-connector brings, and groups other than full and sliding window attention.
+The sanitizer follows the outputs that the scheduler sends to the workers, in order; each is checked
+before the scheduler takes its result, when its tokens are known. Not followed: KV from a connector,
+and groups other than full and sliding window attention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TESTED = ("0.33.0",)
 
 
 def attach(scheduler: Any, **options: Any) -> Sanitizer:
-    """A sanitizer for a scheduler's cache. Raises UnsupportedEngine."""
+    """Make a sanitizer for a scheduler's cache. Raises UnsupportedEngine."""
     check_version("vLLM", vllm.__version__, TESTED)
     groups = []
     for group in scheduler.kv_cache_config.kv_cache_groups:
@@ -43,7 +43,7 @@ def attach(scheduler: Any, **options: Any) -> Sanitizer:
 
 
 def begin(sanitizer: Sanitizer, request: Any) -> None:
-    """Follow a request of vLLM's."""
+    """Follow a vLLM request."""
     lora, tokens = request.lora_request, request._all_token_ids
     items = [
         Item(each.mm_position.offset, each.mm_position.length, each.identifier.encode())
@@ -60,14 +60,16 @@ def begin(sanitizer: Sanitizer, request: Any) -> None:
 def follow(
     sanitizer: Sanitizer, step: int, requests: dict[str, Any], planned: Any, result: Any
 ) -> list[Finding]:
-    """Check what a scheduler's output makes the workers do. requests: those that came, by name."""
+    """Check the work that a scheduler's output gives to the workers. requests: new ones, by
+    name.
+    """
     for name in planned.finished_req_ids:
         if name in sanitizer:
             sanitizer.end(name)
         elif name in requests and requests[name].is_finished():
             del requests[name]  # aborted while it waited
     for name in planned.preempted_req_ids or ():
-        if name in sanitizer:  # it may have ended since
+        if name in sanitizer:  # it may have finished since
             sanitizer.drop(name)
     sanitizer.zero(planned.new_block_ids_to_zero or ())
     sanitizer.copy(planned.kv_cache_block_copies or ())
@@ -100,7 +102,9 @@ def follow(
 
 
 def _drafts(given: list[int], sampled: list[int]) -> list[int]:
-    """The drafts that ran. An asynchronous scheduler knows them only if they were accepted."""
+    """Return the drafts that ran. An asynchronous scheduler knows them only if they were
+    accepted.
+    """
     if min(given) >= 0:
         return given
     accepted = sampled[:-1]
@@ -108,7 +112,7 @@ def _drafts(given: list[int], sampled: list[int]) -> list[int]:
 
 
 class _Watched:
-    """The calls that both schedulers make for their sanitizer."""
+    """The calls of both schedulers to their sanitizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

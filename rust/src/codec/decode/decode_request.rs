@@ -32,7 +32,7 @@ pub(crate) fn read_request(
     }
     if source.flag()? {
         if config.num_host_blocks == 0 {
-            return Err(source.damaged("a request is in a host tier that is not there"));
+            return Err(source.damaged("a request is in a host tier that does not exist"));
         }
         for _ in &config.groups {
             request.host_tables.push(read_host_table(source, config.num_host_blocks)?);
@@ -53,7 +53,7 @@ fn read_host_table(source: &mut Reader<'_>, num_blocks: u32) -> Result<Table, Er
 }
 
 fn read_extra_keys(source: &mut Reader<'_>) -> Result<ExtraKeys, Error> {
-    let reason = "an extra key that no request has";
+    let reason = "an extra key of the wrong form";
     let mut extra_keys = ExtraKeys::default();
     if source.flag()? {
         let (name, path) = (source.name()?.to_owned(), source.name()?.to_owned());

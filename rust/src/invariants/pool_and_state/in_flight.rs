@@ -13,7 +13,7 @@ use crate::types::config::Duplicates;
 use crate::types::ids::{BlockId, Row};
 use crate::types::violation::Finding;
 
-/// QUARANTINE: a block waits without owner exactly while a batch in flight uses it.
+/// QUARANTINE: a block without owner is quarantined exactly while a batch in flight uses it.
 pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
     let known = |number: u64| {
         number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
@@ -26,18 +26,18 @@ pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
             }
             if pool.ref_count(block) == 0 && !quarantine.contains(block) {
                 let block = block.0;
-                return Err(format!("{tier} block {block} is free and used by batches {users:?}"));
+                return Err(format!("{tier} block {block} is free, but used by batches {users:?}"));
             }
         }
         if let Some(block) = quarantine.blocks().iter().find(|&&block| !quarantine.is_busy(block)) {
-            return Err(format!("{tier} block {} waits for no batch", block.0));
+            return Err(format!("{tier} block {} is quarantined, but no batch uses it", block.0));
         }
     }
     Ok(())
 }
 
-/// IN-FLIGHT: batches in flight rise up to the open one and remember known requests alone, each in
-/// a place of its own, and lost places among those that their forward pass uses.
+/// IN-FLIGHT: batches in flight ascend up to the open one and remember only known requests, each in
+/// a place of its own, and lost places only among those that their forward pass uses.
 pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
     let most = state.config.max_in_flight as usize;
     let taken = state.in_flight.iter().map(|batch| batch.number);
@@ -86,9 +86,9 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
     }
 }
 
-/// UNCONFIRMED: an unconfirmed load is of a batch that may still fail, some known request can
-/// report it, those that rest on it count its tokens, its blocks have keys, and unless duplicates
-/// merge each request that holds such a block behind its start rests on it.
+/// UNCONFIRMED: an unconfirmed load belongs to a batch that may still fail; some known request can
+/// report it; requests that rest on it count its tokens; its blocks have keys; and unless
+/// duplicates are merged, each request that holds such a block after its start rests on it.
 pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
     let open = state.batch.number;
     let may_fail = |number: u64| match state.config.max_in_flight {
@@ -99,7 +99,9 @@ pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
         || !state.loads.iter().all(|load| may_fail(load.batch))
     {
         let batches: Vec<u64> = state.loads.iter().map(|load| load.batch).collect();
-        return Err(format!("loads of batches {batches:?} are unconfirmed, batch {open} is open"));
+        return Err(format!(
+            "loads of batches {batches:?} are unconfirmed, but batch {open} is open"
+        ));
     }
     for load in &state.loads {
         let (first, end, batch) = (load.first, load.end, load.batch);
@@ -121,7 +123,7 @@ fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
     }
     let resting = load.reporters.iter().any(|each| each.counted > 0);
     if load.batch == state.batch.number && !resting {
-        return Err("no request counts it, and its batch is open".to_owned());
+        return Err("no request counts it, but its batch is open".to_owned());
     }
     for &Reporter { row, counted, most } in &load.reporters {
         let Some(request) = request(row) else {
@@ -133,7 +135,7 @@ fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
         }
         if counted > 0 && (counted <= load.first || counted > most.min(most_counted)) {
             return Err(format!(
-                "row {row} rests on it up to {counted}, and counts {most_counted}"
+                "row {row} rests on it up to {counted}, but counts {most_counted}"
             ));
         }
     }
@@ -146,7 +148,7 @@ fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
     let groups = &state.config.groups;
     for &(block, end) in &blocks {
         if end <= load.first || !groups.iter().any(|group| end.is_multiple_of(group.block_size)) {
-            return Err(format!("block {} rests on it and ends at {end}", block.0));
+            return Err(format!("block {} rests on it, but ends at {end}", block.0));
         }
     }
     if state.config.duplicates == Duplicates::Merge {
@@ -160,7 +162,7 @@ fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
             let mut behind = table.iter().skip(load.first.div_ceil(group.block_size) as usize);
             if let Some(held) = behind.find(|held| blocks.iter().any(|(block, _)| block == *held)) {
                 let (name, block) = (request.name(), held.0);
-                return Err(format!("{name} holds block {block} and rests not on it"));
+                return Err(format!("{name} holds block {block} but does not rest on it"));
             }
         }
     }

@@ -177,7 +177,7 @@ pub fn publish(tiers: &mut Tiers, block: i64, key: Key, tier: Tier) -> Result<()
     tiers.run(tier, |pool, _| layer::publish(pool, block, key))
 }
 
-/// Make blocks with owners findable, in order, by a key each; all of them or none. Fails with
+/// Make blocks with owners findable, each by its key, in order; all of them or none. Fails with
 /// UnknownBlock, UnusedBlock, AlreadyPublished.
 pub fn publish_all(
     tiers: &mut Tiers,
@@ -244,12 +244,13 @@ pub fn copy_in(tiers: &mut Tiers, host_block: i64, block: i64) -> Result<(), Mis
     Ok(())
 }
 
-/// The block that answers for a key. Does not modify the tiers.
+/// Return the block that a look-up of a key finds. Does not modify the tiers.
 pub fn lookup(tiers: &Tiers, key: &Key, tier: Tier) -> Result<Option<BlockId>, Misuse> {
     Ok(layer::lookup(tiers.pool(tier)?, key))
 }
 
-/// The blocks that answer for keys, up to the first for which none does. Does not modify the tiers.
+/// Return the blocks that hold the keys' contents, up to the first key without one. Does not modify
+/// the tiers.
 pub fn lookup_prefix(tiers: &Tiers, keys: &[Key], tier: Tier) -> Result<Vec<BlockId>, Misuse> {
     Ok(layer::lookup_prefix(tiers.pool(tier)?, keys))
 }

@@ -91,7 +91,7 @@ impl Ghost {
         Ok(())
     }
 
-    /// Spoil what is computed from spoilt slots, in the order of the calls.
+    /// Spoil everything that is computed from spoilt slots, in the order of the calls.
     fn spread(&mut self, writes: &[Write]) -> Checked {
         for write in writes {
             for query in write.loaded..write.end {
@@ -120,7 +120,7 @@ impl Ghost {
         Ok(false)
     }
 
-    /// Whether a position of a row holds what was computed from a failed load.
+    /// Whether a position of a row was computed from a failed load.
     pub(crate) fn holds_spoilt(&self, row: Row, position: u32) -> bool {
         let groups = self.groups.iter().enumerate().filter(|each| !each.1.is_cross());
         let mut places = groups.map(|(index, _)| (index, self.place(row, index, position)));

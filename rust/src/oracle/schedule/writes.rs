@@ -14,7 +14,7 @@ pub struct Encoder {
     pub num_tokens: u32,
 }
 
-/// Positions [start, end) of a request that a step writes; rubbish up to num_slots.
+/// Positions [start, end) of a request that a step writes; rubbish follows up to num_slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Write {
     /// The request.

@@ -11,7 +11,7 @@ use crate::sanitizer::requests::{Followed, Tokens};
 use crate::sanitizer::slot_checker::{SlotChecker, claims};
 
 impl<T: Tokens> SlotChecker<T> {
-    /// Write and read as the chunks of a step do; what is wrong, at most once a chunk.
+    /// Write and read what the chunks of a step do; return the errors, at most one per chunk.
     pub fn step(&mut self, step: u32, chunks: &[Chunk]) -> Vec<WrongAccess> {
         self.totals.clear();
         let chunks = chunks.iter().filter(|chunk| chunk.num_tokens > 0);
@@ -32,7 +32,7 @@ impl<T: Tokens> SlotChecker<T> {
         self.take_found()
     }
 
-    /// Write what comes from elsewhere, as a step does that reads nothing.
+    /// Write loaded content, like a step that reads nothing.
     pub fn load(
         &mut self,
         serial: u32,
@@ -74,7 +74,7 @@ impl<T: Tokens> SlotChecker<T> {
         found
     }
 
-    /// Cut the verified length if a chunk goes back, and say of which epoch its writes are.
+    /// Lower the verified length if a chunk goes back, and set the epoch of its writes.
     fn set_out(&mut self, line: &mut Line) {
         let chunk = line.chunk;
         if chunk.slots.is_some() {
@@ -221,7 +221,7 @@ impl<T: Tokens> SlotChecker<T> {
         }
     }
 
-    /// Find the first wrong slot that the queries of a chunk see.
+    /// Return the first wrong slot that the queries of a chunk see.
     fn read(&mut self, line: &mut Line, step: u32, rings: bool) {
         let chunk = line.chunk;
         let request = self.requests.at_mut(line.place);
@@ -270,7 +270,7 @@ impl<T: Tokens> SlotChecker<T> {
         }
     }
 
-    /// Carry an older epoch that was read into what the chunk wrote; say what is verified.
+    /// Apply an older epoch that was read to the chunk's writes, and set the verified length.
     fn record_verified(&mut self, line: &mut Line) {
         let chunk = line.chunk;
         if line.oldest_epoch < line.written {

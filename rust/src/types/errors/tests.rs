@@ -7,7 +7,7 @@ use crate::types::error_fields::bytes_repr;
 #[test]
 fn message_names_the_thing_and_the_numbers() {
     let error = Error::DoubleFree { block: 3, ref_count: 1, requested: 2 };
-    assert_eq!(error.to_string(), "block 3 has 1 owners, the call releases 2");
+    assert_eq!(error.to_string(), "block 3 has 1 owners, but the call releases 2");
     assert_eq!(error.name(), "DoubleFree");
     let fields = [("block", 3), ("ref_count", 1), ("requested", 2)];
     assert_eq!(error.fields(), fields.map(|(name, value)| (name, Field::Int(value))));

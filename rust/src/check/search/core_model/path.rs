@@ -14,7 +14,7 @@ use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
 
-/// A request whose load fails, and the first token that it does not bring.
+/// A request whose load fails, and the first token that is not loaded.
 pub(crate) type Failing = Option<(Row, u32)>;
 /// How an edge ends: what fails, and the move that is made before the report.
 pub(crate) type Ending<'a> = (Failing, Option<&'a Move>);

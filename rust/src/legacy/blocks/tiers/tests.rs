@@ -60,7 +60,7 @@ fn misuse_names_the_host_tier() {
     take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
     let said = |outcome: Result<(), Misuse>| outcome.unwrap_err().to_string();
     let twice = said(release(&mut tiers, &[0], Tier::Host));
-    assert_eq!(twice, "host block 0 has 0 owners, the call releases 1");
+    assert_eq!(twice, "host block 0 has 0 owners, but the call releases 1");
     assert_eq!(said(copy_out(&mut tiers, 0, 0)), "host block 0 has no owner");
     assert_eq!(said(copy_out(&mut tiers, 1, 0)), "block 1 has no owner");
     let mut one = make_tiers(2, 0, false, LRU, false).unwrap();

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 
 from kvcore import Config
+from kvcore_runtime.demos.processes import free_port
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.generate.conversation import Answer, Held, hold_conversations
@@ -41,10 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.rank is not None:
         return _run_rank(options)
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        endpoint = f"tcp://127.0.0.1:{found.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     given = sys.argv[1:] if argv is None else argv
-    command = [sys.executable, "-m", "kvcore_runtime.ranks.demo", *given, "--endpoint", endpoint]
+    command = [sys.executable, "-m", "kvcore_runtime.demos.ranks", *given, "--endpoint", endpoint]
     ranks = [
         subprocess.Popen([*command, "--rank", str(rank)], start_new_session=rank > 0)
         for rank in range(options.world)
@@ -75,7 +74,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvcore_runtime.ranks.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="kvcore_runtime.demos.ranks", description=__doc__)
     parser.add_argument("--world", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--tiny", action="store_true", help="the random model and its prompts")
     parser.add_argument("--prompts", type=Path, default=Path("examples/prompts.jsonl"))

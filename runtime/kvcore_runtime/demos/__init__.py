@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Demonstrations with several processes: `make demo-ranks`, `demo-apart` and `demo-cluster`."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make demo-apart`: SmolLM2 in two processes, one computes prompts, the other one answers.
+
+The pages go through Redis (a server of its own on the loopback interface, if there is a program for
+it) or a directory. Of each prompt the answering process measures the time to its first token, with
+the pages and without, and compares the tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+
+import torch
+
+from kvcore import Config
+from kvcore_runtime.demos.processes import WAIT_S, make_store, page_store, python_process
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.far.exchange import FarExchange
+from kvcore_runtime.far.handover import as_decode, as_prefill, hand_over, read_handover
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.threaded import ThreadedTier
+from kvcore_runtime.model.model import Llama, tiny_model
+from kvcore_runtime.model.sampling import Sampling
+from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
+
+NUM_NEW_TOKENS = 9
+LENGTHS = (256, 404, 640, 1000)
+OPTIONS = FarOptions(fetch_timeout_s=5.0, staging_pages=256)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run both; 0 if all tokens are equal."""
+    parser = argparse.ArgumentParser(prog="kvcore_runtime.demos.apart", description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="the random model")
+    parser.add_argument("--directory", action="store_true", help="through files, not Redis")
+    parser.add_argument("--place", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    try:
+        if options.place is not None:
+            _prefill(make_engine(options.tiny, options.place))
+            return 0
+        with (
+            page_store(directory=options.directory) as place,
+            other_process(options.tiny, place) as other,
+        ):
+            return _decode(make_engine(options.tiny, place), other)
+    except KvcoreRuntimeError as error:
+        print(f"kvcore_runtime.demos.apart: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_engine(tiny: bool, place: str) -> Engine:
+    model = tiny_model(invariant=True) if tiny else _load()
+    config = Config(200, 16, hash_seed=b"apart")
+    store = make_store(place)
+    return Engine(
+        model,
+        config,
+        EngineOptions(token_budget=256),
+        exchange=lambda engine: FarExchange(engine, ThreadedTier(store), OPTIONS),
+    )
+
+
+def _load() -> Llama:
+    return load_llama(open_gguf(find_smollm2()))
+
+
+def other_process(
+    tiny: bool, place: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """The process that computes prompts; it says `ready`, and ends with its input."""
+    arguments = ["--place", place, *(["--tiny"] if tiny else [])]
+    return python_process("kvcore_runtime.demos.apart", arguments)
+
+
+def _prefill(engine: Engine) -> None:
+    """Answer each line, a request, with a line, its hand-over."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = make_request(**json.loads(line))
+        engine.add_request(as_prefill(request))
+        (completion,) = engine.run()
+        handover = hand_over(engine, request, completion, WAIT_S)
+        print("" if handover is None else handover.to_json(), flush=True)
+
+
+def _decode(engine: Engine, other: subprocess.Popen[str]) -> int:
+    assert other.stdin is not None
+    assert other.stdout is not None
+    if other.stdout.readline() != "ready\n":
+        return 1
+    vocabulary = engine.model.config.vocab_size
+    draw = torch.Generator().manual_seed(1)
+    all_equal = True
+    print("prompt   computed   fetched    share   tokens computed")
+    for length in LENGTHS:
+        prompt = torch.randint(vocabulary, (length,), generator=draw).tolist()
+        alone = make_request(f"alone {length}", prompt, cache_salt="alone")
+        alone_s, expected, num_alone = timed(engine, alone)
+        name = f"apart {length}"
+        other.stdin.write(json.dumps({"request_id": name, "prompt": prompt}) + "\n")
+        other.stdin.flush()
+        handover = read_handover(other.stdout.readline())
+        request = as_decode(engine, make_request(name, prompt), handover)
+        apart_s, tokens, num_apart = timed(engine, request)
+        print(
+            f"{length:6}   {alone_s:6.3f} s   {apart_s:6.3f} s   {apart_s / alone_s:5.2f}   "
+            f"{num_apart} instead of {num_alone}"
+        )
+        all_equal &= tokens == expected
+    print("all tokens are equal" if all_equal else "TOKENS DIFFER")
+    return 0 if all_equal else 1
+
+
+def make_request(
+    request_id: str, prompt: list[int], cache_salt: str | None = None
+) -> GenerationRequest:
+    sampling = Sampling(temperature=0.0, max_tokens=NUM_NEW_TOKENS)
+    return GenerationRequest(
+        request_id=request_id, prompt=tuple(prompt), sampling=sampling, cache_salt=cache_salt
+    )
+
+
+def timed(engine: Engine, request: GenerationRequest) -> tuple[float, tuple[int, ...], int]:
+    """Seconds to the first token that this engine samples, all tokens, positions computed."""
+    before = engine.metrics.num_computed_tokens
+    num_before = engine.metrics.num_generated_tokens
+    started = time.perf_counter()
+    engine.add_request(request)
+    completions = []
+    seconds = None
+    while not engine.is_idle:
+        completions += engine.step()
+        if seconds is None and engine.metrics.num_generated_tokens > num_before:
+            seconds = time.perf_counter() - started
+            num_computed = engine.metrics.num_computed_tokens - before
+    assert seconds is not None
+    return seconds, completions[0].tokens, num_computed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

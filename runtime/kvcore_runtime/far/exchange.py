@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps an engine's blocks in a far tier, and loads them from there for later prompts.
+
+Fetch first, load later: a far tier never sees a cache block. It fills and drains staging slots;
+what has arrived and was verified is then loaded by the manager, which copies from the slots and
+cannot fail for reasons of a network. So a tier that is slow, lying or dead costs computed tokens,
+never a block and never a wrong byte. Nothing that it does raises here.
+Invariants: STAGING, FAR-KV, FAR-HINT, NEVER-STUCK.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kvcore import Hit, Refused
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.far.errors import InvalidTier
+from kvcore_runtime.far.fetches import Fetches
+from kvcore_runtime.far.known import KnownNames
+from kvcore_runtime.far.link import Clock, TierLink
+from kvcore_runtime.far.options import FarCounts, FarOptions
+from kvcore_runtime.far.page import Place, identify_pages
+from kvcore_runtime.far.staging import Staging
+from kvcore_runtime.far.stores import Stores
+from kvcore_runtime.far.tier import FarTier
+from kvcore_runtime.model.identity import identify
+
+if TYPE_CHECKING:
+    from kvcore_runtime.engine.engine import Engine
+    from kvcore_runtime.engine.sequence import Sequence
+
+NAP_S = 0.0005
+CLOSE_S = 2.0
+
+
+class FarExchange(Exchange):
+    """An engine's stores to, and loads from, one far tier.
+
+    clock: as the module `time`. Raises InvalidTier.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tier: FarTier,
+        options: FarOptions | None = None,
+        *,
+        clock: Clock = time,
+    ) -> None:
+        config, options = engine.manager.config, options or FarOptions()
+        if not config.enable_caching:
+            raise InvalidTier(name="enable_caching", value=False, expected="True: pages have keys")
+        self._engine = engine
+        self._options = options
+        self._clock = clock
+        page_bytes = engine.runtime.cache.layout.page_size_bytes
+        self.staging = Staging(options.staging_pages, page_bytes)
+        weights = options.weights or identify(engine.model, config.groups)
+        place = self._place(weights)
+        self._link = TierLink(tier, self.staging, place, clock, options.fetch_timeout_s)
+        known = KnownNames(2 * config.num_blocks)
+        self._fetches = Fetches(engine, self._link, self.staging, options, clock, known)
+        self._stores = Stores(engine, self._link, self.staging, options, known)
+        engine.runtime.external = self.staging
+
+    @property
+    def counts(self) -> FarCounts:
+        """What happened so far."""
+        return self._link.counts
+
+    @property
+    def identity(self) -> str | None:
+        """What this engine's pages are named by, in hexadecimal; None while it has no weights."""
+        place = self._link.place
+        return None if place is None else place.identity.hex()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the tier is used: it answered of late."""
+        return self._link.is_up
+
+    @property
+    def is_busy(self) -> bool:
+        """See `Exchange`. Stores that the tier has not answered hold nobody."""
+        fetches = self._fetches
+        return self._stores.is_copying or fetches.is_waiting or fetches.is_loading
+
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """See `Exchange`."""
+        return self._fetches.is_fetching(sequence)
+
+    def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
+        """See `Exchange`."""
+        return self._fetches.begin(sequence, hit)
+
+    def poll(self) -> list[Sequence]:
+        """See `Exchange`."""
+        for each in self._engine.take_finished():
+            self._engine.manager.complete_operation(each.operation, each.done)
+            owner = self._stores if self._stores.owns(each.operation) else self._fetches
+            owner.end(each.operation, each.done)
+        self._hear()
+        for sequence in self._engine.scheduler.running:
+            self._stores.look(sequence)
+        return self._fetches.take_loaded()
+
+    def idle(self) -> None:
+        """See `Exchange`."""
+        if self._fetches.is_waiting:
+            self._clock.sleep(NAP_S)
+
+    def cancelled(self, number: int) -> list[Sequence]:
+        """See `Exchange`. What has run is heard of by `poll`; the rest failed."""
+        heard = {each.operation for each in self._engine.finished}
+        lost, failed = self._fetches.cancelled(number, heard)
+        for operation in (*failed, *self._stores.cancelled(number, heard)):
+            self._engine.manager.complete_operation(operation, False)
+        return lost
+
+    def finished(self, sequence: Sequence) -> None:
+        """See `Exchange`."""
+        self._stores.look(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Exchange`."""
+        self._fetches.forget(sequence)
+        self._stores.forget(sequence.sequence_id)
+
+    def set_weights(self, weights: str | None) -> None:
+        """Name the weights of now by a digest; None: the tier is not used until it is called again.
+
+        Call it with None before `KVCacheManager.advance_epoch` and with the new weights' digest
+        after it: an epoch is a number of one process, not a name of weights.
+        """
+        self._link.place = None if weights is None else self._place(weights)
+
+    def flush(self, timeout_s: float) -> bool:
+        """See `Exchange`: wait until the tier has answered all stores."""
+        end = self._clock.monotonic() + timeout_s
+        self._hear()
+        while self._link.num_stores:
+            if self._clock.monotonic() >= end:
+                return False
+            self._clock.sleep(NAP_S)
+            self._hear()
+        return True
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Close the tier; what it has not answered after this time is given up."""
+        self._link.close(timeout_s)
+
+    def check(self) -> None:
+        """Raise AssertionError unless each slot is free or has one user (STAGING)."""
+        held = [*self._link.held, *self._fetches.held, *self._stores.held]
+        assert len(held) == len(set(held)), f"slots {sorted(held)} have two users"
+        assert set(held) == self.staging.used, f"{self.staging.used} used, {sorted(held)} held"
+
+    def _hear(self) -> None:
+        """Get on with what the tier answered."""
+        for ended in self._link.poll():
+            if ended.ticket.operation == "store":
+                self._stores.answered(ended)
+            else:
+                self._fetches.answered(ended)
+        self._fetches.settle()
+        self._stores.submit()
+
+    def _place(self, weights: str) -> Place:
+        """Whose pages these are: all that decides their bytes, apart from what a key says."""
+        engine, options = self._engine, self._options
+        config = engine.manager.config
+        cache = engine.runtime.cache
+        groups = (
+            f"group {group.kind} {group.block_size} {group.window} {each.layout.page_shape}"
+            for group, each in zip(config.groups, cache.groups, strict=True)
+        )
+        lines = (
+            f"weights {weights}",
+            f"{cache.layout.dtype}",
+            *groups,
+            f"hash {config.hashing} {config.hash_block_size} {config.hash_seed.hex()}",
+            f"rank {options.rank} of {options.world}",
+        )
+        return Place(identify_pages(lines), options.rank, options.world)

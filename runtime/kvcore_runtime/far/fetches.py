@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages that waiting sequences fetch: found, brought into slots, verified, and then loaded.
+
+A sequence is new, finding, fetching, ready, loading, over. It waits until its tickets are done, or
+for `fetch_timeout_s`, or not at all if the tier is down; others run meanwhile. Nothing is counted
+on a find. What is ready is counted when its load begins: the pages behind the hit of that moment,
+in a row, under the names of that moment.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvcore import Hit, Refused
+from kvcore.types.groups import skipped_blocks
+from kvcore_runtime.far.known import KnownNames
+from kvcore_runtime.far.link import Clock, Ended, Ticket, TierLink
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.page import Place
+from kvcore_runtime.far.staging import Staging
+from kvcore_runtime.far.tier import Status
+
+if TYPE_CHECKING:
+    from kvcore_runtime.engine.engine import Engine
+    from kvcore_runtime.engine.sequence import Sequence
+
+BATCH_PAGES = 32
+"""Names of one ticket at most."""
+Keys = tuple[tuple[bytes, ...], ...]
+
+
+class State(enum.Enum):
+    """What a sequence's fetch does."""
+
+    FINDING = "finding"
+    FETCHING = "fetching"
+    READY = "ready"
+    LOADING = "loading"
+    OVER = "over"
+
+
+@attrs.define(eq=False)
+class Fetch:
+    """What a sequence fetches. found: names that the tier says it has. pages: verified slots by
+    name. operations: loads on their way.
+    """
+
+    sequence: Sequence
+    deadline: float
+    state: State = State.FINDING
+    tickets: set[Ticket] = attrs.field(factory=set)
+    found: set[str] = attrs.field(factory=set)
+    pages: dict[str, int] = attrs.field(factory=dict)
+    operations: set[int] = attrs.field(factory=set)
+
+
+@attrs.define
+class Load:
+    """A load of a batch. fetch: None if its sequence goes on without it. slot: that it reads."""
+
+    name: str
+    slot: int | None
+    batch: int
+    place: Place
+    fetch: Fetch | None
+
+
+class Fetches:
+    """The fetches of an engine's sequences, by name."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        link: TierLink,
+        staging: Staging,
+        options: FarOptions,
+        clock: Clock,
+        known: KnownNames,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._staging = staging
+        self._options = options
+        self._clock = clock
+        self._known = known
+        self._fetches: dict[str, Fetch] = {}
+        self._by_ticket: dict[Ticket, Fetch] = {}
+        self._loads: dict[int, Load] = {}  # by operation
+        self._loaded: list[Sequence] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a sequence waits for the tier."""
+        return bool(self._by_ticket)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load has not ended."""
+        return bool(self._loads or self._loaded)
+
+    @property
+    def held(self) -> list[int]:
+        """The slots of pages that are ready, or are loaded now."""
+        pages = [slot for each in self._fetches.values() for slot in each.pages.values()]
+        return pages + [each.slot for each in self._loads.values() if each.slot is not None]
+
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence is to wait on; a new one asks for its pages."""
+        name = sequence.sequence_id
+        if name not in self._fetches:
+            self._fetches[name] = self._begin(sequence)
+        return self._fetches[name].state in (State.FINDING, State.FETCHING)
+
+    def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
+        """See `Exchange`: load what is ready behind a hit."""
+        fetch = self._fetches.get(sequence.sequence_id)
+        if fetch is None or fetch.state is not State.READY:
+            return 0
+        start, place = hit.num_tokens, self._link.place
+        keys = self._engine.manager.get_block_keys(sequence.sequence_id)
+        # A mark says a key, and of which place it is not.
+        if place is None or any(each.place != place for each in self._loads.values()):
+            self._leave(fetch, State.OVER)
+            return 0
+        end = self._reach(sequence, keys, start, lambda key: place.name(key) in fetch.pages)
+        if end <= start:
+            self._leave(fetch, State.OVER)
+            return 0
+        got = self._engine.manager.load(
+            sequence.sequence_id, end - start, hit, full_sequence_must_fit=True
+        )
+        if isinstance(got, Refused):
+            return got
+        for operation, key in zip(got, self._needed(keys, start, end), strict=True):
+            name = place.name(key)
+            slot = fetch.pages.pop(name)
+            self._staging.mark(slot, key, place.identity)
+            self._loads[operation] = Load(name, slot, self._engine.open_number, place, fetch)
+            fetch.operations.add(operation)
+        self._link.counts.num_hits += end - start
+        self._leave(fetch, State.LOADING)
+        if not got:  # no query sees what was to be loaded
+            self._loaded.append(sequence)
+        return end - start
+
+    def end(self, operation: int, done: bool) -> None:
+        """Note that a batch carried out a load, or could not."""
+        load = self._loads.pop(operation)
+        self._give_back(load.slot)
+        fetch = load.fetch
+        if fetch is not None:
+            self._link.counts.num_loaded += done
+            fetch.operations.discard(operation)
+            if not fetch.operations:
+                fetch.state = State.OVER
+                self._loaded.append(fetch.sequence)
+
+    def owns(self, operation: int) -> bool:
+        """Whether an operation is a load."""
+        return operation in self._loads
+
+    def take_loaded(self) -> list[Sequence]:
+        """Hand out the sequences whose load is over."""
+        loaded, self._loaded = self._loaded, []
+        return [each for each in loaded if not each.is_gone]
+
+    def answered(self, ended: Ended) -> None:
+        """Note the end of a find or load."""
+        ticket, statuses = ended.ticket, ended.statuses
+        fetch = self._by_ticket.pop(ticket)
+        fetch.tickets.discard(ticket)
+        if statuses is None:
+            return
+        if ticket.operation == "find":
+            for name, status in zip(ticket.names, statuses, strict=True):
+                if status is Status.OK:
+                    fetch.found.add(name)
+                    self._known.add(name)
+            self._fetch(fetch)
+            return
+        for name, slot, status in zip(ticket.names, ticket.slots, statuses, strict=True):
+            place = self._link.place
+            if status is Status.OK and place is not None and place.owns(self._staging.views[slot]):
+                fetch.pages[name] = slot
+            else:
+                self._give_back(slot)
+                self._known.discard(name)
+
+    def settle(self) -> None:
+        """Let those be ready whose tickets are done, whose time is over, or whose tier is down."""
+        now = self._clock.monotonic()
+        for fetch in {id(each): each for each in self._by_ticket.values()}.values():
+            if now >= fetch.deadline or not self._link.is_up:
+                self._give_up(fetch)
+        for fetch in self._fetches.values():
+            if fetch.state in (State.FINDING, State.FETCHING) and not fetch.tickets:
+                fetch.state = State.READY
+
+    def cancelled(self, number: int, heard: set[int]) -> tuple[list[Sequence], list[int]]:
+        """Give up the loads of these batches: their pages are ready again.
+
+        heard: operations whose end is still to be told. Returns their sequences, and the other
+        operations, which failed.
+        """
+        lost, self._loaded = self._loaded, []
+        failed: list[int] = []
+        for operation, load in list(self._loads.items()):
+            if load.batch < number:
+                continue
+            fetch, load.fetch = load.fetch, None
+            if fetch is not None and load.slot is not None:
+                self._staging.unmark(load.slot)
+                fetch.pages[load.name], load.slot = load.slot, None
+                fetch.operations.discard(operation)
+                fetch.state = State.READY
+                if fetch.sequence not in lost:
+                    lost.append(fetch.sequence)
+            if operation not in heard:
+                self._give_back(load.slot)
+                del self._loads[operation]
+                failed.append(operation)
+        return lost, failed
+
+    def forget(self, sequence: Sequence) -> None:
+        """Note that a sequence ends here; slots that a load still reads come back with its end."""
+        fetch = self._fetches.pop(sequence.sequence_id, None)
+        if fetch is None:
+            return
+        self._give_up(fetch)
+        for operation in fetch.operations:
+            self._loads[operation].fetch = None
+        self._leave(fetch, State.OVER)
+
+    def _begin(self, sequence: Sequence) -> Fetch:
+        """Ask which pages of a sequence there are."""
+        now, place = self._clock.monotonic(), self._link.place
+        fetch = Fetch(sequence, now + self._options.fetch_timeout_s, State.OVER)
+        if place is None or not self._link.is_up:
+            return fetch
+        manager = self._engine.manager
+        start = manager.get_computed_blocks(sequence.sequence_id).num_tokens
+        keys = manager.get_block_keys(sequence.sequence_id)
+        end = self._reach(sequence, keys, start, lambda _: True)
+        if end - start < self._options.min_fetch_tokens:
+            return fetch
+        self._link.counts.num_queried += end - start
+        groups = zip(manager.config.groups, keys, strict=True)
+        names = [
+            place.name(key)
+            for group, own in groups
+            for key in own[start // group.block_size : end // group.block_size]
+        ]
+        self._add(
+            fetch, self._link.find(names, self._options.lease_s, self._options.fetch_timeout_s)
+        )
+        fetch.state = State.FINDING if fetch.tickets else State.OVER
+        return fetch
+
+    def _fetch(self, fetch: Fetch) -> None:
+        """Fetch what was found: the longest beginning for which there are slots."""
+        place, manager = self._link.place, self._engine.manager
+        name, alignment = fetch.sequence.sequence_id, manager.config.hit_alignment
+        fetch.state = State.FETCHING
+        if place is None:
+            return
+        start = manager.get_computed_blocks(name).num_tokens
+        keys = manager.get_block_keys(name)
+        end = self._reach(fetch.sequence, keys, start, lambda key: place.name(key) in fetch.found)
+        needed, free = self._needed(keys, start, end), self._staging.num_free("load")
+        while len(needed) > free:
+            self._link.counts.dropped["no slot to load"] += 1
+            end -= alignment
+            needed = self._needed(keys, start, end)
+        if end - start < self._options.min_fetch_tokens:
+            return
+        timeout_s = max(0.0, fetch.deadline - self._clock.monotonic())
+        for first in range(0, len(needed), BATCH_PAGES):
+            names = [place.name(key) for key in needed[first : first + BATCH_PAGES]]
+            slots = self._staging.take("load", len(names))
+            ticket = self._link.load(names, slots, timeout_s)
+            self._add(fetch, ticket)
+            if ticket is None:
+                for slot in slots:
+                    self._give_back(slot)
+                self._link.counts.dropped["busy"] += len(needed) - first
+                return
+
+    def _add(self, fetch: Fetch, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            fetch.tickets.add(ticket)
+            self._by_ticket[ticket] = fetch
+
+    def _give_up(self, fetch: Fetch) -> None:
+        """Wait for no ticket of a fetch any more."""
+        for ticket in fetch.tickets:
+            del self._by_ticket[ticket]
+            self._link.give_up(ticket)
+        fetch.tickets.clear()
+
+    def _leave(self, fetch: Fetch, state: State) -> None:
+        """Let a fetch have no ready pages any more."""
+        for slot in fetch.pages.values():
+            self._give_back(slot)
+        fetch.pages.clear()
+        fetch.state = state
+
+    def _give_back(self, slot: int | None) -> None:
+        if slot is not None:
+            self._staging.give_back(slot)
+
+    def _reach(
+        self, sequence: Sequence, keys: Keys, start: int, has: Callable[[bytes], bool]
+    ) -> int:
+        """The longest end behind start for which every page is there; start if there is none."""
+        config = self._engine.manager.config
+        sizes = (group.block_size for group in config.groups)
+        full = min(len(own) * size for own, size in zip(keys, sizes, strict=True))
+        end = min(sequence.num_tokens - 1, full) // config.hit_alignment * config.hit_alignment
+        while end > start:
+            missing = self._first_missing(keys, start, end, has)
+            if missing is None:
+                return end
+            # Every end behind the first missing page needs that page, with a window too.
+            end = missing // config.hit_alignment * config.hit_alignment
+        return start
+
+    def _first_missing(
+        self, keys: Keys, start: int, end: int, has: Callable[[bytes], bool]
+    ) -> int | None:
+        """Where the first block begins that a query at end needs and that is not there."""
+        for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
+            first = max(start // group.block_size, skipped_blocks(group, end))
+            for position in range(first, end // group.block_size):
+                if not has(own[position]):
+                    return position * group.block_size
+        return None
+
+    def _needed(self, keys: Keys, start: int, end: int) -> list[bytes]:
+        """The keys of tokens [start, end) that a query at end needs, group by group."""
+        needed: list[bytes] = []
+        for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
+            first = max(start // group.block_size, skipped_blocks(group, end))
+            needed += own[first : max(first, end // group.block_size)]
+        return needed

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange's end of a far tier: tickets with deadlines, quarantine, and the breaker.
+
+At its deadline a ticket is given up: nobody waits for it any more, and its slots stay in quarantine
+until its `Done`. Whatever the tier raises is a failure of that ticket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import attrs
+
+from kvcore.types.keys import KEY_SIZE
+from kvcore_runtime.events.endpoints import Warnings
+from kvcore_runtime.far.breaker import Breaker
+from kvcore_runtime.far.options import FarCounts
+from kvcore_runtime.far.page import Place
+from kvcore_runtime.far.staging import Staging
+from kvcore_runtime.far.tier import Done, FarTier, Status
+
+Operation = Literal["find", "load", "store"]
+
+
+class Clock(Protocol):
+    """As the module `time`."""
+
+    def monotonic(self) -> float:
+        """Seconds."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """What was submitted. slots: of a load or store, one for each name."""
+
+    number: int
+    operation: Operation
+    names: tuple[str, ...]
+    slots: tuple[int, ...]
+    started: float
+    deadline: float
+    is_given_up: bool = False
+    is_probe: bool = False
+
+
+@attrs.frozen
+class Ended:
+    """A ticket that nobody waits for any more. statuses: None if it was given up."""
+
+    ticket: Ticket
+    statuses: tuple[Status, ...] | None
+
+
+class TierLink:
+    """Tickets of one tier. place: of the pages now; None: the tier is not used."""
+
+    def __init__(
+        self, tier: FarTier, staging: Staging, place: Place, clock: Clock, probe_timeout_s: float
+    ) -> None:
+        self._tier = tier
+        self._staging = staging
+        self._clock = clock
+        self._probe_timeout_s = probe_timeout_s
+        self._breaker = Breaker()
+        self._tickets: dict[int, Ticket] = {}
+        self._warnings = Warnings()
+        self.place: Place | None = place
+        self.counts = FarCounts()
+        tier.attach(staging.memory)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether tickets are submitted."""
+        return not self._breaker.is_down
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The slots of tickets that have not ended."""
+        return frozenset(slot for each in self._tickets.values() for slot in each.slots)
+
+    @property
+    def num_stores(self) -> int:
+        """Stores on their way that are not given up."""
+        return sum(
+            each.operation == "store" and not each.is_given_up for each in self._tickets.values()
+        )
+
+    def find(self, names: Sequence[str], lease_s: float, timeout_s: float) -> Ticket | None:
+        """Submit a find; None if the tier takes none."""
+        return self._submit("find", names, (), timeout_s, lease_s) if self.is_up else None
+
+    def load(self, names: Sequence[str], slots: Sequence[int], timeout_s: float) -> Ticket | None:
+        """Submit a load; None if the tier takes none."""
+        return self._submit("load", names, slots, timeout_s) if self.is_up else None
+
+    def store(self, names: Sequence[str], slots: Sequence[int], timeout_s: float) -> Ticket | None:
+        """Submit a store of sealed slots; None if the tier takes none."""
+        return self._submit("store", names, slots, timeout_s) if self.is_up else None
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Wait for a ticket no more; its slots come back when it ends."""
+        ticket.is_given_up = True
+        try:
+            self._tier.cancel(ticket.number)
+        except Exception:  # it ends when it ends
+            self.counts.dropped["cancel failed"] += 1
+
+    def poll(self) -> list[Ended]:
+        """What ended since the last call, and what is given up now."""
+        now = self._clock.monotonic()
+        ended: list[Ended] = []
+        for done in self._answers(now):
+            ticket = self._tickets.pop(done.ticket, None)
+            if ticket is not None:
+                self._end(ticket, done.statuses, now, ended)
+        for ticket in list(self._tickets.values()):
+            if now >= ticket.deadline and not ticket.is_given_up:
+                self.counts.pages[ticket.operation, "timeout"] += len(ticket.names)
+                self._failed(now, probe=ticket.is_probe)
+                self.give_up(ticket)
+                ended.append(Ended(ticket, None))
+        if self._breaker.is_due(now) and not self._is_probing():
+            self._probe(now)
+        return [each for each in ended if not each.ticket.is_probe]
+
+    def close(self, timeout_s: float) -> None:
+        """Close the tier."""
+        try:
+            self._tier.close(timeout_s)
+        except Exception:  # what it holds is given up all the same
+            self.counts.dropped["close failed"] += 1
+
+    def _submit(
+        self,
+        operation: Operation,
+        names: Sequence[str],
+        slots: Sequence[int],
+        timeout_s: float,
+        lease_s: float = 0.0,
+    ) -> Ticket | None:
+        views = [self._staging.views[slot] for slot in slots]
+        now = self._clock.monotonic()
+        try:
+            if operation == "find":
+                number = self._tier.submit_find(names, lease_s)
+            elif operation == "load":
+                number = self._tier.submit_load(names, views)
+            else:
+                number = self._tier.submit_store(names, views)
+        except Exception:  # of a client library
+            self._failed(now)
+            return None
+        if number is None:
+            return None
+        ticket = Ticket(number, operation, tuple(names), tuple(slots), now, now + timeout_s)
+        self._tickets[number] = ticket
+        return ticket
+
+    def _answers(self, now: float) -> list[Done]:
+        try:
+            return self._tier.poll()
+        except Exception:  # of a client library
+            self._failed(now)
+            return []
+
+    def _end(
+        self, ticket: Ticket, statuses: tuple[Status, ...], now: float, ended: list[Ended]
+    ) -> None:
+        if len(statuses) != len(ticket.names):
+            statuses = (Status.FAILED,) * len(ticket.names)
+        if ticket.is_given_up:
+            for slot in ticket.slots:
+                self._staging.give_back(slot)
+            return
+        operation = ticket.operation
+        if not ticket.is_probe:
+            self.counts.pages.update((operation, each.name.lower()) for each in statuses)
+            self.counts.seconds[operation] += now - ticket.started
+        if all(each is Status.FAILED for each in statuses):
+            self._failed(now, probe=ticket.is_probe)
+        else:
+            if self._breaker.is_down:
+                self._warnings.warn("the far tier is up")
+            self._breaker.worked()
+        ended.append(Ended(ticket, statuses))
+
+    def _failed(self, now: float, *, probe: bool = False) -> None:
+        was_up = self.is_up
+        self._breaker.failed(now, probe=probe)
+        if was_up and not self.is_up:
+            self._warnings.warn("the far tier is down: its tickets failed or were too late")
+
+    def _is_probing(self) -> bool:
+        return any(each.is_probe and not each.is_given_up for each in self._tickets.values())
+
+    def _probe(self, now: float) -> None:
+        """Ask for a name that is nobody's, to hear whether the tier answers."""
+        place = self.place or Place(bytes(32))
+        ticket = self._submit("find", [place.name(bytes(KEY_SIZE))], (), self._probe_timeout_s)
+        if ticket is None:
+            self._breaker.failed(now, probe=True)
+        else:
+            ticket.is_probe = True

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name of a page in a far tier, and its header: what it is, and a checksum of all of it.
+
+A slot holds a header of 112 bytes, 16 zero bytes, and the payload. The name ends with the key of
+the block, 36 bytes; before it stand the identity of the layout and weights, and the rank. XXH3
+finds damage, not intent: who can write the store is trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+
+import attrs
+import xxhash
+
+from kvcore.types.keys import KEY_SIZE
+from kvcore_runtime.far.tier import Status, View
+
+MAGIC = b"kvpage02"
+OLD_MAGIC = b"kvblock1"
+"""Of the files of earlier versions."""
+HEADER = struct.Struct(f"<8s32s{KEY_SIZE}sB3xQQ16s")
+PAYLOAD_START = 128
+RAW = 0
+"""The only codec: the payload is the page."""
+
+_DIGEST_SIZE = 16
+_DIGEST_START = HEADER.size - _DIGEST_SIZE
+_SHOWN_SIZE = 16
+"""Bytes of the identity that a name shows."""
+_PREFIX = "kvcore2"
+
+
+@attrs.frozen
+class Place:
+    """Whose pages: 32 bytes of identity, and which of `world` slices of a block."""
+
+    identity: bytes
+    rank: int = 0
+    world: int = 1
+
+    def name(self, key: bytes) -> str:
+        """The name of the page of a block."""
+        shown = self.identity[:_SHOWN_SIZE].hex()
+        return f"{_PREFIX}/{shown}/{self.rank}.{self.world}/{key.hex()}"
+
+    def owns(self, view: View) -> bool:
+        """Whether the header in a slot has this identity, all of it."""
+        return bytes(view[8:40]) == self.identity
+
+
+def identify_pages(lines: Iterable[str]) -> bytes:
+    """32 bytes that stand for all that these lines say, in this order."""
+    return hashlib.sha256("\n".join((_PREFIX, *lines)).encode()).digest()
+
+
+def begin_page(view: View, identity: bytes, key: bytes) -> None:
+    """Write the header of a slot, but for its checksum."""
+    size = len(view) - PAYLOAD_START
+    HEADER.pack_into(view, 0, MAGIC, identity, key, RAW, size, size, bytes(_DIGEST_SIZE))
+    view[HEADER.size : PAYLOAD_START] = bytes(PAYLOAD_START - HEADER.size)
+
+
+def seal_page(view: View) -> None:
+    """Write the checksum of a slot whose payload has come."""
+    view[_DIGEST_START : HEADER.size] = _digest(view)
+
+
+def check_page(view: View, name: str, num_bytes: int) -> Status:
+    """Whether a slot holds the page of a name. num_bytes: that the store has of it.
+
+    OK, FOREIGN for a page of another identity or an earlier format, DAMAGED for everything else.
+    """
+    if num_bytes < HEADER.size or len(view) < HEADER.size:
+        return Status.DAMAGED
+    magic, identity, key, codec, page_size, payload_size, digest = HEADER.unpack_from(view)
+    if magic == OLD_MAGIC:
+        return Status.FOREIGN
+    if magic != MAGIC or num_bytes != len(view):
+        return Status.DAMAGED
+    size = len(view) - PAYLOAD_START
+    if (codec, page_size, payload_size) != (RAW, size, size) or _digest(view) != digest:
+        return Status.DAMAGED
+    _, shown, _, named_key = name.split("/")
+    if identity[:_SHOWN_SIZE].hex() != shown:
+        return Status.FOREIGN
+    return Status.OK if key.hex() == named_key else Status.DAMAGED
+
+
+def _digest(view: View) -> bytes:
+    digest = xxhash.xxh3_128(view[:_DIGEST_START])
+    digest.update(view[HEADER.size :])
+    return digest.digest()

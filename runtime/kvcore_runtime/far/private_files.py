@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories and files that only the user of the process may read or write.
+
+A file is there whole or not at all: it is written under a temporary name, then renamed. Only
+regular files are read, so nothing else under a name can block a read or lead it to another place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+import uuid
+from pathlib import Path
+
+from kvcore_runtime.cache.errors import TierUnusable
+from kvcore_runtime.far.tier import Status, View
+
+TEMPORARY = ".new-"
+OLD_S = 3600.0
+"""The age at which a temporary file is nobody's."""
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+# What opening something else than a file gives: a link, a socket, a directory.
+_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
+
+
+def make_private(path: Path) -> None:
+    """Make a directory, and those above it that are missing, for this user alone.
+
+    The umask does not matter. Raises TierUnusable if it cannot be made, or if other users may use
+    it: its mode is then left as it is, since the directory may hold more than pages.
+    """
+    try:
+        for missing in (each for each in reversed(path.parents) if not each.exists()):
+            missing.mkdir(mode=DIRECTORY_MODE)
+            missing.chmod(DIRECTORY_MODE)
+        path.mkdir(mode=DIRECTORY_MODE)
+        path.chmod(DIRECTORY_MODE)
+    except OSError as error:
+        if not path.is_dir():
+            raise TierUnusable(place=path, reason=error.strerror or type(error).__name__) from error
+        _check_private(path)
+
+
+def _check_private(path: Path) -> None:
+    info = path.stat()
+    if info.st_uid != os.geteuid():
+        reason = f"it belongs to user {info.st_uid}, not to user {os.geteuid()}"
+        raise TierUnusable(place=path, reason=reason, owner=info.st_uid)
+    if info.st_mode & _OTHERS:
+        mode = stat.S_IMODE(info.st_mode)
+        reason = f"other users may use it, its mode is {mode:o}"
+        reason += f"; make it {DIRECTORY_MODE:o}, or name another directory"
+        raise TierUnusable(place=path, reason=reason, mode=mode)
+
+
+def is_file(file: Path) -> bool:
+    """Whether a regular file is there."""
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(file.lstat().st_mode)
+    return False
+
+
+def read_file(file: Path, view: View) -> int | Status:
+    """Fill a view from a file of as many bytes; returns the bytes of the file, or why not."""
+    try:
+        with open(file, "rb", buffering=0, opener=_open_at_once) as opened:
+            info = os.fstat(opened.fileno())
+            got = opened.readinto(view) if stat.S_ISREG(info.st_mode) else 0
+    except OSError as error:
+        if error.errno in _NOT_REGULAR:
+            return Status.DAMAGED
+        return Status.MISSING if error.errno == errno.ENOENT else Status.FAILED
+    return info.st_size if got == len(view) else 0
+
+
+def write_file(file: Path, view: View, *, sync: bool) -> bool:
+    """Write a file whole, or not at all; whether it is there. sync: wait for the disk."""
+    temporary = file.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+    try:
+        make_private(file.parent)
+        with open(temporary, "xb", buffering=0, opener=_open_private) as opened:
+            written = opened.write(view)
+            if sync:
+                os.fsync(opened.fileno())
+        if written == len(view):
+            temporary.replace(file)
+            return True
+    except (OSError, TierUnusable):
+        pass  # as if the disk were full
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+    return False
+
+
+def remove_old(path: Path) -> None:
+    """Remove the temporary files that writers left which died."""
+    for file in path.rglob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - file.lstat().st_mtime > OLD_S:
+                file.unlink()
+
+
+def _open_private(path: str, flags: int) -> int:
+    """An opener of a file for this user alone, whatever the umask."""
+    descriptor = os.open(path, flags, FILE_MODE)
+    os.fchmod(descriptor, FILE_MODE)
+    return descriptor
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An opener that neither follows a link nor waits for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of pages in Redis or Valkey.
+
+A connection that timed out is closed and never used again: it would read the answer to the question
+before. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuses when it is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore_runtime.cache.errors import TierUnusable
+from kvcore_runtime.far.errors import InvalidTier, load_package
+from kvcore_runtime.far.tier import Status, View
+
+LOOPBACK = "redis://127.0.0.1:6379/0"
+_FULL = "OOM"
+"""How a server begins its error that has no memory left."""
+
+
+class RedisStore:
+    """See `BlockingStore`.
+
+    url: as of the client library; a password comes from there, from a file or from the environment
+    of the caller, and is in no message. timeout_s: of a connection and of an answer. required:
+    whether a server that cannot be reached now is an error. Raises PackageMissing, InvalidTier,
+    TierUnusable.
+    """
+
+    def __init__(
+        self, url: str = LOOPBACK, *, timeout_s: float = 1.0, required: bool = True
+    ) -> None:
+        if not timeout_s > 0:
+            raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
+        self._redis = load_package("redis", "redis", "kvcore-runtime[redis]")
+        self._client: Any = self._redis.Redis.from_url(
+            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None
+        )
+        try:
+            self._client.ping()
+        except self._redis.RedisError as error:
+            if required:
+                reason = f"Redis does not answer: {type(error).__name__}"
+                raise TierUnusable(place=self._place(), reason=reason) from None
+
+    def attach(self, memory: View) -> None:
+        """See `FarTier`."""
+
+    def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
+        """See `BlockingStore`; there is no lease."""
+        del lease_s
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.exists(name)
+            return [bool(each) for each in pipeline.execute()]
+
+    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | Status]:
+        """See `BlockingStore`."""
+        got: list[int | Status] = []
+        for view, value in zip(views, self._client.mget(names), strict=True):
+            if value is not None and len(value) == len(view):
+                view[:] = value
+            got.append(Status.MISSING if value is None else len(value))
+        return got
+
+    def put(self, names: Sequence[str], views: Sequence[View]) -> list[Status]:
+        """See `BlockingStore`."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name, view in zip(names, views, strict=True):
+                pipeline.set(name, view, nx=True)
+            answers = pipeline.execute(raise_on_error=False)
+        return [self._status(each) for each in answers]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """See `BlockingStore`."""
+        self._client.delete(*names)
+
+    def _status(self, answer: object) -> Status:
+        """What became of a `SET NX`: done, or there already (None), or an error."""
+        if not isinstance(answer, Exception):
+            return Status.OK
+        is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError)
+        return Status.FULL if is_full or str(answer).startswith(_FULL) else Status.FAILED
+
+    def _place(self) -> str:
+        options = self._client.connection_pool.connection_kwargs
+        return f"{options.get('host', options.get('path'))}:{options.get('port', '')}"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks an engine keeps in its far tier, and their way there.
+
+A block is copied into a slot by the batch after the one that wrote it, and is free of the tier from
+there on; what the tier answers goes to the counts alone. What has no slot is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvcore.errors import KvcoreError
+from kvcore.types.groups import skipped_blocks
+from kvcore_runtime.far.fetches import BATCH_PAGES
+from kvcore_runtime.far.known import KnownNames
+from kvcore_runtime.far.link import Ended, TierLink
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.page import Place
+from kvcore_runtime.far.staging import Staging
+from kvcore_runtime.far.tier import Status
+
+if TYPE_CHECKING:
+    from kvcore_runtime.engine.engine import Engine
+    from kvcore_runtime.engine.sequence import Sequence
+
+
+NUM_SEEN_MAX = 32
+"""Keys that are remembered for the policy of second uses, for each block of the pool."""
+
+
+@attrs.frozen
+class _Store:
+    """A store of a batch."""
+
+    name: str
+    slot: int
+    batch: int
+    place: Place
+
+
+class Stores:
+    """The stores of an engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        link: TierLink,
+        staging: Staging,
+        options: FarOptions,
+        known: KnownNames,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._staging = staging
+        self._options = options
+        self._operations: dict[int, _Store] = {}
+        self._copied: list[_Store] = []
+        # The first block of each group that is still to be looked at, by sequence.
+        self._next: dict[str, list[int]] = {}
+        self._known = known
+        # Who was the first to use a block, by its key.
+        self._seen: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._num_seen_max = NUM_SEEN_MAX * engine.manager.config.num_blocks
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a batch is to copy blocks."""
+        return bool(self._operations)
+
+    @property
+    def held(self) -> list[int]:
+        """The slots of blocks that a batch copies."""
+        return [each.slot for each in (*self._operations.values(), *self._copied)]
+
+    def owns(self, operation: int) -> bool:
+        """Whether an operation is a store."""
+        return operation in self._operations
+
+    def look(self, sequence: Sequence) -> None:
+        """Store what is new of a running sequence; the open batch must write none of it."""
+        place, manager, name = self._link.place, self._engine.manager, sequence.sequence_id
+        if place is None or not self._link.is_up:
+            return
+        num_computed = manager.num_computed_tokens(name)
+        end = min(num_computed, manager.num_tokens(name))
+        groups = manager.config.groups
+        starts = self._next.setdefault(name, [0] * len(groups))
+        ends = [end // group.block_size for group in groups]
+        if all(start >= stop for start, stop in zip(starts, ends, strict=True)):
+            return
+        keys = manager.get_block_keys(name)
+        for index, (group, own) in enumerate(zip(groups, keys, strict=True)):
+            behind = skipped_blocks(group, num_computed)
+            for position in range(starts[index], min(ends[index], len(own))):
+                if not self._take(own[position], sequence) and position >= behind:
+                    break  # it gets its key later
+                starts[index] = position + 1
+
+    def end(self, operation: int, done: bool) -> None:
+        """Note that a batch copied a block, or could not."""
+        store = self._operations.pop(operation)
+        if done:
+            self._copied.append(store)
+        else:
+            self._drop(store, "not copied")
+
+    def submit(self) -> None:
+        """Hand what was copied to the tier."""
+        copied, self._copied = self._copied, []
+        for first in range(0, len(copied), BATCH_PAGES):
+            part = copied[first : first + BATCH_PAGES]
+            names, slots = [each.name for each in part], [each.slot for each in part]
+            if self._link.store(names, slots, self._options.store_timeout_s) is None:
+                for each in part:
+                    self._drop(each, "busy" if self._link.is_up else "down")
+
+    def answered(self, ended: Ended) -> None:
+        """Note the end of a store."""
+        ticket = ended.ticket
+        if ended.statuses is None:
+            for name in ticket.names:
+                self._known.discard(name)
+            return
+        for name, slot, status in zip(ticket.names, ticket.slots, ended.statuses, strict=True):
+            self._staging.give_back(slot)
+            if status is not Status.OK:
+                self._known.discard(name)
+
+    def cancelled(self, number: int, heard: set[int]) -> list[int]:
+        """Give up the stores of these batches, but for those that are heard of; returns these."""
+        failed = [
+            operation
+            for operation, store in self._operations.items()
+            if store.batch >= number and operation not in heard
+        ]
+        for operation in failed:
+            self._drop(self._operations.pop(operation), "cancelled")
+        self._next.clear()
+        return failed
+
+    def forget(self, name: str) -> None:
+        """Note that a sequence ends, or computes its blocks anew."""
+        self._next.pop(name, None)
+
+    def _take(self, key: bytes, sequence: Sequence) -> bool:
+        """Store the block of a key, if the policy says so; False if it is not published."""
+        if self._options.store_policy == "second_use":
+            first = self._seen.setdefault(key, sequence.age)
+            self._seen.move_to_end(key)
+            if len(self._seen) > self._num_seen_max:
+                self._seen.popitem(last=False)
+            if first == sequence.age:
+                return True
+        return self._store(key)
+
+    def _store(self, key: bytes) -> bool:
+        """Store the block of a key, unless the tier has it; False if it is not published."""
+        place = self._link.place
+        assert place is not None
+        name = place.name(key)
+        if name in self._known:
+            return True
+        block = self._engine.manager.get_cached_block(key)
+        others = any(each.place != place for each in self._operations.values())
+        if block is None or others:  # a mark says a key, and of which place it is not
+            return False
+        slots = self._staging.take("store", 1)
+        if not slots:
+            self._link.counts.dropped["no slot to store"] += 1
+            return True
+        try:
+            (operation,) = self._engine.manager.store([block])
+        except KvcoreError:  # it is written by the open batch, or rests on a load
+            self._staging.give_back(slots[0])
+            return False
+        self._staging.mark(slots[0], key, place.identity)
+        self._operations[operation] = _Store(name, slots[0], self._engine.open_number, place)
+        self._known.add(name)
+        return True
+
+    def _drop(self, store: _Store, why: str) -> None:
+        self._staging.give_back(store.slot)
+        self._known.discard(store.name)
+        self._link.counts.dropped[why] += 1

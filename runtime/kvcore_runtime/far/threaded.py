@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a far tier out of a store whose functions block: some threads, and a bounded queue each.
+
+A page that was read is verified here, in its slot, and what is damaged is removed by name before
+anybody hears of it: no store overwrites, so damage would stay for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+from kvcore_runtime.far.errors import UnknownTicket
+from kvcore_runtime.far.page import check_page
+from kvcore_runtime.far.tier import BlockingStore, Done, Status, View
+
+NUM_THREADS = {"find": 1, "get": 2, "put": 1}
+NUM_WAITING_MAX = 64
+"""Tickets that wait for a thread, of each kind of operation."""
+
+
+@attrs.define(eq=False)
+class _Job:
+    ticket: int
+    names: tuple[str, ...]
+    views: tuple[View, ...] = ()
+    lease_s: float = 0.0
+    is_cancelled: bool = False
+
+
+class ThreadedTier:
+    """See `FarTier`. Its threads begin with the first ticket, and end with the process."""
+
+    def __init__(self, store: BlockingStore) -> None:
+        self._store = store
+        self._numbers = itertools.count()
+        self._jobs: dict[int, _Job] = {}
+        self._done: deque[Done] = deque()
+        self._queues: dict[str, queue.Queue[_Job | None]] = {
+            kind: queue.Queue(NUM_WAITING_MAX) for kind in NUM_THREADS
+        }
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    def attach(self, memory: View) -> None:
+        """See `FarTier`."""
+        self._store.attach(memory)
+
+    def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
+        """See `FarTier`."""
+        return self._submit("find", _Job(next(self._numbers), tuple(names), lease_s=lease_s))
+
+    def submit_load(self, names: Sequence[str], views: Sequence[View]) -> int | None:
+        """See `FarTier`."""
+        return self._submit("get", _Job(next(self._numbers), tuple(names), tuple(views)))
+
+    def submit_store(self, names: Sequence[str], views: Sequence[View]) -> int | None:
+        """See `FarTier`."""
+        return self._submit("put", _Job(next(self._numbers), tuple(names), tuple(views)))
+
+    def cancel(self, ticket: int) -> None:
+        """See `FarTier`: what a thread has begun ends as it would have."""
+        if ticket not in self._jobs:
+            raise UnknownTicket(ticket=ticket)
+        self._jobs[ticket].is_cancelled = True
+
+    def poll(self) -> list[Done]:
+        """See `FarTier`."""
+        done = [self._done.popleft() for _ in range(len(self._done))]
+        for each in done:
+            del self._jobs[each.ticket]
+        return done
+
+    def close(self, timeout_s: float) -> None:
+        """See `FarTier`. Threads that still wait for the store are left to themselves."""
+        self._is_closed = True
+        end = time.monotonic() + timeout_s
+        for kind, count in NUM_THREADS.items():
+            for _ in range(count):
+                with contextlib.suppress(queue.Full):
+                    self._queues[kind].put(None, timeout=max(0.0, end - time.monotonic()))
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _submit(self, kind: str, job: _Job) -> int | None:
+        if self._is_closed:
+            return None
+        if not self._threads:
+            for each, count in NUM_THREADS.items():
+                for _ in range(count):
+                    thread = threading.Thread(
+                        target=self._serve, args=(each,), name=f"kvcore-far-{each}", daemon=True
+                    )
+                    self._threads.append(thread)
+                    thread.start()
+        self._jobs[job.ticket] = job
+        try:
+            self._queues[kind].put_nowait(job)
+        except queue.Full:
+            del self._jobs[job.ticket]
+            return None
+        return job.ticket
+
+    def _serve(self, kind: str) -> None:
+        run = {"find": self._find, "get": self._get, "put": self._put}[kind]
+        while (job := self._queues[kind].get()) is not None:
+            statuses = (Status.FAILED,) * len(job.names)
+            if not job.is_cancelled:
+                with contextlib.suppress(Exception):  # of the client library: FAILED
+                    statuses = tuple(run(job))
+            self._done.append(Done(job.ticket, statuses))
+
+    def _find(self, job: _Job) -> list[Status]:
+        found = self._store.find(job.names, job.lease_s)
+        return [Status.OK if each else Status.MISSING for each in found]
+
+    def _put(self, job: _Job) -> list[Status]:
+        return self._store.put(job.names, job.views)
+
+    def _get(self, job: _Job) -> list[Status]:
+        statuses = [
+            got if isinstance(got, Status) else check_page(view, name, got)
+            for name, view, got in zip(
+                job.names, job.views, self._store.get(job.names, job.views), strict=True
+            )
+        ]
+        pairs = zip(job.names, statuses, strict=True)
+        damaged = [name for name, status in pairs if status is Status.DAMAGED]
+        if damaged:
+            with contextlib.suppress(Exception):  # it is damaged all the same
+                self._store.remove(damaged)
+        return statuses

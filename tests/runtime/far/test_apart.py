@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes, one of which computes prompts: equal tokens, whoever dies and whenever."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+from kvcore_runtime.demos import apart as demo
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.far.handover import as_decode, read_handover
+
+from tests.runtime.far.servers import Redis, find_redis, redis
+
+NUM_MOMENTS = 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_redis() is None, reason="there is no redis-server")
+@pytest.mark.parametrize("victim", ["prefill", "keeper"])
+def test_who_dies_costs_time_and_no_token(victim: str) -> None:
+    pytest.importorskip("redis", reason="the package redis is not installed")
+    draw = random.Random(7)
+    with redis() as server:
+        engine = demo.make_engine(True, server.url)
+        for moment in range(NUM_MOMENTS):
+            prompt = [draw.randrange(260) for _ in range(600)]
+            alone = demo.make_request(f"alone {moment}", prompt, cache_salt="alone")
+            alone_s, expected, _ = demo.timed(engine, alone)
+            line = answer_of(server, prompt, f"r{moment}", victim, draw.uniform(0.0, 0.4))
+            request = demo.make_request(f"r{moment}", prompt)
+            if line:  # else the prompt is asked of anybody: here, of the answering engine
+                request = as_decode(engine, request, read_handover(line))
+            seconds, tokens, _ = demo.timed(engine, request)
+            assert tokens == expected
+            assert seconds < demo.OPTIONS.fetch_timeout_s + 10 * alone_s + 1.0
+            if victim == "keeper":
+                server.start()
+        assert_whole(engine)
+
+
+def answer_of(server: Redis, prompt: list[int], name: str, victim: str, after_s: float) -> str:
+    """The hand-over of a prompt, or nothing, while one of the two processes dies."""
+    with demo.other_process(True, server.url) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        other.stdin.write(json.dumps({"request_id": name, "prompt": prompt}) + "\n")
+        other.stdin.flush()
+        time.sleep(after_s)
+        if victim == "prefill":
+            other.kill()
+        else:
+            server.kill()
+        return other.stdout.readline()
+
+
+def assert_whole(engine: Engine) -> None:
+    """No block and no slot is lost."""
+    manager = engine.manager
+    assert manager.num_free_blocks == manager.config.num_usable_blocks
+    engine.exchange.flush(20)
+    engine.exchange.check()  # type: ignore[attr-defined] # a FarExchange

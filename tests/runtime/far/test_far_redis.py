@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages in a real server of Redis: full, stopped, killed, and behind a proxy that harms them."""
+
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from kvcore_runtime.cache.errors import TierUnusable
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.far.errors import InvalidTier, PackageMissing
+from kvcore_runtime.far.exchange import FarExchange
+from kvcore_runtime.far.options import FarOptions
+from kvcore_runtime.far.redis_store import RedisStore
+from kvcore_runtime.far.threaded import ThreadedTier
+from kvcore_runtime.far.tier import Status
+
+from kvcore import Config
+from tests.runtime.far.servers import Proxy, Redis, find_redis, redis
+from tests.runtime.far.test_far_directory import SIZE, empty, name, page, wait
+from tests.runtime.model import questions
+from tests.runtime.model.questions import DEEP_MODELS, model_of, references
+
+library = pytest.importorskip("redis", reason="the package redis is not installed")
+pytestmark = pytest.mark.skipif(find_redis() is None, reason="there is no redis-server")
+TIMEOUT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Redis]:
+    with redis() as made:
+        yield made
+
+
+def make_store(port: int, **options: bool) -> RedisStore:
+    return RedisStore(f"redis://127.0.0.1:{port}/0", timeout_s=TIMEOUT_S, **options)
+
+
+def test_a_page_is_kept_found_had_and_removed(server: Redis) -> None:
+    store, got = make_store(server.port), [empty(), empty()]
+    assert store.put([name(1), name(2)], [page(1), page(2)]) == [Status.OK] * 2
+    assert store.put([name(1)], [page(2)]) == [Status.OK]
+    assert store.find([name(1), name(3)], 1.0) == [True, False]
+    assert store.get([name(1), name(3)], got) == [SIZE, Status.MISSING]
+    assert got[0] == page(1), "nothing is overwritten"
+    store.remove([name(1), name(2)])
+    assert store.find([name(1), name(2)], 1.0) == [False, False]
+
+
+def test_what_is_not_this_page_is_damaged_and_goes(server: Redis) -> None:
+    store = make_store(server.port)
+    tier = ThreadedTier(store)
+    other = memoryview(bytearray(page(1)) + b"\0")
+    for spoilt in (page(2), page(1)[:-1], other, memoryview(b"")):
+        store.put([name(1)], [spoilt])
+        assert wait(tier, tier.submit_load([name(1)], [empty()])) == (Status.DAMAGED,)
+        assert store.find([name(1)], 1.0) == [False]
+    tier.close(10)
+
+
+def test_a_full_server_says_so() -> None:
+    with redis("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
+        store = make_store(server.port)
+        large = memoryview(bytearray(1 << 19))
+        statuses = store.put([name(each) for each in range(12)], [large] * 12)
+        assert set(statuses) == {Status.OK, Status.FULL}
+
+
+def test_a_server_that_cannot_be_had_is_said_or_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis() as server:
+        port = server.port
+    with pytest.raises(TierUnusable, match=f"127.0.0.1:{port}: Redis does not answer: Conn"):
+        RedisStore(f"redis://:secret@127.0.0.1:{port}/0", timeout_s=TIMEOUT_S)
+    make_store(port, required=False)
+    with pytest.raises(InvalidTier, match="timeout_s is 0, expected more than 0 seconds"):
+        RedisStore(timeout_s=0)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(PackageMissing, match=r"package 'redis': pip install 'kvcore-runtime\[re"):
+        make_store(port)
+
+
+def test_a_connection_that_timed_out_gives_no_answer_of_the_question_before() -> None:
+    with redis() as server:
+        store = make_store(server.port)
+        store.put([name(1), name(2)], [page(1), page(2)])
+        server.send(signal.SIGSTOP)
+        with pytest.raises(library.TimeoutError):
+            store.get([name(1)], [empty()])
+        server.send(signal.SIGCONT)
+        got = empty()
+        assert store.get([name(2)], [got]) == [SIZE]
+        assert got == page(2)
+
+
+def make_engine(port: int) -> Engine:
+    config = Config(300, hash_seed=b"seed")
+    options = FarOptions(
+        min_fetch_tokens=16, weights="tiny", fetch_timeout_s=TIMEOUT_S, store_timeout_s=1.0
+    )
+    tier = ThreadedTier(make_store(port, required=False))
+    return Engine(
+        model_of(DEEP_MODELS["full"]),
+        config,
+        exchange=lambda engine: FarExchange(engine, tier, options),
+    )
+
+
+def ask(engine: Engine) -> None:
+    """The first prompt again, with an empty device; its answer is right, and not much later."""
+    engine.manager.reset_prefix_cache()
+    request = questions.requests()[0]
+    engine.add_request(request)
+    (done,) = engine.run()
+    assert done.tokens == references(engine.model)["r0#0"].tokens
+    assert isinstance(engine.exchange, FarExchange)
+    engine.exchange.check()
+
+
+def far(engine: Engine) -> FarExchange:
+    assert isinstance(engine.exchange, FarExchange)
+    return engine.exchange
+
+
+def test_pages_come_back_and_a_stopped_or_killed_server_changes_no_answer() -> None:
+    with redis() as server:
+        engine = make_engine(server.port)
+        ask(engine)
+        assert far(engine).flush(30)
+        ask(engine)
+        assert far(engine).counts.num_hits > 0
+        server.send(signal.SIGSTOP)
+        for _ in range(4):
+            ask(engine)
+        assert not far(engine).is_up, "a stopped server is waited for three times"
+        started = time.monotonic()
+        server.send(signal.SIGCONT)
+        while not far(engine).is_up and time.monotonic() < started + 30:
+            far(engine).flush(0.1)
+            time.sleep(0.05)
+        hits = far(engine).counts.num_hits
+        ask(engine)
+        assert far(engine).counts.num_hits > hits
+        server.kill()
+        ask(engine)
+        server.start()
+        while not far(engine).is_up and time.monotonic() < started + 60:
+            far(engine).flush(0.1)
+            time.sleep(0.05)
+        ask(engine)
+        far(engine).close()
+
+
+def test_a_proxy_that_harms_pages_changes_no_answer(server: Redis) -> None:
+    proxy = Proxy(server.port, seed=1, share=0.2)
+    engine = make_engine(proxy.port)
+    for _ in range(12):
+        ask(engine)
+    assert proxy.num_faults > 0
+    far(engine).close()
+    proxy.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_transfers_beside_faults_change_no_answer() -> None:
+    """A proxy that harms one piece in twenty; the server is stopped or killed now and then."""
+    draw = random.Random(1)
+    with redis() as server:
+        proxy = Proxy(server.port, seed=2, share=0.05)
+        engine = make_engine(proxy.port)
+        while sum(far(engine).counts.pages.values()) < 10_000:
+            ask(engine)
+            if not far(engine).is_up:
+                far(engine).flush(0.1)
+                time.sleep(0.2)
+            if draw.random() < 0.01:
+                server.send(signal.SIGSTOP)
+                ask(engine)
+                server.send(signal.SIGCONT)
+            if draw.random() < 0.01:
+                server.kill()
+                ask(engine)
+                server.start()
+        assert far(engine).counts.num_loaded > 100
+        assert proxy.num_faults > 100
+        far(engine).close()
+        proxy.close()
