@@ -19,7 +19,7 @@ from kvcore_runtime.ranks.step_wire import RankPass, RankStep, decode_step
 _LOG = logging.getLogger("kvcore_runtime")
 
 
-class Follower:
+class RankFollower:
     """A rank without manager or sequences.
 
     model: its shard. config, options: those of the leader's engine. Raises as `Engine` does.
