@@ -17,7 +17,7 @@ from kvcore_runtime.far.errors import load_package
 from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, seal_page
 from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 
 from kvcore.types.keys import make_key
 
@@ -40,7 +40,7 @@ def wait(tier: ThreadedTier, ticket: int | None) -> None:
     assert ticket is not None
     while not (done := tier.poll()):
         time.sleep(0.0001)
-    assert set(done[0].statuses) == {Status.OK}
+    assert set(done[0].statuses) == {FarStatus.OK}
 
 
 def measure(size: int) -> tuple[float, float, float]:

@@ -120,11 +120,11 @@ class KVCacheManager(Recordable, Questions, Timed):
         *,
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
         num_encoder_tokens: int = 0,
-        full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         num_output_placeholders: int = 0,
+        delay_cache_blocks: bool = False,
+        full_sequence_must_fit: bool = False,
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
@@ -144,11 +144,11 @@ class KVCacheManager(Recordable, Questions, Timed):
             hit,
             num_lookahead_tokens=num_lookahead_tokens,
             num_external_computed_tokens=num_external_computed_tokens,
+            num_encoder_tokens=num_encoder_tokens,
+            reserved_blocks=reserved_blocks,
             num_output_placeholders=num_output_placeholders,
             delay_cache_blocks=delay_cache_blocks,
-            num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
-            reserved_blocks=reserved_blocks,
         )
 
     def can_allocate(
@@ -260,8 +260,8 @@ class KVCacheManager(Recordable, Questions, Timed):
         num_tokens: int,
         hit: Hit | None = None,
         *,
-        full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
+        full_sequence_must_fit: bool = False,
     ) -> tuple[int, ...] | Refused:
         """Load the next num_tokens of a request: whole blocks, at most all tokens but one. Returns
         one operation per block. Raises as `allocate_slots`, StaleRequest, WrongLoad.

@@ -80,7 +80,7 @@ S = TypeVar("S", bound=Scheduled)
 
 
 @attrs.frozen(kw_only=True)
-class Chunk(Generic[S]):
+class ScheduledChunk(Generic[S]):
     """Positions [start, end) of a sequence, computed in one step.
 
     drafts: drafts at the last of these positions. is_ahead: the token of its one position is still
@@ -148,11 +148,11 @@ class Scheduler(Generic[S]):
         self._in_flight = False
         self._refused = False
         self._short = False
-        self._chunks: list[Chunk[S]] = []
+        self._chunks: list[ScheduledChunk[S]] = []
         self._scheduled: set[S] = set()
         self._budget = 0
 
-    def schedule(self, in_flight: bool = False) -> list[Chunk[S]]:
+    def schedule(self, in_flight: bool = False) -> list[ScheduledChunk[S]]:
         """Fill the open batch with the next step; return what its forward pass computes.
 
         in_flight: whether batches are in flight.
@@ -327,7 +327,7 @@ class Scheduler(Generic[S]):
 
     def _computes(self, sequence: S, start: int, end: int, drafts: tuple[int, ...] = ()) -> None:
         """Note that a sequence got these slots."""
-        self._chunks.append(Chunk(sequence=sequence, start=start, end=end, drafts=drafts))
+        self._chunks.append(ScheduledChunk(sequence=sequence, start=start, end=end, drafts=drafts))
         self._scheduled.add(sequence)
         self._budget -= end - start
 

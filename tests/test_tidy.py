@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +28,7 @@ OTHER_STRUCTS = {
     "kvcore/transitions/plan.py": {"Growth", "Lengths", "Plan"},
     "kvcore/transitions/slot_request.py": {"SlotRequest"},
     "kvcore/compat/allocation_span.py": {"AllocationSpan", "TokenCounts"},
-    "kvcore/compat/engine_request.py": {"Seen"},
+    "kvcore/compat/engine_request.py": {"RequestCounts"},
     "kvcore/compat/blocks.py": {"KVCacheBlocks"},
     "kvcore/replay/request_trace.py": {"Row"},
     "tests/core/codec/test_event_msgpack.py": {
@@ -37,8 +37,8 @@ OTHER_STRUCTS = {
     },
 }
 """The structs outside those rooms: each allocation makes the first eight anew, and
-docs/decisions.md says what they cost as attrs classes; msgspec makes the others from JSON or
-msgpack.
+`python -m tools.structs` measures what they cost as attrs classes; msgspec makes the others from
+JSON or msgpack.
 """
 NO_ATTRS = {
     "kvcore/legacy/v1_0_8/block_hashes.py": "engines compare vLLM's record with plain tuples",
@@ -52,6 +52,13 @@ NO_ATTRS = {
     "runtime/kvcore_runtime/engine/forward.py": "the same",
 }
 """Files whose values are tuples with names, or dataclasses, and why."""
+NAMED_ROOMS = re.compile(r"kvcore/(?!legacy/|compat/|sanitizer/hunter/template)|runtime/")
+"""Where names are ours: facades have the names of their originals, and a template is copied."""
+RUNTIME = "runtime/kvcore_runtime"
+SAME_NAMES = {"Options", "Report", "Result"}
+"""What a command is given and what it gives: `kvcore replay` and `kvcore route` have one each, and
+the checker a report.
+"""
 ENGINES = ("kvcore/sanitizer/engines/", "kvcore/check/managers/")
 """Adapters, each for the environment of its engine, which computes with torch itself. They are
 loaded by the name that a user gives, so that nothing else of kvcore needs what they import.
@@ -243,6 +250,24 @@ def test_values_are_attrs_classes_and_structs_only_where_calls_make_them() -> No
     assert {n: made for n, made in structs.items() if made and n not in rooms} == OTHER_STRUCTS
     others = {name for name, path in files.items() if made_as(path, "NamedTuple", "dataclass")}
     assert others == NO_ATTRS.keys()
+
+
+def test_a_class_that_others_import_has_a_name_of_its_own() -> None:
+    """Of the classes of one name, at most one is imported outside its folder."""
+    defined: dict[str, set[str]] = defaultdict(set)
+    shared: dict[str, set[str]] = defaultdict(set)
+    for path in sources(".py"):
+        for node in statements(path):
+            if isinstance(node, ast.ClassDef) and NAMED_ROOMS.match(name_of(path)):
+                defined[node.name].add(name_of(path))
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                file = node.module.replace(".", "/").replace("kvcore_runtime", RUNTIME) + ".py"
+                if Path(file).parent.as_posix() != name_of(path.parent):
+                    for alias in node.names:
+                        shared[alias.name].add(file)
+    assert sum(map(len, defined.values())) > 700
+    found = {name: files & shared[name] for name, files in defined.items()}
+    assert {name for name, files in found.items() if len(files) > 1} == SAME_NAMES
 
 
 def test_one_file_imports_the_compiled_twin() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kvcore.compat.engine_request import Seen
+from kvcore.compat.engine_request import RequestCounts
 from kvcore.compat.errors import BehindWindow
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
@@ -50,7 +50,7 @@ class AllocationSpan(Struct, frozen=True, gc=False):
 
 
 def find_span(
-    core: Core, steps: Steps, known: RegisteredRequest, seen: Seen, counts: TokenCounts
+    core: Core, steps: Steps, known: RegisteredRequest, seen: RequestCounts, counts: TokenCounts
 ) -> AllocationSpan:
     """Return the span of an allocation; withdraw the keys of blocks that are computed again.
 
@@ -88,7 +88,7 @@ def find_span(
     )
 
 
-def check_windows(core: Core, seen: Seen, counted: int) -> None:
+def check_windows(core: Core, seen: RequestCounts, counted: int) -> None:
     """Raise BehindWindow if computing from the engine's count on would read blocks that were given
     back.
     """
@@ -103,7 +103,7 @@ def check_windows(core: Core, seen: Seen, counted: int) -> None:
             )
 
 
-def withdraw(core: Core, steps: Steps, seen: Seen) -> None:
+def withdraw(core: Core, steps: Steps, seen: RequestCounts) -> None:
     """Withdraw the keys of the blocks that hold a token from the engine's count on."""
     tables = core.get_block_ids(seen.name)
     blocks = [

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any
 
 from kvcore.compat.blocks import KVCacheBlocks
-from kvcore.compat.engine_request import Seen, read_hashes
+from kvcore.compat.engine_request import RequestCounts, read_hashes
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
@@ -72,7 +72,7 @@ class DecodedTokens:
         if (
             steps.first is not None
             and (known.batch is steps.mark or (not steps.are_told and steps.is_over))
-            and steps.notice(Seen(request.request_id, num_tokens, start))
+            and steps.notice(RequestCounts(request.request_id, num_tokens, start))
         ):
             return None
         offset, fills = start % size, num_new and num_tokens % size == 0

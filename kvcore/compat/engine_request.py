@@ -38,7 +38,7 @@ class EngineRequest(Protocol):
     def num_computed_tokens(self) -> int: ...
 
 
-class Seen(Struct, frozen=True, gc=False):
+class RequestCounts(Struct, frozen=True, gc=False):
     """A request's id and counts at the time of a call."""
 
     name: str
@@ -46,7 +46,7 @@ class Seen(Struct, frozen=True, gc=False):
     num_computed: int
 
 
-def see(request: EngineRequest) -> Seen:
+def see(request: EngineRequest) -> RequestCounts:
     """Read id and counts. Raises WrongArgument if it is not a request, InvalidCount."""
     try:
         name, tokens, computed = request.request_id, request.num_tokens, request.num_computed_tokens
@@ -54,8 +54,10 @@ def see(request: EngineRequest) -> Seen:
         expected = "an object with request_id, num_tokens and num_computed_tokens"
         raise WrongArgument(name="request", expected=expected, value=request) from None
     if type(tokens) is type(computed) is int and tokens >= 0 <= computed:  # the usual case
-        return Seen(name, tokens, computed)
-    return Seen(name, read_count("num_tokens", tokens), read_count("num_computed_tokens", computed))
+        return RequestCounts(name, tokens, computed)
+    return RequestCounts(
+        name, read_count("num_tokens", tokens), read_count("num_computed_tokens", computed)
+    )
 
 
 def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
@@ -117,7 +119,7 @@ def is_finished(request: EngineRequest) -> bool:
 
 
 def uncached_request(
-    request: EngineRequest, seen: Seen, *, own_hashes: bool, keep_tokens: bool
+    request: EngineRequest, seen: RequestCounts, *, own_hashes: bool, keep_tokens: bool
 ) -> tuple[Request, int]:
     """Return the request for kvcore if nothing is cached, and its tokens."""
     brings = own_hashes and read_hashes(request) is not None
@@ -128,7 +130,7 @@ def uncached_request(
 
 def cached_request(
     request: EngineRequest,
-    seen: Seen,
+    seen: RequestCounts,
     hash_block_size: int,
     *,
     own_hashes: bool,

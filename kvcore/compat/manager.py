@@ -21,7 +21,7 @@ from kvcore.compat.allocation_span import (
 )
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.decoded_tokens import DecodedTokens
-from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
+from kvcore.compat.engine_request import EngineRequest, RequestCounts, see, skips_reading
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.request_registry import RequestRegistry
 from kvcore.compat.steps import Steps
@@ -290,7 +290,7 @@ class KVCacheManager(DecodedTokens):
     def _allocate(
         self,
         known: RegisteredRequest,
-        seen: Seen,
+        seen: RequestCounts,
         span: AllocationSpan,
         hit: Hit | None,
         **options: Any,
@@ -320,7 +320,7 @@ class KVCacheManager(DecodedTokens):
                 self._registry.put_drafts(known, seen, 0)
         return got
 
-    def _grant(self, seen: Seen, *, full_sequence_must_fit: bool) -> CoreBlocks | Refused:
+    def _grant(self, seen: RequestCounts, *, full_sequence_must_fit: bool) -> CoreBlocks | Refused:
         """Return no blocks for tokens that have slots, unless the gate refuses the
         remaining ones.
         """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kvcore.compat.engine_request import (
     EngineRequest,
-    Seen,
+    RequestCounts,
     cached_request,
     is_finished,
     read_drafts,
@@ -51,7 +51,7 @@ class RequestRegistry:
         return name in self.known
 
     def bring(
-        self, request: EngineRequest, seen: Seen, end: int | None = None
+        self, request: EngineRequest, seen: RequestCounts, end: int | None = None
     ) -> RegisteredRequest:
         """Synchronise a request with its object: tokens, hashes, and drafts of a finished batch.
 
@@ -80,7 +80,7 @@ class RequestRegistry:
         known = self.known.get(getattr(request, "request_id", ""))
         return known if known and known.request is request and known.num_computed else None
 
-    def hold(self, known: RegisteredRequest, seen: Seen, counted: int, end: int) -> None:
+    def hold(self, known: RegisteredRequest, seen: RequestCounts, counted: int, end: int) -> None:
         """Note that a request holds blocks, and that it is scheduled up to end."""
         self._resting.pop(seen.name, None)
         known.counted, known.end = counted, max(known.end, end)
@@ -94,7 +94,7 @@ class RequestRegistry:
             known.num_computed = self._core.num_computed_tokens(name)
             known.num_ahead = known.num_computed - tokens
 
-    def put_drafts(self, known: RegisteredRequest, seen: Seen, count: int) -> int:
+    def put_drafts(self, known: RegisteredRequest, seen: RequestCounts, count: int) -> int:
         """Set a request's drafts to this many; return how many tokens are to come instead.
 
         Drafts are tokens whose ids the engine knows, if no other token is to come. The number is at
@@ -121,7 +121,7 @@ class RequestRegistry:
             known.drafts = []
         self._rest(name)
 
-    def _add(self, request: EngineRequest, seen: Seen) -> RegisteredRequest:
+    def _add(self, request: EngineRequest, seen: RequestCounts) -> RegisteredRequest:
         config = self._core.config
         last_token = read_tokens(request, max(0, seen.num_tokens - 1), seen.num_tokens)
         if config.enable_caching:
@@ -151,7 +151,7 @@ class RequestRegistry:
             self._extend(known, seen, seen.num_tokens)
         return known
 
-    def _extend(self, known: RegisteredRequest, seen: Seen, end: int) -> RegisteredRequest:
+    def _extend(self, known: RegisteredRequest, seen: RequestCounts, end: int) -> RegisteredRequest:
         """Add the tokens up to `end` that are new since the request was last seen.
 
         Settles scheduled drafts, and drops positions to come that the engine no longer counts.
@@ -178,14 +178,18 @@ class RequestRegistry:
         self._add_hashes(known, end)
         return known
 
-    def _replace(self, known: RegisteredRequest, seen: Seen, num_known: int) -> RegisteredRequest:
+    def _replace(
+        self, known: RegisteredRequest, seen: RequestCounts, num_known: int
+    ) -> RegisteredRequest:
         """Add a request again whose tokens changed. Raises TokensChanged while it holds blocks."""
         if seen.name not in self._resting:
             raise TokensChanged(request=seen.name, num_known=num_known)
         self._forget(seen.name)
         return self._add(known.request, seen)
 
-    def _settle(self, known: RegisteredRequest, seen: Seen, new: list[int], num_known: int) -> int:
+    def _settle(
+        self, known: RegisteredRequest, seen: RequestCounts, new: list[int], num_known: int
+    ) -> int:
         """Accept the scheduled drafts that the new tokens repeat; return their number."""
         most = min(len(new), len(known.drafts), max(0, seen.num_computed - num_known))
         accepted = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, Seen, read_tokens, see
+from kvcore.compat.engine_request import EngineRequest, RequestCounts, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.manager import KVCacheManager as Core
@@ -142,7 +142,7 @@ class Steps:
             self.first = next(iter(self._scheduled.values()), None)
             self._late.pop(name, None)
 
-    def notice(self, seen: Seen) -> bool:
+    def notice(self, seen: RequestCounts) -> bool:
         """Close the open batch if this request, or the batch's first, shows that it is over.
 
         Returns whether the open batch schedules the request.

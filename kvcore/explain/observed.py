@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
-from kvcore.explain.observer import Observer
+from kvcore.explain.observer import AdmissionObserver
 
 M = TypeVar("M")
 
@@ -13,7 +13,7 @@ M = TypeVar("M")
 class _Observed:
     """A manager that reports its calls."""
 
-    def __init__(self, manager: Any, observer: Observer) -> None:
+    def __init__(self, manager: Any, observer: AdmissionObserver) -> None:
         self._manager, self._observer = manager, observer
 
     def __getattr__(self, name: str) -> Any:
@@ -31,7 +31,7 @@ class _Observed:
         return call
 
 
-def observed(manager: M, observer: Observer) -> M:
+def observed(manager: M, observer: AdmissionObserver) -> M:
     """Return the same manager, which then reports its calls to an observer. Pass lists or buffers
     as arguments, since both read them.
     """

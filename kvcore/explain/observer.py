@@ -24,7 +24,7 @@ Content = tuple[Segment, int, int]
 """A segment, a group, and the index of the mark."""
 
 
-class Observer:
+class AdmissionObserver:
     """Explains the admissions of one manager, from its first call on.
 
     explained: called with each explanation. Content that is older than the observer becomes known

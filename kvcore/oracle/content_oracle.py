@@ -15,7 +15,7 @@ from copy import copy
 
 import attrs
 
-from kvcore.oracle.contents import RUBBISH, SPOILT, Place, SlotStore, Wrong, group_of, run_of
+from kvcore.oracle.contents import RUBBISH, SPOILT, Place, SlotStore, WrongSlot, group_of, run_of
 from kvcore.types.commands import (
     COPIES,
     Allocate,
@@ -169,7 +169,7 @@ class ContentOracle(SlotStore):
         for wrong in self.wrong([("device", block)], group_of(key), nodes, 0, len(nodes)):
             self._complain("CACHE-KV", wrong)
 
-    def _complain(self, name: str, wrong: Wrong, behind: str = "") -> None:
+    def _complain(self, name: str, wrong: WrongSlot, behind: str = "") -> None:
         """Raise InvariantViolation if the property is checked. behind: appended to the message."""
         spoilt = wrong.held == SPOILT and self._late_reports
         if spoilt and self._counts("LOAD-FAILED"):

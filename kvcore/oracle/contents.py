@@ -34,7 +34,7 @@ SPOILT: Content = (-3, 0)
 
 
 @attrs.frozen
-class Wrong:
+class WrongSlot:
     """A slot with the wrong content."""
 
     place: Place
@@ -86,7 +86,7 @@ class SlotStore:
 
     def wrong(
         self, table: Sequence[Place], group_id: int, nodes: Sequence[object], first: int, end: int
-    ) -> Iterator[Wrong]:
+    ) -> Iterator[WrongSlot]:
         """Yield the slots of positions [first, end) that do not hold their nodes. Raises
         InvariantViolation (KV-READ) if the table lacks a block.
         """
@@ -99,7 +99,7 @@ class SlotStore:
             if held != wanted:
                 for slot, pair in enumerate(zip(held, wanted, strict=True), low - start):
                     if pair[0] != pair[1]:
-                        yield Wrong(place, slot, *pair)
+                        yield WrongSlot(place, slot, *pair)
 
 
 def group_of(key: bytes) -> int:

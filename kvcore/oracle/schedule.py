@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.state.state import State
+from kvcore.oracle.state_like import StateLike
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Appended, Hit, Refused
@@ -80,7 +80,7 @@ class Schedule:
         self._before: dict[str, int] = {}
         self._writes: list[Write] = []
 
-    def assume(self, state: State) -> None:
+    def assume(self, state: StateLike) -> None:
         """Start with a state whose open batch schedules nothing."""
         self.computed = {name: each.num_computed for name, each in state.requests.items()}
         self.encoders = encoders_of(state)
@@ -100,7 +100,12 @@ class Schedule:
         return tuple(self._writes)
 
     def follow(
-        self, state: State, name: str, args: tuple[Any, ...], options: dict[str, Any], value: object
+        self,
+        state: StateLike,
+        name: str,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        value: object,
     ) -> None:
         """Apply a call and its value. state: the one before the call."""
         if isinstance(value, Refused):
@@ -164,14 +169,14 @@ class Schedule:
         writes, self._writes, self._before = self._writes, [], {}
         return writes
 
-    def check(self, state: State) -> None:
+    def check(self, state: StateLike) -> None:
         """Raise InvariantViolation (COMPUTED-RULE) unless the state has the engine's counts."""
         counts = {name: request.num_computed for name, request in state.requests.items()}
         if counts != self.computed:
             detail = f"computed counts {counts}, by the rules {self.computed}"
             raise InvariantViolation("COMPUTED-RULE", detail)
 
-    def check_caps(self, state: State) -> None:
+    def check_caps(self, state: StateLike) -> None:
         """Raise InvariantViolation (CAP) if a scheduled request holds more blocks of a windowed
         group than its cap. Requests with more slots than the cap allows for are not checked.
         """
@@ -191,7 +196,7 @@ class Schedule:
                     detail = f"request {name!r} holds {held} blocks of group {index}, cap {cap}"
                     raise InvariantViolation("CAP", detail)
 
-    def _fork(self, state: State, parent: str, child: str) -> None:
+    def _fork(self, state: StateLike, parent: str, child: str) -> None:
         settled = self._before.get(parent, self.computed[parent])
         settled = min(settled, len(state.requests[parent].tokens))
         self.computed[child] = settled if resumes(state, parent, settled) else 0
@@ -200,7 +205,7 @@ class Schedule:
         if self.computed[child] and parent in self.encoders:
             self.encoders[child] = self.encoders[parent]
 
-    def _allocated(self, state: State, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _allocated(self, state: StateLike, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         request_id, num_new = args[:2]
         hit: Hit | None = args[2] if len(args) > 2 else options.get("hit")
         start = self.computed[request_id] + (0 if hit is None else hit.num_tokens)
@@ -225,7 +230,7 @@ class Schedule:
             )
         )
 
-    def _came_in(self, state: State, request_id: str, num_rejected: int) -> None:
+    def _came_in(self, state: StateLike, request_id: str, num_rejected: int) -> None:
         """Process output: positions scheduled after rejected drafts move up to where these were."""
         known = len(state.requests[request_id].tokens)
         count = min(num_rejected, max(0, self.computed[request_id] - known))
@@ -244,7 +249,7 @@ class Schedule:
         self.computed[request_id] = start + num_tokens
         self.loading[request_id] = start
 
-    def _completed(self, state: State, number: int, done: bool) -> None:
+    def _completed(self, state: StateLike, number: int, done: bool) -> None:
         """Complete an operation. The last one of a load settles it: tokens before the first failed
         block stay.
         """
@@ -260,7 +265,7 @@ class Schedule:
             count = self.failed.get(request_id, self.computed[request_id])
             self._cut(state, request_id, count)
 
-    def _came(self, state: State, request_id: str) -> int:
+    def _came(self, state: StateLike, request_id: str) -> int:
         """Return the tokens of a request before the first that waits for a load or failed
         to load.
         """
@@ -289,7 +294,7 @@ class Schedule:
             if num_tokens == self._before[request_id]:
                 del self._before[request_id]
 
-    def _cut(self, state: State, request_id: str, num_tokens: int) -> None:
+    def _cut(self, state: StateLike, request_id: str, num_tokens: int) -> None:
         """Take a request out of the open batch, drop its drafts, and lower its count to
         `num_tokens`.
         """
@@ -331,7 +336,7 @@ def next_token(request_id: str, start: int) -> Write:
     return Write(request_id=request_id, start=start, loaded=start, end=end, num_slots=end)
 
 
-def encoders_of(state: State) -> dict[str, Encoder]:
+def encoders_of(state: StateLike) -> dict[str, Encoder]:
     """Return the contents of the cross-attention tables of a state's requests, full to the last
     slot. Requests that share their first block have equal contents.
     """
@@ -345,7 +350,7 @@ def encoders_of(state: State) -> dict[str, Encoder]:
     return found
 
 
-def resumes(state: State, request_id: str, num_tokens: int) -> bool:
+def resumes(state: StateLike, request_id: str, num_tokens: int) -> bool:
     """Whether a request still has, in every group, the blocks that the query after this many tokens
     sees or shares.
     """
@@ -359,7 +364,7 @@ def resumes(state: State, request_id: str, num_tokens: int) -> bool:
     return True
 
 
-def read_ids(state: State, requests: Any) -> list[str]:
+def read_ids(state: StateLike, requests: Any) -> list[str]:
     """Read request ids, given as ids or as a buffer of rows."""
     if isinstance(requests, list | tuple):
         return list(requests)

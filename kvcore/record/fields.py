@@ -392,9 +392,13 @@ NAMED = Field(lambda out, value, known, _: put_named(out, value, known), read_ro
 NEW_REQUEST = Field(lambda out, value, *_: put_new_request(out, value), read_new_request)
 ID = Field(lambda out, value, *_: put_text(out, value), Source.text)
 COUNT = Field(lambda out, value, *_: put_number(out, value), Source.number)
+NUMBER = Field(lambda out, value, *_: put_number(out, value), Source.number)
 TOKENS = Field(lambda out, value, *_: put_tokens(out, value), get_tokens)
 BLOCKS = Field(lambda out, value, *_: put_numbers(out, value), read_blocks)
 BLOCK_HASHES = Field(lambda out, value, *_: put_hashes(out, value), read_hashes)
 HIT = Field(lambda out, value, known, of: put_hit(out, value, known.last_hit(of)), read_hit)
 RETENTION = Field(lambda out, value, *_: put_retention(out, value), read_retention)
-FLAG = Field(lambda *_: None, lambda _: True)  # the bit that says that it is there is its value
+FLAG = Field(lambda *_: None, lambda _: True)
+"""The kinds of arguments. As an option a COUNT is 0 by default, and a NUMBER None; the bit that
+says that a FLAG is there is its value.
+"""

@@ -18,7 +18,7 @@ from kvcore.oracle.device import DeviceSize, MakeDevice
 from kvcore.replay.loop import Sequence as Running
 from kvcore.replay.loop import Step, make_config
 from kvcore.replay.results import Options
-from kvcore.scheduler import Chunk
+from kvcore.scheduler import ScheduledChunk
 from kvcore.types.commands import Batch
 from kvcore.types.errors import InvariantViolation
 
@@ -51,7 +51,7 @@ class OnDevice:
         self._device.forward([self._pass(each) for each in step.chunks])
         self.num_read += sum(each.end for each in step.chunks)
 
-    def _pass(self, chunk: Chunk[Running]) -> Pass:
+    def _pass(self, chunk: ScheduledChunk[Running]) -> Pass:
         sequence = chunk.sequence
         tokens = sequence.tokens(0, chunk.end)
         return Pass(

@@ -12,7 +12,7 @@ _SHOWN = 40
 """Longer values are cut in a message."""
 
 
-class InvalidOption(KvcoreError):
+class InvalidReplayOption(KvcoreError):
     """An option of a replay, or of a generator, is invalid."""
 
     message = "option {name}={value!r}: {reason}"
@@ -70,7 +70,7 @@ class NotAnObject(BadLine):
     message = "{file}, line {line}: a request is a JSON object, not {value}"
 
 
-class MissingField(BadLine):
+class MissingRequestField(BadLine):
     """A request lacks a field."""
 
     message = "{file}, line {line}: {field} is missing"

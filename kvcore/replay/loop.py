@@ -17,14 +17,14 @@ from kvcore.manager import KVCacheManager
 from kvcore.metrics import measured
 from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
-from kvcore.replay.errors import InvalidOption
+from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.expand import outputs, prompt_tokens
 from kvcore.replay.far.far_tier import FarTier
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.workload import TraceRequest
-from kvcore.scheduler import Chunk, Scheduler
+from kvcore.scheduler import ScheduledChunk, Scheduler
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
@@ -51,7 +51,7 @@ def replay(
     skipped lines. watch: called with a sample after each step. apply: called with each step's batch
     before the next step. observe: returns the manager for the loop, around the real one. A
     KeyboardInterrupt ends the run, and the result contains what was done.
-    Raises InvalidOption, InvalidConfig, InvalidCount, and what reading the requests raises.
+    Raises InvalidReplayOption, InvalidConfig, InvalidCount, and what reading the requests raises.
     """
     config = make_config(options)
     loop = Loop(requests, options, KVCacheManager(config, backend), apply, observe)
@@ -69,7 +69,7 @@ def replay(
 def make_config(options: Options) -> Config:
     """Return the configuration of the manager for these options.
 
-    Raises InvalidConfig, InvalidCount, InvalidOption.
+    Raises InvalidConfig, InvalidCount, InvalidReplayOption.
     """
     for name in ("max_running", "token_budget"):
         read_count(name, getattr(options, name), 1)
@@ -80,14 +80,16 @@ def make_config(options: Options) -> Config:
     for name in ("base_seconds", "seconds_per_prefill_token", "seconds_per_decode"):
         value = getattr(options, name)
         if not 0 <= value < float("inf"):
-            raise InvalidOption(name=name, value=value, reason="must be at least 0, and finite")
+            raise InvalidReplayOption(
+                name=name, value=value, reason="must be at least 0, and finite"
+            )
     num_host_blocks = 0
     if options.preempt == "swap":
         given = options.num_host_blocks
         num_host_blocks = options.num_blocks if given is None else given
     elif options.preempt != "recompute":
         reason = "must be one of recompute, swap"
-        raise InvalidOption(name="preempt", value=options.preempt, reason=reason)
+        raise InvalidReplayOption(name="preempt", value=options.preempt, reason=reason)
     return Config(
         options.num_blocks,
         options.block_size,
@@ -158,7 +160,7 @@ class Step:
 
     number: int
     time: float
-    chunks: Collection[Chunk[Sequence]]
+    chunks: Collection[ScheduledChunk[Sequence]]
     num_prefill_tokens: int
     num_decodes: int
 
@@ -191,7 +193,7 @@ class Batcher(Scheduler[Sequence]):
         """Number of requests that hold nothing."""
         return len(self.waiting) + len(self._arrivals.waiting)
 
-    def schedule(self, in_flight: bool = False) -> list[Chunk[Sequence]]:
+    def schedule(self, in_flight: bool = False) -> list[ScheduledChunk[Sequence]]:
         """Fill the open batch; return chunks of prompts. Each sequence in `decoding` got a
         position.
         """
@@ -324,7 +326,7 @@ class Loop:
         written = self._batcher.far.num_written
         return self.record.result(trace, num_read, backend, self.now, self._meter, written)
 
-    def _finish_step(self, chunks: list[Chunk[Sequence]]) -> None:
+    def _finish_step(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
         """Take the batch, advance the time, and release the sequences that got their last
         output.
         """
@@ -390,7 +392,7 @@ class Loop:
         )
 
 
-def _decode(sequence: Sequence) -> Chunk[Sequence]:
+def _decode(sequence: Sequence) -> ScheduledChunk[Sequence]:
     """Note the position that a decoding sequence got."""
     end = sequence.num_tokens
-    return Chunk(sequence=sequence, start=end - 1, end=end)
+    return ScheduledChunk(sequence=sequence, start=end - 1, end=end)

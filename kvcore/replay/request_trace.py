@@ -29,7 +29,7 @@ from kvcore.replay.errors import (
     EmptyTrace,
     LengthsDiffer,
     LineTooLong,
-    MissingField,
+    MissingRequestField,
     NotAnObject,
     NotJSON,
     OutOfRange,
@@ -214,7 +214,7 @@ class TraceReader:
             return self._error(NotAnObject, value=values)
         for field in _FIELDS:
             if field not in values:
-                return self._error(MissingField, field=field)
+                return self._error(MissingRequestField, field=field)
         kinds: tuple[tuple[str, tuple[type, ...], str], ...] = (
             ("timestamp", (int, float), "a number"),
             ("input_length", (int,), "an integer"),

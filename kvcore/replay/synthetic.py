@@ -20,7 +20,7 @@ from random import Random
 import attrs
 import msgspec
 
-from kvcore.replay.errors import InvalidOption
+from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.workload import MOONCAKE_UNIT, TraceRequest
 from kvcore.types.arguments import read_count
 
@@ -51,7 +51,7 @@ Session = Iterator["Ask | Session"]
 """Requests in order; a nested session starts in parallel when it is reached."""
 
 
-class Writer:
+class SessionWriter:
     """What sessions write: random numbers, and ids for new text."""
 
     def __init__(self, seed: int) -> None:
@@ -79,7 +79,7 @@ class Writer:
         return bisect(weights, self.random.random() * weights[-1])
 
 
-def shared(writer: Writer) -> Callable[[], Session]:
+def shared(writer: SessionWriter) -> Callable[[], Session]:
     """One question after one of a few system prompts."""
     systems = [writer.extend(GrowingPrompt(), writer.length(2500, 0.6, 16_000)) for _ in range(8)]
 
@@ -91,7 +91,7 @@ def shared(writer: Writer) -> Callable[[], Session]:
     return session
 
 
-def turns(writer: Writer) -> Callable[[], Session]:
+def turns(writer: SessionWriter) -> Callable[[], Session]:
     """Conversations: each prompt is the last one, its answer and a new message."""
     systems = [writer.extend(GrowingPrompt(), writer.length(900, 0.4, 4_000)) for _ in range(3)]
 
@@ -112,7 +112,7 @@ def turns(writer: Writer) -> Callable[[], Session]:
     return session
 
 
-def agents(writer: Writer) -> Callable[[], Session]:
+def agents(writer: SessionWriter) -> Callable[[], Session]:
     """Agents that call tools step by step, and branch to try several ways at once."""
     systems = [writer.extend(GrowingPrompt(), writer.length(5000, 0.5, 20_000)) for _ in range(4)]
 
@@ -138,7 +138,7 @@ def agents(writer: Writer) -> Callable[[], Session]:
     return session
 
 
-def documents(writer: Writer) -> Callable[[], Session]:
+def documents(writer: SessionWriter) -> Callable[[], Session]:
     """Questions about documents, some more popular than others; sometimes a new document replaces
     one.
     """
@@ -158,7 +158,7 @@ def documents(writer: Writer) -> Callable[[], Session]:
     return session
 
 
-KINDS: dict[str, Callable[[Writer], Callable[[], Session]]] = {
+KINDS: dict[str, Callable[[SessionWriter], Callable[[], Session]]] = {
     kind.__name__: kind for kind in (shared, turns, agents, documents)
 }
 SESSIONS_PER_SECOND = {"shared": 4.0, "turns": 0.6, "agents": 0.25, "documents": 1.5}
@@ -170,16 +170,16 @@ def generate(
     """Yield the requests of a generated trace, by arrival.
 
     kind: of KINDS. seed: at least 0. sessions_per_second: on average; the kind's own if None.
-    Raises InvalidOption, InvalidCount.
+    Raises InvalidReplayOption, InvalidCount.
     """
     if kind not in KINDS:
         reason = f"must be one of {', '.join(KINDS)}"
-        raise InvalidOption(name="kind", value=kind, reason=reason)
+        raise InvalidReplayOption(name="kind", value=kind, reason=reason)
     most, seed = read_count("num_requests", num_requests, 1), read_count("seed", seed)
     rate = SESSIONS_PER_SECOND[kind] if sessions_per_second is None else sessions_per_second
     if not 0 < rate < float("inf"):
         reason = "must be above 0, and finite"
-        raise InvalidOption(name="sessions_per_second", value=rate, reason=reason)
+        raise InvalidReplayOption(name="sessions_per_second", value=rate, reason=reason)
     return _generate(KINDS[kind], most, seed, rate)
 
 
@@ -196,9 +196,9 @@ def to_lines(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
 
 
 def _generate(
-    kind: Callable[[Writer], Callable[[], Session]], most: int, seed: int, rate: float
+    kind: Callable[[SessionWriter], Callable[[], Session]], most: int, seed: int, rate: float
 ) -> Iterator[TraceRequest]:
-    writer = Writer(seed)
+    writer = SessionWriter(seed)
     start = kind(writer)
     upcoming: list[tuple[float, int, Ask, Session]] = []
     order = count()

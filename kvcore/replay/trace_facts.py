@@ -20,7 +20,7 @@ from kvcore.replay.workload import TraceRequest
 
 
 @attrs.frozen
-class Lengths:
+class LengthFacts:
     """Tokens of the prompts, or of the outputs, of a trace."""
 
     total: int
@@ -42,8 +42,8 @@ class Facts:
     skipped_lines: int
     interrupted: bool
     seconds: float
-    prompts: Lengths
-    outputs: Lengths
+    prompts: LengthFacts
+    outputs: LengthFacts
     unit: int
     num_ids: int
     repeated_ids: int
@@ -104,12 +104,12 @@ def to_lines(facts: Facts) -> Iterator[str]:
     yield f"ideal     {found} of the prompt tokens: an unlimited cache with {blocks}"
 
 
-def _lengths(values: Histogram) -> Lengths:
+def _lengths(values: Histogram) -> LengthFacts:
     half, most = values.percentile(0.5), values.percentile(0.99)
-    return Lengths(values.total, round(half), round(most), values.worst)
+    return LengthFacts(values.total, round(half), round(most), values.worst)
 
 
-def _in_words(lengths: Lengths) -> str:
+def _in_words(lengths: LengthFacts) -> str:
     return (
         f"{lengths.total:,} tokens; median {lengths.median:,}, 99 % within {lengths.p99:,}, "
         f"longest {lengths.most:,}"

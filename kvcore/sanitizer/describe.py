@@ -9,7 +9,7 @@ from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import DELTA_MAX, GIVES, Event, Held
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, ZEROS
 from kvcore.sanitizer.findings import CERTAIN, Finding
-from kvcore.sanitizer.lines import Wrong
+from kvcore.sanitizer.lines import WrongAccess
 from kvcore.sanitizer.names import Named, Names, differing
 from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
@@ -30,7 +30,7 @@ class Describer:
         self._checker, self._names, self._groups = checker, names, groups
         self._show_tokens, self._engine = show_tokens, engine
 
-    def describe(self, wrong: Wrong) -> Finding:
+    def describe(self, wrong: WrongAccess) -> Finding:
         """Return the finding for a slot checker's verdict."""
         request = self._names.of(wrong.serial)
         event = wrong.event
@@ -71,7 +71,7 @@ class Describer:
             name="empty-step", certain=True, step=step, detail=detail, engine=self._engine
         )
 
-    def _events(self, wrong: Wrong) -> Sequence[Event]:
+    def _events(self, wrong: WrongAccess) -> Sequence[Event]:
         if wrong.block is None:
             return ()
         return self._checker.events((DEVICE, self._groups[wrong.group_id].pool, wrong.block))
@@ -98,7 +98,7 @@ class Describer:
         named = self._names.of(serial)
         return f"request number {serial}" if named is None else named.name
 
-    def _content(self, wrong: Wrong, held: Held, writer: Named | None) -> str:
+    def _content(self, wrong: WrongAccess, held: Held, writer: Named | None) -> str:
         if held.digest in (NOTHING, ZEROS):
             return "nothing" if held.digest == NOTHING else "zeros"
         if held.digest == UNKNOWN:
@@ -109,7 +109,7 @@ class Describer:
         position = event.index * self._groups[wrong.group_id].block_size + wrong.slot
         return self._token(position, self._name_of(event.serial), writer, f"{held.oldest_epoch}")
 
-    def _wanted(self, wrong: Wrong, request: Named | None) -> str:
+    def _wanted(self, wrong: WrongAccess, request: Named | None) -> str:
         return self._token(wrong.position, self._name_of(wrong.serial), request, "its own")
 
     def _token(self, position: int, name: str, named: Named | None, epoch: str) -> str:
@@ -119,7 +119,7 @@ class Describer:
         return f"{text} of {name}, epoch {epoch}"
 
 
-def _step_of(wrong: Wrong) -> int | None:
+def _step_of(wrong: WrongAccess) -> int | None:
     """Return the step in which the content was written, None if unknown."""
     if wrong.held is None or wrong.event is None or wrong.held.delta >= DELTA_MAX:
         return None

@@ -41,7 +41,7 @@ class Line:
 
 
 @attrs.frozen
-class Wrong:
+class WrongAccess:
     """A wrong read or write of a chunk; only `alias` proves nothing.
 
     block, slot, held and event are None if the table has no block for the position.

@@ -27,7 +27,7 @@ from kvcore.sanitizer.issued import (
     check_numbered,
     check_step,
 )
-from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, SlotLists, WrongAccess
 from kvcore.sanitizer.names import Named, Names
 from kvcore.sanitizer.owners import Owners
 from kvcore.sanitizer.tables import DEVICE
@@ -346,7 +346,7 @@ class Sanitizer(Owners):
             empty = self._describer.empty_step(issued.step, len(issued.serials))
             self.findings.append(empty)
 
-    def _sort(self, wrongs: Sequence[Wrong]) -> None:
+    def _sort(self, wrongs: Sequence[WrongAccess]) -> None:
         """Sort the results into findings and suspicions."""
         for finding in map(self._describer.describe, wrongs):
             if finding.certain:

@@ -19,7 +19,7 @@ import attrs
 from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import DELTA_MAX, Block, Event, Held, Place
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, WORD, ZEROS, mix, slot_digest
-from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, WrongAccess
 from kvcore.sanitizer.requests import DISTURBED
 from kvcore.sanitizer.tables import DEVICE, Tables
 
@@ -31,11 +31,11 @@ class SlotChecker(Tables):
         super().__init__(groups, num_blocks)
         self._full = full
         self._has_rings = any(group.ring for group in groups)
-        self._found: list[Wrong] = []
+        self._found: list[WrongAccess] = []
 
     def load(
         self, serial: int, group_id: int | None, start: int, count: int, step: int
-    ) -> list[Wrong]:
+    ) -> list[WrongAccess]:
         """Write loaded content, like a step that reads nothing."""
         self._found, end = [], start + count
         line = Line(self._requests[serial], start, end, (), None, loads=True, group_id=group_id)
@@ -53,7 +53,7 @@ class SlotChecker(Tables):
         drafts: Mapping[int, Sequence[int]],
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
-    ) -> list[Wrong]:
+    ) -> list[WrongAccess]:
         """Write and read what the chunks of a step do; return the errors, at most one per chunk.
 
         drafts, slots, tables: by the number of the chunk; tables are appended to first.
@@ -327,7 +327,9 @@ class SlotChecker(Tables):
             pool = self.groups[group_id].pool
             event = _writer(self._blocks.at((DEVICE, pool, where[0])), held)
         self._found.append(
-            Wrong(name, request.serial, group_id, line.start, position, *where, held, event, step)
+            WrongAccess(
+                name, request.serial, group_id, line.start, position, *where, held, event, step
+            )
         )
 
 

@@ -14,7 +14,7 @@ import attrs
 from kvcore import _twin
 from kvcore.sanitizer.chunks import CacheGroup
 from kvcore.sanitizer.contents import Event, Held, Place
-from kvcore.sanitizer.lines import BlockLists, SlotLists, Wrong
+from kvcore.sanitizer.lines import BlockLists, SlotLists, WrongAccess
 from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
 from kvcore.types.base_error import BackendMissing
@@ -47,7 +47,7 @@ class TwinSlotChecker:
 
     def load(
         self, serial: int, group_id: int | None, start: int, count: int, step: int
-    ) -> list[Wrong]:
+    ) -> list[WrongAccess]:
         """Write loaded content, like a step that reads nothing."""
         found = self._twin.load(serial, group_id, start, count, step)
         return [_wrong(*fields) for fields in found]
@@ -65,7 +65,7 @@ class TwinSlotChecker:
         drafts: Mapping[int, Sequence[int]],
         slots: Mapping[int, SlotLists],
         tables: Mapping[int, BlockLists],
-    ) -> list[Wrong]:
+    ) -> list[WrongAccess]:
         """Write and read what the chunks of a step do; return the errors, at most one per chunk."""
         columns = serials, starts, counts, dict(drafts), dict(slots), dict(tables)
         found = self._twin.step(step, *columns)
@@ -90,11 +90,11 @@ def _wrong(
     held: tuple[int, int, int] | None,
     event: tuple[str, int, int | None, int] | None,
     step: int,
-) -> Wrong:
+) -> WrongAccess:
     """Convert a value of the twin to the slot checker's."""
     by = None if event is None else Event(*event)
     content = None if held is None else Held(held[0], held[1], by, held[2])
-    return Wrong(name, serial, group_id, start, position, block, slot, content, by, step)
+    return WrongAccess(name, serial, group_id, start, position, block, slot, content, by, step)
 
 
 def make_slot_checker(

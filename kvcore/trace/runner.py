@@ -48,7 +48,7 @@ from kvcore.pool.retention_state import NOTHING, RetentionState, level_of
 from kvcore.state.state import State
 from kvcore.trace.text import (
     BadWord,
-    Names,
+    TraceNames,
     read_number,
     read_tokens,
     read_u32,
@@ -85,7 +85,7 @@ class Runner:
 
     def __init__(self, config: Config, backend: Literal["rust", "python"]) -> None:
         self.manager = KVCacheManager(config, backend=backend)
-        self._names = Names()
+        self._names = TraceNames()
         self._hits: dict[str, Hit] = {}
 
     def call(self, verb: str, words: tuple[str, ...]) -> list[str]:

@@ -37,7 +37,7 @@ TOKENS_MAX = 2**16
 _UNSIGNED, _SIGNED = re.compile(r"\+?[0-9]{1,999}"), re.compile(r"[+-]?[0-9]{1,999}")
 
 
-class Names:
+class TraceNames:
     """The prefix that each block hash stands for, learnt from requests."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ def write_field(value: object) -> str:
     return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
 
-def write_commands(commands: Sequence[Command], names: Names) -> list[str]:
+def write_commands(commands: Sequence[Command], names: TraceNames) -> list[str]:
     """Write the lines of commands, in order."""
     return [
         f"! {head} {' '.join(_write_item(command, names) for command in run)}".rstrip()
@@ -188,7 +188,7 @@ def _head(command: Command) -> str:
     return f"{name} cached" if isinstance(command, Free) and command.cached else name
 
 
-def _write_item(command: Command, names: Names) -> str:
+def _write_item(command: Command, names: TraceNames) -> str:
     match command:
         case SetTable():
             return f"{command.position}={command.block}"
@@ -211,12 +211,12 @@ def _write_item(command: Command, names: Names) -> str:
             return "" if block is None else str(block)
 
 
-def write_events(events: Sequence[Event], names: Names) -> list[str]:
+def write_events(events: Sequence[Event], names: TraceNames) -> list[str]:
     """Write the lines of events, in order."""
     return [f"* {_write_event(event, names)}" for event in events]
 
 
-def _write_event(event: Event, names: Names) -> str:
+def _write_event(event: Event, names: TraceNames) -> str:
     match event:
         case BlockStored():
             stored = " ".join(names.block_hash(each) for each in event.block_hashes)

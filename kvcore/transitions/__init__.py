@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """All calls of an engine on the core, in one table.
 
-The methods of the Python backend, those that a manager takes over from the twin, calls as data and
-text traces derive from this table. Why: a new argument of a transition is added in the transition,
-its twin, the twin's binding and the manager's method. Besides these, the recorder and the checker's
-calls list arguments, since they encode each in its own form.
+The methods of the Python backend, those that a manager takes over from the twin, calls as data, the
+form of calls in a record and text traces are made from this table. Why: a new argument of a
+transition is written in the transition, its twin, the twin's binding and the manager's method, and
+nowhere else. What makes calls, such as the checker's moves, brings it where somebody wants it.
 """
 
 from __future__ import annotations

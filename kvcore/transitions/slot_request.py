@@ -35,15 +35,18 @@ from kvcore.types.values import Hit, KVCacheBlocks
 
 
 class SlotOptions(TypedDict, total=False):
-    """The options of an allocation, besides its tokens and its hit."""
+    """The options of an allocation, besides its tokens and its hit; a new one stands last.
+
+    Their order is that of their bits in a record.
+    """
 
     num_lookahead_tokens: int
     num_external_computed_tokens: int
-    delay_cache_blocks: bool
     num_encoder_tokens: int
-    full_sequence_must_fit: bool
     reserved_blocks: int
     num_output_placeholders: int
+    delay_cache_blocks: bool
+    full_sequence_must_fit: bool
 
 
 class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
@@ -58,11 +61,11 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
     hit: Hit | None = None
     num_lookahead_tokens: int = 0
     num_external_computed_tokens: int = 0
-    delay_cache_blocks: bool = False
     num_encoder_tokens: int = 0
-    full_sequence_must_fit: bool = False
     reserved_blocks: int = 0
     num_output_placeholders: int = 0
+    delay_cache_blocks: bool = False
+    full_sequence_must_fit: bool = False
     loads: bool = False
 
     def __post_init__(self) -> None:

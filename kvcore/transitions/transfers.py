@@ -76,8 +76,8 @@ def load(
     num_tokens: int,
     hit: Hit | None = None,
     *,
-    full_sequence_must_fit: bool = False,
     reserved_blocks: int = 0,
+    full_sequence_must_fit: bool = False,
 ) -> Outcome[State, tuple[int, ...] | Refused]:
     """Fill slots for the next num_tokens of a request from the external store; value: one operation
     per block, group by group, or a refusal.

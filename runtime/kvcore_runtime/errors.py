@@ -56,7 +56,7 @@ class ModelNotFound(KvcoreRuntimeError):
     message = "the model needs the Python package {package!r}: {reason}"
 
 
-class UnsupportedModel(KvcoreRuntimeError):
+class UnsupportedModelFile(KvcoreRuntimeError):
     """This forward pass does not support the model file or configuration."""
 
     message = "{what} is {value!r}, expected {expected}"

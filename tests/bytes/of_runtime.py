@@ -10,7 +10,7 @@ from functools import cache
 
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, check_page, seal_page
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
 
@@ -53,7 +53,7 @@ def read_page(data: bytes) -> bool:
 
 def check(slot: bytearray) -> bool:
     """Whether a slot is refused; what is not is this name's page."""
-    if check_page(memoryview(slot), PLACE.name(KEY), len(slot)) is not Status.OK:
+    if check_page(memoryview(slot), PLACE.name(KEY), len(slot)) is not FarStatus.OK:
         return True
     assert (bytes(slot[8:24]), bytes(slot[40:76])) == (PLACE.identity[:16], KEY)
     return False

@@ -11,7 +11,7 @@ import pytest
 from kvcore import KVCacheManager
 from kvcore.explain.explanation import Explanation
 from kvcore.explain.observed import observed
-from kvcore.explain.observer import Observer
+from kvcore.explain.observer import AdmissionObserver
 from kvcore.record.recorder import Recorder
 from kvcore.replay.explain.command import main
 from kvcore.replay.loop import Loop, make_config
@@ -32,7 +32,7 @@ def record(folder: Path, backend: Backend, *, late: bool = False) -> list[Explan
     recorder = Recorder(folder, segment_bytes=1 << 16, keep_segments=100)
     if not late:
         manager.start_recording(recorder)
-    observer = Observer(manager, explained.append)
+    observer = AdmissionObserver(manager, explained.append)
     loop = Loop(generate("documents", 12, 7), OPTIONS, observed(manager, observer))
     while loop.step() is not None:
         if late and manager.num_free_blocks < OPTIONS.num_blocks - 1:

@@ -10,7 +10,7 @@ import pytest
 from kvcore import Config, Group, KVCacheManager, LoRA, Request
 from kvcore.explain.explanation import Explanation
 from kvcore.explain.observed import observed
-from kvcore.explain.observer import Observer
+from kvcore.explain.observer import AdmissionObserver
 from kvcore.types.values import Refused
 from tests.explain.watched import check
 
@@ -24,7 +24,7 @@ class Engine:
         self.explained: list[Explanation] = []
         options.setdefault("groups", (Group(4),))
         real = KVCacheManager(Config(num_blocks, **options), "python")
-        self.manager = observed(real, Observer(real, self.explained.append))
+        self.manager = observed(real, AdmissionObserver(real, self.explained.append))
 
     def run(self, name: str, tokens: list[int], *, stays: bool = False, **options: Any) -> None:
         self.manager.add_request(Request(name, tokens, **options))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation
-from kvcore.explain.observer import Observer
+from kvcore.explain.observer import AdmissionObserver
 from kvcore.state.state import State
 from kvcore.trace.calls import Misuse
 from kvcore.transitions import QUERIES
@@ -45,7 +45,7 @@ class WatchedLockstep(Lockstep):
     def __init__(self, config: Config, *, twin: bool = True) -> None:
         super().__init__(config, twin=twin)
         self.explained: list[Explanation] = []
-        self.observer = Observer(NewestState(self), self.explained.append)
+        self.observer = AdmissionObserver(NewestState(self), self.explained.append)
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Make a call, tell the observer, and judge what it says."""

@@ -47,6 +47,16 @@ RAISED_BY_NO_TRANSITION = {
 """Errors that no record has: of the arguments' kinds, of other doors, and of the pool alone."""
 
 
+BITS = {
+    "add_tokens": "num_rejected batch",
+    "allocate_slots": "hit num_lookahead_tokens num_external_computed_tokens num_encoder_tokens"
+    " reserved_blocks num_output_placeholders delay_cache_blocks full_sequence_must_fit",
+    "append": "tokens batch",
+    "load": "hit reserved_blocks full_sequence_must_fit",
+}
+"""The options that old records have, by their bits: newer ones come behind them."""
+
+
 class RecordedRuns(Machine):
     """Any calls in any order, recorded by both languages: equal bytes, equal states again."""
 
@@ -105,6 +115,12 @@ def test_every_transition_is_recorded_and_every_error_has_a_number() -> None:
         *RAISED_BY_NO_TRANSITION,
     }
     assert len({*ERRORS, *RAISED_BY_NO_TRANSITION}) == len(ERRORS) + len(RAISED_BY_NO_TRANSITION)
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_options_keep_the_bits_of_old_records(name: str) -> None:
+    old = BITS[name].split()
+    assert list(SHAPES[name].options)[: len(old)] == old
 
 
 def test_the_checksum_is_castagnolis(backend: Backend) -> None:

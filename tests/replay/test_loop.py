@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from kvcore import KVCacheManager
 from kvcore.replay import arrivals, record
-from kvcore.replay.errors import InvalidOption, NotJSON
+from kvcore.replay.errors import InvalidReplayOption, NotJSON
 from kvcore.replay.loop import Loop, Step, make_config, replay
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -308,11 +308,15 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_running": 0}, InvalidCount, "max_running is 0"),
     ({"token_budget": 0}, InvalidCount, "token_budget is 0"),
     ({"num_requests": 0}, InvalidCount, "num_requests is 0"),
-    ({"preempt": "drop"}, InvalidOption, "preempt='drop'"),
+    ({"preempt": "drop"}, InvalidReplayOption, "preempt='drop'"),
     ({"preempt": "swap", "num_host_blocks": -1}, InvalidConfig, "num_host_blocks=-1"),
-    ({"base_seconds": -1.0}, InvalidOption, "base_seconds=-1.0"),
-    ({"seconds_per_decode": float("nan")}, InvalidOption, "seconds_per_decode=nan"),
-    ({"seconds_per_prefill_token": float("inf")}, InvalidOption, "must be at least 0, and finite"),
+    ({"base_seconds": -1.0}, InvalidReplayOption, "base_seconds=-1.0"),
+    ({"seconds_per_decode": float("nan")}, InvalidReplayOption, "seconds_per_decode=nan"),
+    (
+        {"seconds_per_prefill_token": float("inf")},
+        InvalidReplayOption,
+        "must be at least 0, and finite",
+    ),
 ]
 
 

@@ -14,7 +14,7 @@ from kvcore.replay import command, trace_command
 from kvcore.replay.errors import (
     BadLine,
     LineTooLong,
-    MissingField,
+    MissingRequestField,
     NeedsRate,
     NotAnObject,
     NotJSON,
@@ -124,14 +124,14 @@ def test_what_is_not_read_is_refused_by_name(
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        (f"{AZURE}\n2023-11-16 18:17:03,12", MissingField, "line 2: column 3 is missing"),
+        (f"{AZURE}\n2023-11-16 18:17:03,12", MissingRequestField, "line 2: column 3 is missing"),
         (f"{AZURE}\nyesterday,12,1", WrongKind, "timestamp must be seconds.*'yesterday'"),
         (f"{AZURE}\n1,-5,1", WrongKind, "prompt must be an integer of at least 0, not '-5'"),
         (f"{AZURE}\n1,5,1.5", WrongKind, "output must be an integer of at least 0, not '1.5'"),
         (f"{AZURE}\n1,0,1", OutOfRange, "prompt is 0, must be at least 1"),
         (f"{AZURE}\n9,5,1\n8,5,1", TimeRunsBackwards, "line 3"),
         ('{"prompt": "x"}\n{"prompt": ""}', WrongKind, "line 2: prompt must be a non-empty text"),
-        ('{"prompt": "x"}\n{"text": ""}', MissingField, "prompt is missing"),
+        ('{"prompt": "x"}\n{"text": ""}', MissingRequestField, "prompt is missing"),
         ('{"prompt": "x"}\n[1]', NotAnObject, "line 2"),
         ('{"prompt": "x"}\n{"prompt": ', NotJSON, "line 2: not JSON"),
         (
@@ -143,7 +143,7 @@ def test_what_is_not_read_is_refused_by_name(
         ('{"prompt": "x", "output_tokens": -1}', OutOfRange, "output_tokens is -1"),
         ('[{"id": 1}]', WrongKind, "conversations must be a list, not None"),
         ('[{"conversations": [3]}]', NotAnObject, "3"),
-        ('[{"conversations": [{"from": "gpt"}]}]', MissingField, "value is missing"),
+        ('[{"conversations": [{"from": "gpt"}]}]', MissingRequestField, "value is missing"),
         ('[{"conversations": [{"from": 1, "value": "x"}]}]', WrongKind, "from must be a text"),
         ('[\n  {\n "conversations": [', NotJSON, "the file ends inside an object"),
         ('[{"conversations" []}]', NotJSON, "line 1: not JSON"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.replay.errors import InvalidOption
+from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS, OUTPUT_MAX, PROMPT_MAX, generate, to_lines
 from kvcore.replay.trace_facts import Counting
@@ -127,7 +127,9 @@ def test_documents_are_asked_about_again() -> None:
 
 
 def test_what_is_asked_wrongly_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="kind='chat': must be one of shared, turns") as raised:
+    with pytest.raises(
+        InvalidReplayOption, match="kind='chat': must be one of shared, turns"
+    ) as raised:
         generate("chat", 1, 0)
     assert raised.value.fields["value"] == "chat"
     with pytest.raises(InvalidCount, match="num_requests is 0"):
@@ -137,5 +139,5 @@ def test_what_is_asked_wrongly_is_refused() -> None:
     with pytest.raises(InvalidCount, match="seed is 'x'"):
         generate("turns", 1, "x")  # type: ignore[arg-type]  # what is tested
     for rate in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(InvalidOption, match="sessions_per_second"):
+        with pytest.raises(InvalidReplayOption, match="sessions_per_second"):
             generate("turns", 1, 0, sessions_per_second=rate)

@@ -9,12 +9,12 @@ import pytest
 from kvcore.sanitizer import CacheGroup, Chunk, Sanitizer
 from kvcore.sanitizer.hunter.hunt import FULL_EVERY, MUTED_AFTER, Hunt
 from kvcore.sanitizer.hunter.isolated import outcome_of
-from kvcore.sanitizer.hunter.run import Outcome, run
+from kvcore.sanitizer.hunter.run import RunOutcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.template import Adapter, Scheduler
 from kvcore.sanitizer.hunter.watch import GOALS, Watch
-from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World, world_from_json
+from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, HuntWorld, world_from_json
 from tests.sanitizer import broken
 
 BUGS = {
@@ -135,7 +135,7 @@ def test_options_and_sizes_of_a_rare_world_are_varied_too() -> None:
     axes = {"block_size": (4, 2), "mode": ("plain", "odd"), "fixed": (0, 1)}
     generator = Generator(axes, 1, {"fixed": 1})
     moves = (Arrive("r0", (1,) * 20, 1), "step")
-    rare = World({"block_size": 4, "mode": "plain", "fixed": 1}, 9, 5, 3, moves)
+    rare = HuntWorld({"block_size": 4, "mode": "plain", "fixed": 1}, 9, 5, 3, moves)
     near = [generator._near(rare) for _ in range(300)]
     assert {world.axes["mode"] for world in near} == {"plain", "odd"}
     assert {(world.axes["block_size"], world.axes["fixed"]) for world in near} == {(4, 1)}
@@ -147,13 +147,14 @@ def test_options_and_sizes_of_a_rare_world_are_varied_too() -> None:
 
 
 def test_a_drawn_world_that_reaches_a_rare_goal_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[World] = []
+    seen: list[HuntWorld] = []
     hunt = Hunt(Adapter, 1)
     monkeypatch.setattr(hunt, "before", seen.append)
     hunt.tally.reached.update(dict.fromkeys(GOALS, 1000))
     goals = iter(("chunk-preempted-in-its-step", "hit"))
     monkeypatch.setattr(
-        "kvcore.sanitizer.hunter.hunt.run", lambda *_, **__: Outcome(None, frozenset({next(goals)}))
+        "kvcore.sanitizer.hunter.hunt.run",
+        lambda *_, **__: RunOutcome(None, frozenset({next(goals)})),
     )
     for _ in range(2):
         list(hunt._one())
@@ -165,9 +166,9 @@ def test_full_mode_checks_runs_that_look_behind_findings_and_others(
 ) -> None:
     hunt, ran = Hunt(Adapter, 1), set()
 
-    def noted(*_: object, full: bool, muted: frozenset[str]) -> Outcome:
+    def noted(*_: object, full: bool, muted: frozenset[str]) -> RunOutcome:
         ran.add((full, "wrong-kv" in muted))
-        return Outcome()
+        return RunOutcome()
 
     monkeypatch.setattr("kvcore.sanitizer.hunter.hunt.run", noted)
     hunt.cut["wrong-kv", ""] = MUTED_AFTER
@@ -191,7 +192,7 @@ def test_a_request_that_ends_in_flight_was_not_preempted_there() -> None:
 
 
 def test_a_world_is_the_same_after_json() -> None:
-    for world in (Generator(Adapter.AXES, 2).next(), World({"block_size": 4}, 3, 8, 2)):
+    for world in (Generator(Adapter.AXES, 2).next(), HuntWorld({"block_size": 4}, 3, 8, 2)):
         assert world_from_json(world.to_json()) == world
 
 
@@ -204,9 +205,9 @@ def test_the_smallest_world_is_kept_and_what_it_needs_is_named() -> None:
     axes = {"block_size": (4,), "mode": ("plain", "odd"), "other": (0, 1)}
     noise = Arrive("r1", (1,) * 9, 3, priority=2, samples=2)
     moves = (noise, "step", Arrive("r0", (5, 6, 7), 2), "epoch", Abort("r0"), "step")
-    world = World({"block_size": 4, "mode": "odd", "other": 1}, 20, 8, 8, moves)
+    world = HuntWorld({"block_size": 4, "mode": "odd", "other": 1}, 20, 8, 8, moves)
 
-    def same(candidate: World) -> bool:
+    def same(candidate: HuntWorld) -> bool:
         names = {move.name for move in candidate.moves if isinstance(move, Abort)}
         prompts = [move.prompt for move in candidate.moves if isinstance(move, Arrive)]
         return (
@@ -238,7 +239,9 @@ def test_small_worlds_come_in_order_of_length_and_hold_what_they_may() -> None:
 
 
 def test_a_move_that_names_nobody_is_skipped() -> None:
-    world = World({"block_size": 4}, 4, 8, 2, (Abort("r9"), "step", Arrive("r0", (1,), 1), "step"))
+    world = HuntWorld(
+        {"block_size": 4}, 4, 8, 2, (Abort("r9"), "step", Arrive("r0", (1,), 1), "step")
+    )
     assert run(Adapter, world).found is None
     too_long = attrs.evolve(world, moves=(Arrive("r0", (1,) * 99, 1), "step"))
     assert run(Adapter, too_long).num_steps == 0
@@ -249,14 +252,14 @@ def test_a_run_that_does_not_end_is_a_hang_with_its_function(
 ) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.run.HUNG_SECONDS", 0.2)
     moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
-    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    world = HuntWorld({"block_size": 4}, 8, 16, 4, (*moves, "step"))
     found = run(broken.adapter_of(broken.Spins), world).found
     assert found is not None
     assert (found.name, found.where) == ("hang", "update")
 
 
 def test_a_token_that_is_made_again_is_no_progress() -> None:
-    world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 3), "step"))
+    world = HuntWorld({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 3), "step"))
     adapter: type[Adapter] = broken.TakesTokensBack
     found = run(adapter, world).found
     assert found is not None
@@ -264,7 +267,7 @@ def test_a_token_that_is_made_again_is_no_progress() -> None:
 
 
 def test_what_an_idle_step_takes_is_a_leak() -> None:
-    world = World({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 1), "step"))
+    world = HuntWorld({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 1), "step"))
     found = run(broken.adapter_of(broken.LosesBlocksWhenIdle), world).found
     assert found is not None
     assert found.text == "leak: all have left, 7 of 8 blocks can be used (8 before)"
@@ -272,7 +275,7 @@ def test_what_an_idle_step_takes_is_a_leak() -> None:
 
 def test_what_an_adapter_raises_is_no_crash_of_its_engine() -> None:
     moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
-    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    world = HuntWorld({"block_size": 4}, 8, 16, 4, (*moves, "step"))
     names = [run(each, world).found for each in (broken.Misspells, broken.Crashing)]
     assert [found.name for found in names if found] == ["harness", "crash"]
 
@@ -285,5 +288,5 @@ def test_an_engine_that_takes_its_process_along(
     scheduler: type[Scheduler], name: str | None
 ) -> None:
     moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
-    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    world = HuntWorld({"block_size": 4}, 8, 16, 4, (*moves, "step"))
     assert outcome_of(broken.adapter_of(scheduler), world, seconds=3.0)[0] == name

@@ -22,7 +22,7 @@ from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.hunt import Tally
 from kvcore.sanitizer.hunter.report import engine_source
 from kvcore.sanitizer.hunter.template import Adapter
-from kvcore.sanitizer.hunter.world import Abort, Arrive, World
+from kvcore.sanitizer.hunter.world import Abort, Arrive, HuntWorld
 from tests.sanitizer import broken
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_a_world_that_ends_its_process_is_found_again(
 ) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 2.0)
     moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
-    world = World({"block_size": 4}, 8, 16, 4, (*moves, "step"))
+    world = HuntWorld({"block_size": 4}, 8, 16, 4, (*moves, "step"))
     path = tmp_path / "world.json"
     path.write_text(json.dumps(world.to_json()))
     assert main([named(adapter), "--replay", str(path), "--json"]) == 1
@@ -150,7 +150,7 @@ def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(
 ) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)  # loads 7 s
     path = tmp_path / "world.json"
-    path.write_text(json.dumps(World({"block_size": 4}, 8, 16, 4, ("step",)).to_json()))
+    path.write_text(json.dumps(HuntWorld({"block_size": 4}, 8, 16, 4, ("step",)).to_json()))
     assert main([named(broken.LoadsLong), "--replay", str(path)]) == 0
 
 
@@ -162,7 +162,7 @@ def test_loading_the_engine_is_no_hang_of_a_hunt(monkeypatch: pytest.MonkeyPatch
 def test_a_world_that_the_engine_refuses_is_not_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = World({"block_size": 4, "mode": "odd"}, 8, 16, 4, ("step",))
+    world = HuntWorld({"block_size": 4, "mode": "odd"}, 8, 16, 4, ("step",))
     path = tmp_path / "world.json"
     path.write_text(json.dumps(world.to_json()))
     assert main([named(broken.Refuses), "--replay", str(path)]) == 3
@@ -346,7 +346,9 @@ def test_a_written_test_has_the_adapters_name_decorators_and_the_moves_it_knows(
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     arrivals = (Arrive("r0", (1,), 1, samples=2, tenant=1), Arrive("r1", (1,) * 99, 1))
-    world = World({"block_size": 2}, 8, 16, 4, (*arrivals, "epoch", "reset", "step", Abort("r0")))
+    world = HuntWorld(
+        {"block_size": 2}, 8, 16, 4, (*arrivals, "epoch", "reset", "step", Abort("r0"))
+    )
     found = {"name": "crash", "where": "", "text": "it", "engine": "mine", "world": world.to_json()}
     written = report.test_of(found, "mine:Mine")
     assert "r1" not in written

@@ -21,7 +21,7 @@ import attrs
 
 from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
-from kvcore.check.mutants.hunt import Hunt, hunt, observe
+from kvcore.check.mutants.hunt import MutantHunt, hunt, observe
 from kvcore.check.mutants.seeding import Mutant
 from kvcore.check.search.workers import leaving_interrupts
 from kvcore.check.world.world import World
@@ -40,8 +40,8 @@ class Score:
     """
 
     mutant: Mutant
-    kills: tuple[Hunt, ...]
-    seen: Hunt
+    kills: tuple[MutantHunt, ...]
+    seen: MutantHunt
 
     @property
     def faults(self) -> list[str]:
@@ -144,7 +144,7 @@ def summary(scores: list[Score]) -> list[str]:
     return lines + [f"  {name} is alive" for name in alive]
 
 
-def told(found: Hunt) -> str:
+def told(found: MutantHunt) -> str:
     """Describe length, states and time of a hunt."""
     count = len(found.calls)
     return f"{count} operations, {found.num_states} states, {found.seconds:.2f} s"
@@ -177,7 +177,7 @@ def as_data(score: Score) -> dict[str, Any]:
     }
 
 
-def kill_data(found: Hunt) -> dict[str, Any]:
+def kill_data(found: MutantHunt) -> dict[str, Any]:
     """Return a hunt as plain data."""
     return {
         "property": found.found,

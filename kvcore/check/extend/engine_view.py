@@ -19,7 +19,7 @@ from immutables import Map
 from kvcore.check.extend.manager_protocol import batch, block_ids, make_call
 from kvcore.check.stories.calls import name_of
 from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
-from kvcore.oracle.contents import Contents, Place, Slots, SlotStore, Wrong, run_of
+from kvcore.oracle.contents import Contents, Place, Slots, SlotStore, WrongSlot, run_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
@@ -235,7 +235,7 @@ def _check_length(view: View, name: str, index: int, table: list[Place], first: 
         raise WrongRead(detail, view)
 
 
-def _wrong_read(view: View, name: str, wrong: Wrong) -> WrongRead:
+def _wrong_read(view: View, name: str, wrong: WrongSlot) -> WrongRead:
     names = SceneNames(view.numbers)
     detail = f"{name_of(name)} reads block {wrong.place[1]} slot {wrong.slot}: it holds "
     return WrongRead(

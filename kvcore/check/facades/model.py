@@ -32,7 +32,7 @@ Path = tuple[Call, ...]
 
 
 @attrs.frozen
-class Seen:
+class FacadeNode:
     """The scene after some calls; the calls are made again when it is shown."""
 
     make: Callable[[], FacadeEngine]
@@ -101,8 +101,8 @@ class FacadeModel:
         return tuple(Call(*each) for each in pickle.loads(data))
 
     def _step(self, node: Path, call: Call, engine: FacadeEngine) -> CheckedCall:
-        after = Seen(self._make, (*node, call))
-        return CheckedCall(Seen(self._make, node), call, Outcome(after, engine.emitted, None))
+        after = FacadeNode(self._make, (*node, call))
+        return CheckedCall(FacadeNode(self._make, node), call, Outcome(after, engine.emitted, None))
 
     def _at(self, node: Path) -> FacadeEngine:
         """Return an engine that made these calls, for the caller to change."""

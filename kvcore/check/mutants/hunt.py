@@ -29,7 +29,7 @@ HARMLESS_STATES = 1500
 
 
 @attrs.frozen(kw_only=True)
-class Hunt:
+class MutantHunt:
     """The result of a hunt.
 
     found: the property that does not hold, None where the bug lives. detail: what is wrong. calls:
@@ -45,7 +45,7 @@ class Hunt:
     seconds: float
 
 
-def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> Hunt:
+def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> MutantHunt:
     """Explore a world with a seeded bug until one of these properties does not hold; by REFINE the
     twin, which is right, runs as well. Raises BackendMissing.
     """
@@ -54,7 +54,7 @@ def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> Hunt:
     return _hunt(mutant, where, properties=names, backend=backend)
 
 
-def observe(mutant: Mutant) -> Hunt:
+def observe(mutant: Mutant) -> MutantHunt:
     """Explore what users observe of a seeded bug, in the world in which it shows."""
     where = mutant.shows or mutant.world
     named = [name for name in mutant.broken if name in OBSERVABLE]
@@ -66,14 +66,14 @@ def observe(mutant: Mutant) -> Hunt:
     return _hunt(mutant, ObservedModel(where), max_states=most)
 
 
-def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> Hunt:
+def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> MutantHunt:
     began = time.process_time()
     with Patcher() as patcher:
         patcher.replace(FreeQueue, "__iter__", walk)
         mutant.patch(patcher)
         report = check(what, **options)
     found = report.violation
-    return Hunt(
+    return MutantHunt(
         found=None if found is None else found.name,
         detail="" if found is None else found.detail,
         calls=() if found is None else found.calls,

@@ -41,7 +41,7 @@ OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 
 
 @attrs.frozen
-class Seen:
+class ObservedNode:
     """A state, and what an engine has of it: the contents of all blocks, its own tables."""
 
     state: State
@@ -60,14 +60,14 @@ class ObservedModel:
         self.notes: Counter[tuple[str, str]] = Counter()
         self._ghost = Ghost(world.config)
         self._prefixes = self._ghost.prefixes
-        self._nodes: list[Seen] = []
+        self._nodes: list[ObservedNode] = []
         self._run_checks = {} if world.config.max_num_batched_tokens else RUN_CHECKS
 
-    def start(self) -> Seen:
+    def start(self) -> ObservedNode:
         """The empty state; nothing was written yet."""
-        return Seen(make_state(self.world.config), {}, {}, {})
+        return ObservedNode(make_state(self.world.config), {}, {}, {})
 
-    def edges(self, node: Seen) -> Iterator[Edge]:
+    def edges(self, node: ObservedNode) -> Iterator[Edge]:
         """Every path of moves, with every way in which its loads can end."""
         paths: list[Steps] = [()]
         for _ in range(self.world.moves_per_batch):
@@ -83,7 +83,7 @@ class ObservedModel:
                             yield Edge("", tuple(closing), seen)
             paths = longer
 
-    def name(self, node: Seen) -> bytes:
+    def name(self, node: ObservedNode) -> bytes:
         """All that there is of a node, as text."""
         state = node.state
         slots = sorted((place, tuple(held)) for place, held in node.contents.items())
@@ -93,7 +93,7 @@ class ObservedModel:
         named = sorted(state.named_pins.items())
         return repr((state.epoch, named, *rows, pools, slots, tables)).encode()
 
-    def check(self, node: Seen) -> None:
+    def check(self, node: ObservedNode) -> None:
         """Raise InvariantViolation where blocks or requests have no way on."""
         for detail in pool_and_state.leak(node.state):
             raise InvariantViolation("LEAK", detail)
@@ -101,12 +101,12 @@ class ObservedModel:
             for detail in holds(self.world, node.state):
                 raise InvariantViolation(name, detail)
 
-    def pack(self, node: Seen) -> bytes:
+    def pack(self, node: ObservedNode) -> bytes:
         """The number of a node: it stays in memory."""
         self._nodes.append(node)
         return (len(self._nodes) - 1).to_bytes(8, "big")
 
-    def unpack(self, data: bytes) -> Seen:
+    def unpack(self, data: bytes) -> ObservedNode:
         """The node of a number."""
         return self._nodes[int.from_bytes(data, "big")]
 
@@ -133,7 +133,9 @@ class ObservedModel:
         _watched((*path, step), lambda: self._prefixes.learn(outcome.state))
         return step
 
-    def _settle(self, node: Seen, closing: list[CheckedCall], failing: Failing) -> Seen:
+    def _settle(
+        self, node: ObservedNode, closing: list[CheckedCall], failing: Failing
+    ) -> ObservedNode:
         """Take the batch, execute it, read what its queries read, and end its operations."""
         opened = closing[-1].outcome.state
         if opened is node.state:
@@ -161,7 +163,7 @@ class ObservedModel:
         self._execute(state.batch.commands)
         contents = {place: ruined(held) for place, held in ghost.contents.items()}
         owners = (frozenset(ghost.owned), frozenset(ghost.cached))
-        return Seen(closed(state), contents, ghost.tables, schedule.encoders, *owners)
+        return ObservedNode(closed(state), contents, ghost.tables, schedule.encoders, *owners)
 
     def _execute(self, batch: Sequence[Command]) -> None:
         """Run a batch, the copies of each segment in reverse: nothing says that they must not."""

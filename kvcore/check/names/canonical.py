@@ -54,7 +54,7 @@ def canonical(
     return to_bytes(min(names))
 
 
-class Names:
+class CanonicalNames:
     """The names of states, each found out once for each state that was met lately.
 
     full: whole names; else 128 bits of them.

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from kvcore.check.names.canonical import Names
+from kvcore.check.names.canonical import CanonicalNames
 from kvcore.check.names.digest import Digest, Digests, Lately
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties.registry import BrokenProperty, Property, chosen, first_found, select
@@ -54,7 +54,7 @@ class Checker:
         self,
         world: World,
         prefixes: Prefixes,
-        names: Names,
+        names: CanonicalNames,
         properties: Iterable[str | Property] | None = None,
         watch: Watch | None = None,
     ) -> None:

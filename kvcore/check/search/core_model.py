@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from kvcore.check.names import packed
-from kvcore.check.names.canonical import Names
+from kvcore.check.names.canonical import CanonicalNames
 from kvcore.check.names.digest import Lately
 from kvcore.check.properties.checker import Checker, Watch, note_state
 from kvcore.check.properties.registry import Property
@@ -58,7 +58,7 @@ class CoreModel:
         self.world = world
         self.symmetry = symmetry or Symmetry()
         self.prefixes = Prefixes(world.config)
-        names = Names(self.prefixes, self.symmetry, full=full_keys)
+        names = CanonicalNames(self.prefixes, self.symmetry, full=full_keys)
         self.checker = Checker(world, self.prefixes, names, properties, watch)
         self.notes = self.checker.notes
         self._ghost = Ghost(world.config, self.checker.counts, self.prefixes)

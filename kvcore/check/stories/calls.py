@@ -19,7 +19,7 @@ from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.trace.runner import WORDS
 from kvcore.trace.text import (
-    Names,
+    TraceNames,
     write_commands,
     write_events,
     write_field,
@@ -120,7 +120,7 @@ class StepWriter:
         return write_value(value)
 
 
-class SafeNames(Names):
+class SafeNames(TraceNames):
     """Names that give the first digits of a hash that no request was seen with."""
 
     def block_hash(self, block_hash: bytes) -> str:

@@ -25,7 +25,7 @@ from kvcore.oracle.schedule import Failing, Schedule, failed
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.trace.calls import Misuse
-from kvcore.trace.text import Names, write_ids, write_tokens
+from kvcore.trace.text import TraceNames, write_ids, write_tokens
 from kvcore.types.commands import Tier
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
@@ -169,7 +169,7 @@ class Follower:
             pass  # a state so broken that it cannot be followed: the story shows what is there
 
 
-class SceneNames(Names):
+class SceneNames(TraceNames):
     """The prefixes of keys and of contents, in tokens."""
 
     def __init__(self, prefixes: Prefixes) -> None:

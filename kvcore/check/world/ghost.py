@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
-from kvcore.oracle.contents import Content, Contents, Place, Wrong, block_at, group_of
+from kvcore.oracle.contents import Content, Contents, Place, WrongSlot, block_at, group_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.oracle.schedule import Encoder, Write
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
@@ -141,7 +141,7 @@ class Ghost(ContentOracle):
             for name, place, slot, content in self.expected(state, encoders):
                 held = self.get(place)[slot]
                 if held != content:
-                    self._complain(name, Wrong(place, slot, held, content))
+                    self._complain(name, WrongSlot(place, slot, held, content))
         mirrored = {place: table for place, table in self.tables.items() if table}
         if mirrored != counted.tables and self._counts("TABLE-MIRROR"):
             detail = f"{mirrored} after the deltas, not {counted.tables}"

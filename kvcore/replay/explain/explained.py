@@ -14,7 +14,7 @@ import attrs
 
 from kvcore.explain.explanation import Explanation, Totals
 from kvcore.explain.observed import observed
-from kvcore.explain.observer import Observer
+from kvcore.explain.observer import AdmissionObserver
 from kvcore.manager import KVCacheManager
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader
@@ -49,7 +49,7 @@ class Explained:
 
     def observe(self, manager: KVCacheManager) -> KVCacheManager:
         """Return the manager that the loop must call."""
-        return observed(manager, Observer(manager, self.add))
+        return observed(manager, AdmissionObserver(manager, self.add))
 
     def add(self, each: Explanation) -> None:
         """Count an admission."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from kvcore.replay.errors import (
     BadLine,
-    MissingField,
+    MissingRequestField,
     NotAnObject,
     NotJSON,
     OutOfRange,
@@ -69,7 +69,7 @@ class OtherTrace:
             return
         cells = next(csv.reader([text]))
         if len(cells) <= max(self._form.columns):
-            raise self._error(MissingField, field=f"column {len(cells) + 1}")
+            raise self._error(MissingRequestField, field=f"column {len(cells) + 1}")
         when, *lengths = (cells[place].strip() for place in self._form.columns)
         numbers = [self._number(*each) for each in zip(("prompt", "output"), lengths, strict=True)]
         time = self._time(when)
@@ -161,7 +161,7 @@ class OtherTrace:
     def _text_of(self, value: dict[str, Any], field: str) -> Any:
         """Return a text as UTF-8, but the name of a speaker unchanged."""
         if field not in value:
-            raise self._error(MissingField, field=field)
+            raise self._error(MissingRequestField, field=field)
         text = value[field]
         if not isinstance(text, str) or (field == "prompt" and not text):
             expected = "a non-empty text" if field == "prompt" else "a text"

@@ -14,9 +14,9 @@ import attrs
 
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.report import engine_source
-from kvcore.sanitizer.hunter.run import Outcome, run
+from kvcore.sanitizer.hunter.run import RunOutcome, run
 from kvcore.sanitizer.hunter.watch import Watch
-from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Generator, Move, World
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Generator, HuntWorld, Move
 from kvcore.sanitizer.sanitizer import Sanitizer
 
 MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
@@ -56,10 +56,10 @@ def _shape(adapter: Adapter) -> Iterator[str]:
     yield from (f"Engine has no {name}" for name in needs if not hasattr(engine, name))
 
 
-def _world(adapter: Adapter, moves: tuple[Move, ...]) -> World:
+def _world(adapter: Adapter, moves: tuple[Move, ...]) -> HuntWorld:
     axes = {name: values[0] for name, values in adapter.AXES.items()}
     size = int(axes["block_size"])
-    return World(axes, 12, 3 * size + 1, 4, moves)
+    return HuntWorld(axes, 12, 3 * size + 1, 4, moves)
 
 
 def _one_request(adapter: Adapter) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
 class _Told:
     """An engine with a sanitizer that notes the positions of all chunks."""
 
-    def __init__(self, adapter: Adapter, world: World) -> None:
+    def __init__(self, adapter: Adapter, world: HuntWorld) -> None:
         self.engine = adapter.Engine(world)
         groups, blocks = adapter.groups(self.engine), self.engine.num_blocks
         self.positions: set[int] = set()
@@ -131,7 +131,7 @@ def _same_again(adapter: Adapter) -> Iterator[str]:
             return
 
 
-def _brief(outcome: Outcome) -> tuple[Any, ...]:
+def _brief(outcome: RunOutcome) -> tuple[Any, ...]:
     found = outcome.found
     return outcome.num_steps, sorted(outcome.reached), found.key if found else None
 

@@ -15,11 +15,11 @@ from typing import Any
 import attrs
 
 from kvcore.sanitizer.hunter.adapter import Adapter
-from kvcore.sanitizer.hunter.run import MUTABLE, Found, Outcome, run
+from kvcore.sanitizer.hunter.run import MUTABLE, Found, RunOutcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.watch import GOALS, RARE
-from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, World
+from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, HuntWorld
 
 FULL_EVERY = 7
 """One run in this many checks in full mode; odd, since every second run looks beyond findings."""
@@ -47,7 +47,7 @@ class Tally:
     moves: Counter[str] = attrs.Factory(Counter)
     found: Counter[str] = attrs.Factory(Counter)
 
-    def add(self, world: World, outcome: Outcome) -> None:
+    def add(self, world: HuntWorld, outcome: RunOutcome) -> None:
         """Count one run."""
         self.runs += 1
         self.steps += outcome.num_steps
@@ -85,7 +85,7 @@ class Hunt:
         *,
         fixed: Mapping[str, Any] | None = None,
         only: str | None = None,
-        before: Callable[[World], None] = lambda _: None,
+        before: Callable[[HuntWorld], None] = lambda _: None,
     ) -> None:
         self.adapter, self.only, self.before = adapter, only, before
         self.generator = Generator(adapter.AXES, seed, fixed)
@@ -125,7 +125,7 @@ class Hunt:
         if outcome.found is not None:
             yield from self._found(world, outcome.found, full, muted)
 
-    def _run(self, world: World, full: bool, muted: frozenset[str]) -> Outcome:
+    def _run(self, world: HuntWorld, full: bool, muted: frozenset[str]) -> RunOutcome:
         self.before(world)
         return run(self.adapter, world, full=full, muted=muted)
 
@@ -138,7 +138,7 @@ class Hunt:
         return MUTABLE & often
 
     def _found(
-        self, world: World, found: Found, full: bool, muted: frozenset[str]
+        self, world: HuntWorld, found: Found, full: bool, muted: frozenset[str]
     ) -> Iterator[Event]:
         if found.name not in (self.only or found.name, "harness"):
             return
@@ -147,7 +147,7 @@ class Hunt:
             return
         self.cut[found.key] += 1
 
-        def same(candidate: World) -> bool:
+        def same(candidate: HuntWorld) -> bool:
             other = self._run(candidate, full, muted).found
             return other is not None and other.key == found.key
 
@@ -163,7 +163,7 @@ class Hunt:
             yield self._event(world, small, again, key, muted)
 
     def _event(
-        self, world: World, small: World, found: Found, key: Key, muted: frozenset[str]
+        self, world: HuntWorld, small: HuntWorld, found: Found, key: Key, muted: frozenset[str]
     ) -> Event:
         return {
             "event": "found",
@@ -180,7 +180,7 @@ class Hunt:
         }
 
 
-def warm_up(adapter: Adapter, world: World) -> None:
+def warm_up(adapter: Adapter, world: HuntWorld) -> None:
     """Let the engine do the imports of its first run, which take longer than a run may."""
     try:
         adapter.Engine(world).close()

@@ -15,7 +15,7 @@ import time
 
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.run import run
-from kvcore.sanitizer.hunter.world import World
+from kvcore.sanitizer.hunter.world import HuntWorld
 
 WALL_SECONDS = 3.0
 FLOOD_BYTES = 4 << 20
@@ -24,7 +24,7 @@ Ended = tuple[str | None, str, str]
 """Name of a finding or None, its place, and its text."""
 
 
-def outcome_of(adapter: Adapter, world: World, seconds: float = WALL_SECONDS) -> Ended:
+def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = WALL_SECONDS) -> Ended:
     """Run a world in a fork of this process and return the outcome. No other thread may run."""
     answers, answer = os.pipe()
     prints, printed = os.pipe()

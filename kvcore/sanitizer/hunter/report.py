@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.sanitizer.hunter.run import MUTABLE
-from kvcore.sanitizer.hunter.world import Arrive, Move, World, playable, world_from_json
+from kvcore.sanitizer.hunter.world import Arrive, HuntWorld, Move, playable, world_from_json
 
 HEADERS = {
     "crash": "A legal run of the engine must not raise",
@@ -33,7 +33,7 @@ HEADERS = {
     "wrong-event": "What the engine says is removed must not be hit, for any tenant",
 }
 TOKEN = "1 + (place * place + 3 * place // 2 + 3 * sample) % 8"
-"""`World.token`, for a test without kvcore."""
+"""`HuntWorld.token`, for a test without kvcore."""
 READS = "What a query reads must be what was written for its prefix"
 
 
@@ -143,7 +143,7 @@ def engine_source(module: str, adapter: str = "Adapter") -> str:
     return "\n".join([*first, "from types import SimpleNamespace", *kept, "", ""])
 
 
-def _with_sanitizer(found: Mapping[str, Any], world: World, title: str, adapter: str) -> str:
+def _with_sanitizer(found: Mapping[str, Any], world: HuntWorld, title: str, adapter: str) -> str:
     data = json.dumps(world.to_json())
     module, _, name = adapter.partition(":")
     return "\n".join(
@@ -168,7 +168,7 @@ def _with_sanitizer(found: Mapping[str, Any], world: World, title: str, adapter:
     )
 
 
-def _world_source(world: World) -> str:
+def _world_source(world: HuntWorld) -> str:
     return "\n".join(
         [
             "WORLD = SimpleNamespace(",

@@ -21,7 +21,7 @@ from kvcore.sanitizer.findings import CERTAIN
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.router import Router
 from kvcore.sanitizer.hunter.watch import Watch
-from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Move, World, playable
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, HuntWorld, Move, playable
 
 STUCK_STEPS = 12
 """Most steps in which nothing at all changes."""
@@ -52,7 +52,7 @@ class Found:
 
 
 @attrs.frozen
-class Outcome:
+class RunOutcome:
     """The outcome of a run. skipped: the engine refused the world's options."""
 
     found: Found | None = None
@@ -70,8 +70,8 @@ class Harness(Exception):
 
 
 def run(
-    adapter: Adapter, world: World, *, full: bool = False, muted: Collection[str] = ()
-) -> Outcome:
+    adapter: Adapter, world: HuntWorld, *, full: bool = False, muted: Collection[str] = ()
+) -> RunOutcome:
     """Run a world to its end or its first finding.
 
     full: use the sanitizer's full mode. muted: names of findings that do not end the run.
@@ -80,7 +80,9 @@ def run(
 
 
 class _Run:
-    def __init__(self, adapter: Adapter, world: World, full: bool, muted: Collection[str]) -> None:
+    def __init__(
+        self, adapter: Adapter, world: HuntWorld, full: bool, muted: Collection[str]
+    ) -> None:
         self.adapter, self.world, self.full, self.muted = adapter, world, full, muted
         self.engine: Any = None
         self.watch: Watch | None = None
@@ -90,7 +92,7 @@ class _Run:
         self.num_tokens = 0
         self.router = Router()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Return the outcome, with the finding if there is one."""
         found = None
         try:
@@ -102,14 +104,14 @@ class _Run:
             found = self._found("harness", "", str(error))
         except Exception as error:
             if self.engine is None and self.adapter.refusal(error):
-                return Outcome(skipped=True)
+                return RunOutcome(skipped=True)
             found = self._raised(error)
         finally:
             self._close()
         if self.watch is None:
-            return Outcome(found)
+            return RunOutcome(found)
         reached = self.watch.reached | getattr(self.engine, "reached", set())
-        return Outcome(found, frozenset(reached), self.watch.num_steps)
+        return RunOutcome(found, frozenset(reached), self.watch.num_steps)
 
     def _close(self) -> None:
         """End the engine; an error raised then is not a finding."""

@@ -14,19 +14,19 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.hunter.world import Arrive, Axes, Move, World
+from kvcore.sanitizer.hunter.world import Arrive, Axes, HuntWorld, Move
 
 SECONDS = 10.0
 
-Same = Callable[[World], bool]
+Same = Callable[[HuntWorld], bool]
 """Whether a world still has the finding."""
 
 
-def shrink(world: World, same: Same, axes: Axes, seconds: float = SECONDS) -> World:
+def shrink(world: HuntWorld, same: Same, axes: Axes, seconds: float = SECONDS) -> HuntWorld:
     """Return the smallest world found in time with the same finding, which `world` must have."""
     ends = time.monotonic() + seconds
 
-    def still(candidate: World) -> bool:
+    def still(candidate: HuntWorld) -> bool:
         return time.monotonic() < ends and same(candidate)
 
     before = None
@@ -38,7 +38,7 @@ def shrink(world: World, same: Same, axes: Axes, seconds: float = SECONDS) -> Wo
     return world
 
 
-def signature(world: World, axes: Axes) -> tuple[str, ...]:
+def signature(world: HuntWorld, axes: Axes) -> tuple[str, ...]:
     """Return the features that a shrunk run keeps: kinds of moves, and options that differ from the
     default.
 
@@ -57,7 +57,7 @@ def signature(world: World, axes: Axes) -> tuple[str, ...]:
     return (*sorted(kinds - {"arrive", "step"}), *sorted(options))
 
 
-def _fewer_moves(world: World, still: Same) -> World:
+def _fewer_moves(world: HuntWorld, still: Same) -> HuntWorld:
     """Remove all parts of the moves that are not needed; parts are halved down to single moves."""
     moves = list(world.moves)
     size = max(1, len(moves) // 2)
@@ -74,7 +74,9 @@ def _fewer_moves(world: World, still: Same) -> World:
         size //= 2
 
 
-def _descended(world: World, still: Same, smaller: Callable[[World], Iterator[World]]) -> World:
+def _descended(
+    world: HuntWorld, still: Same, smaller: Callable[[HuntWorld], Iterator[HuntWorld]]
+) -> HuntWorld:
     """Go from each world to the first smaller one with the finding, until there is none."""
     going = True
     while going:
@@ -86,7 +88,7 @@ def _descended(world: World, still: Same, smaller: Callable[[World], Iterator[Wo
     return world
 
 
-def _smaller_worlds(world: World, axes: Axes) -> Iterator[World]:
+def _smaller_worlds(world: HuntWorld, axes: Axes) -> Iterator[HuntWorld]:
     for name, values in axes.items():
         if world.axes[name] != values[0] and name != "block_size":
             yield attrs.evolve(world, axes={**world.axes, name: values[0]})
@@ -97,7 +99,7 @@ def _smaller_worlds(world: World, axes: Axes) -> Iterator[World]:
         yield attrs.evolve(world, max_rows=2)
 
 
-def _smaller_requests(world: World, axes: Axes) -> Iterator[World]:
+def _smaller_requests(world: HuntWorld, axes: Axes) -> Iterator[HuntWorld]:
     del axes
     for place, move in enumerate(world.moves):
         if not isinstance(move, Arrive):

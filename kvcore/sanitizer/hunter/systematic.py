@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Axes, Move, World
+from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Axes, HuntWorld, Move
 
 NUM_MOVES_MAX = 7
 
 
 def small_worlds(
     axes: Axes, known_moves: Collection[str], fixed: Mapping[str, Any]
-) -> Iterator[World]:
+) -> Iterator[HuntWorld]:
     """Yield each world of at most seven moves: arrivals of a, of a again and of b, steps,
     aborts.
     """
@@ -29,11 +29,11 @@ def small_worlds(
             for kinds_of in product(kinds, repeat=length):
                 if _says_something(kinds_of):
                     moves = tuple(_moves(kinds_of, prompts))
-                    yield World(options, _num_blocks(moves, size), 2 * size, 2, moves)
+                    yield HuntWorld(options, _num_blocks(moves, size), 2 * size, 2, moves)
 
 
 def _num_blocks(moves: tuple[Move, ...], size: int) -> int:
-    """Return the fewest blocks with which each arrival fits alone: see `World.max_tokens`."""
+    """Return the fewest blocks with which each arrival fits alone: see `HuntWorld.max_tokens`."""
     longest = max(len(each.prompt) + each.new for each in moves if isinstance(each, Arrive))
     return -(-longest // size) + 1
 

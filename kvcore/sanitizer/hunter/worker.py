@@ -22,7 +22,7 @@ from kvcore.sanitizer.hunter.hunt import Hunt, Tally, warm_up
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
-from kvcore.sanitizer.hunter.world import World, world_from_json
+from kvcore.sanitizer.hunter.world import HuntWorld, world_from_json
 
 MEMORY_BYTES = 48 << 30
 """Limit of the address space: tensor libraries map far more than they use."""
@@ -68,7 +68,7 @@ def main(job: dict[str, Any]) -> int:
 def _hunt(adapter: Any, job: dict[str, Any], send: Any) -> None:
     unfinished = os.open(job["unfinished"], os.O_RDWR | os.O_CREAT)
 
-    def before(world: World) -> None:
+    def before(world: HuntWorld) -> None:
         text = json.dumps(world.to_json()).encode() + b"\n"
         os.pwrite(unfinished, text, 0)
 
@@ -88,7 +88,7 @@ def _cut_down(adapter: Any, job: dict[str, Any], send: Any) -> None:
         send(_event(adapter, world, "harness", "", text))
         return
 
-    def same(candidate: World) -> bool:
+    def same(candidate: HuntWorld) -> bool:
         send({"event": "alive"})
         return outcome_of(adapter, candidate)[:2] == (name, where)
 
@@ -96,7 +96,7 @@ def _cut_down(adapter: Any, job: dict[str, Any], send: Any) -> None:
     send(_event(adapter, small, name, where, text))
 
 
-def _event(adapter: Any, world: World, name: str, where: str, text: str) -> dict[str, Any]:
+def _event(adapter: Any, world: HuntWorld, name: str, where: str, text: str) -> dict[str, Any]:
     return {
         "event": "found",
         "name": name,

@@ -49,7 +49,7 @@ Move = Arrive | Abort | str
 
 
 @attrs.frozen
-class World:
+class HuntWorld:
     """Everything that a run depends on. num_blocks: besides those that the engine reserves."""
 
     axes: Mapping[str, Any]
@@ -79,9 +79,9 @@ class World:
         return {**attrs.asdict(self, recurse=False), "axes": dict(self.axes), "moves": moves}
 
 
-def world_from_json(data: Mapping[str, Any]) -> World:
-    """The inverse of `World.to_json`."""
-    return World(**{**data, "moves": tuple(_move(each) for each in data["moves"])})
+def world_from_json(data: Mapping[str, Any]) -> HuntWorld:
+    """The inverse of `HuntWorld.to_json`."""
+    return HuntWorld(**{**data, "moves": tuple(_move(each) for each in data["moves"])})
 
 
 def _move(data: str | Mapping[str, Any]) -> Move:
@@ -92,7 +92,7 @@ def _move(data: str | Mapping[str, Any]) -> Move:
     return Abort(**data)
 
 
-def playable(world: World, known: Collection[str]) -> Iterator[Move]:
+def playable(world: HuntWorld, known: Collection[str]) -> Iterator[Move]:
     """Yield the moves of a world that an engine supports, in the supported form.
 
     known: an adapter's MOVES. A request that cannot fit, or whose name is taken, is left out.
@@ -122,19 +122,19 @@ class Generator:
         self.axes = axes
         self.fixed = dict(fixed or {})
         self.random = random.Random(seed)
-        self.rare: list[World] = []
+        self.rare: list[HuntWorld] = []
 
-    def next(self) -> World:
+    def next(self) -> HuntWorld:
         """Draw the next world."""
         if self.rare and self.random.random() < 0.3:
             return self._near(self.random.choice(self.rare[-16:]))
         return self._draw()
 
-    def keep(self, world: World) -> None:
+    def keep(self, world: HuntWorld) -> None:
         """Keep a world that reached rare goals; some of the next ones are drawn near it."""
         self.rare.append(world)
 
-    def _draw(self) -> World:
+    def _draw(self) -> HuntWorld:
         choose = self.random.choice
         drawn = choose((0.4, 1.0))  # these options vary; the others have their defaults
         axes = {
@@ -147,10 +147,10 @@ class Generator:
         low, high = choose(((3, 8), (8, 20)))
         num_blocks = self.random.randint(low, high)
         budget = choose((size, 2 * size, 3 * size + 1, 8 * size))
-        world = World(axes, num_blocks, budget, choose((2, 4, 8)))
+        world = HuntWorld(axes, num_blocks, budget, choose((2, 4, 8)))
         return attrs.evolve(world, moves=tuple(_Moves(self.random, world).draw()))
 
-    def _near(self, world: World) -> World:
+    def _near(self, world: HuntWorld) -> HuntWorld:
         """Return a world with some moves removed, doubled or redrawn, or with another size or
         option.
         """
@@ -173,7 +173,7 @@ class Generator:
                     world = self._with_another_option(world)
         return attrs.evolve(world, moves=tuple(moves))
 
-    def _with_another_option(self, world: World) -> World:
+    def _with_another_option(self, world: HuntWorld) -> HuntWorld:
         """Redraw one option of the engine, or the size of its steps, but not the block size."""
         other = self._draw()
         match self.random.choice(("token_budget", "max_rows", *self.axes)):
@@ -188,7 +188,7 @@ class Generator:
                 return attrs.evolve(world, axes={**world.axes, name: other.axes[name]})
 
 
-def _changed(rng: random.Random, world: World, move: Move) -> Move:
+def _changed(rng: random.Random, world: HuntWorld, move: Move) -> Move:
     """Sometimes change the length or priority of a request."""
     if not isinstance(move, Arrive) or rng.random() < 0.7:
         return move
@@ -208,7 +208,7 @@ class _Moves:
     aborts at all, some hardly a step between two arrivals.
     """
 
-    def __init__(self, rng: random.Random, world: World) -> None:
+    def __init__(self, rng: random.Random, world: HuntWorld) -> None:
         self.random = rng
         self.world = world
         self.prompts: list[tuple[int, ...]] = []

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from kvcore_runtime.errors import UnsupportedModel
+from kvcore_runtime.errors import UnsupportedModelFile
 
 Kind = Literal["full_attention", "sliding_window", "chunked_local"]
 
@@ -23,7 +23,9 @@ class Visibility:
     """The positions that the queries of a layer see.
 
     window: sliding_window: keys that a query sees, its own included; chunked_local: tokens of a
-    chunk, of which a query sees those up to its own; full_attention: None. Raises UnsupportedModel.
+    chunk, of which a query sees those up to its own; full_attention: None.
+
+    Raises UnsupportedModelFile.
     """
 
     kind: Kind = "full_attention"
@@ -32,11 +34,13 @@ class Visibility:
     def __attrs_post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             expected = f"one of {', '.join(get_args(Kind))}"
-            raise UnsupportedModel(what="kind", value=self.kind, expected=expected)
+            raise UnsupportedModelFile(what="kind", value=self.kind, expected=expected)
         if self.kind == "full_attention" and self.window is not None:
-            raise UnsupportedModel(what="window", value=self.window, expected="None, for all keys")
+            raise UnsupportedModelFile(
+                what="window", value=self.window, expected="None, for all keys"
+            )
         if self.kind != "full_attention" and (type(self.window) is not int or self.window < 1):
-            raise UnsupportedModel(what="window", value=self.window, expected="1 token or more")
+            raise UnsupportedModelFile(what="window", value=self.window, expected="1 token or more")
 
     def first_seen(self, position: int) -> int:
         """Return the first position whose key the query at this position sees."""

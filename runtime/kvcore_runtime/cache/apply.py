@@ -33,8 +33,8 @@ from kvcore.types.commands import (
 from kvcore_runtime.attention.visibility import Visibility
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.copies import check_blocks
-from kvcore_runtime.cache.errors import BatchOutOfOrder, NoTier, NotSkipped, UnsupportedCommand
-from kvcore_runtime.cache.guard import Guard, Reads
+from kvcore_runtime.cache.errors import BatchNotNext, NoTier, NotSkipped, UnsupportedCommand
+from kvcore_runtime.cache.guard import CacheGuard, Reads
 from kvcore_runtime.cache.segments import (
     COPYING,
     Copying,
@@ -84,18 +84,18 @@ class Runtime:
         self._finished: list[Finished] = []
         self.on_applied: Callable[[Batch], None] | None = None
         """Called with each batch after it was applied; what it raises is raised."""
-        self.guard = Guard(cache, kept, null_block=null_block) if cache.guard else None
+        self.guard = CacheGuard(cache, kept, null_block=null_block) if cache.guard else None
 
     def apply(self, batch: Batch, run: Run = run_segments) -> None:
         """Execute a batch.
 
         run: how to run its copies; the other orders of segments.py give the same contents. Guard
-        mode always uses program order. Raises BatchOutOfOrder, UnsupportedCommand, BadSegments,
+        mode always uses program order. Raises BatchNotNext, UnsupportedCommand, BadSegments,
         BlockOutOfRange, CopyHazard, NoTier, TableOutOfRange or TableGap before anything changes,
         and StaleRead or UnownedWrite in guard mode.
         """
         if batch.number != self.next_number:
-            raise BatchOutOfOrder(number=batch.number, expected=self.next_number)
+            raise BatchNotNext(number=batch.number, expected=self.next_number)
         if len(batch) > 0:  # the case of most steps that only decode have nothing to apply
             self._apply(batch, run)
         self.next_number += 1
@@ -151,7 +151,7 @@ class Runtime:
             self.guard.check_content(self.tables, reads, self.next_number - 1)
 
     def _run_guarded(
-        self, guard: Guard, columns: Tensor, transfers: Sequence[Transfer], number: int
+        self, guard: CacheGuard, columns: Tensor, transfers: Sequence[Transfer], number: int
     ) -> None:
         waiting = iter(transfers)
         for kind, segment, a, b, c, d in columns.t().tolist():

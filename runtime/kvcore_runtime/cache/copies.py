@@ -39,7 +39,7 @@ SWAP_PROGRAMS = 32
 def copy_blocks(cache: Cache, sources: Sequence[int], targets: Sequence[int]) -> None:
     """Copy device blocks to device blocks, pairwise.
 
-    Raises LengthMismatch, BlockOutOfRange or CopyHazard before touching the cache.
+    Raises UnequalLists, BlockOutOfRange or CopyHazard before touching the cache.
     """
     copy_pages(cache.blocks, cache.blocks, sources, targets)
 

@@ -67,15 +67,15 @@ class BlockOutOfRange(CacheError):
     message = "block {block} is not one of the {num_blocks} blocks of the {tier} tier"
 
 
-class LengthMismatch(CacheError):
+class UnequalLists(CacheError):
     """Two lists that belong together must be equally long."""
 
     message = "{first_name} has {num_first} items and {second_name} has {num_second}"
 
 
-def lengths_differ(first: str, num_first: int, second: str, num_second: int) -> LengthMismatch:
+def lengths_differ(first: str, num_first: int, second: str, num_second: int) -> UnequalLists:
     """Make the error for two lists, given by their names."""
-    return LengthMismatch(
+    return UnequalLists(
         first_name=first, num_first=num_first, second_name=second, num_second=num_second
     )
 
@@ -111,7 +111,7 @@ class ParcelMismatch(CacheError):
         }
 
 
-class BatchOutOfOrder(CacheError):
+class BatchNotNext(CacheError):
     """CMD-ONCE: each batch must be applied exactly once, in number order."""
 
     message = "batch {number} is applied, but batch {expected} is next"

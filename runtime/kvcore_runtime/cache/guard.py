@@ -75,7 +75,7 @@ class _Seen:
         return StaleRead(step=self.step, request=self.request, block=block, reason=reason, **fields)
 
 
-class Guard:
+class CacheGuard:
     """Owners and keys of one cache's blocks, by the commands so far.
 
     kept: what each cache group keeps for a query, default everything. owned, keyed:

@@ -49,7 +49,7 @@ class BlockTables:
     blocks: [num_groups, max_rows + 1, max_blocks] int32 on device. lengths: [num_groups, max_rows +
     1] int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. shared: whether
     all but the slots, on a CPU, is shared with processes that are forked later. Raises InvalidSize,
-    LengthMismatch.
+    UnequalLists.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class BlockTables:
         rows, starts, counts: [n] integers on the CPU, starts and counts in tokens. A slot is block
         id * block_size + place in the block. With pad_to, slots after the last token up to pad_to
         are the first slot of the padding block. Returns the filled part of the group's `slots`, a
-        view, not a copy. Raises LengthMismatch, TableOutOfRange, SlotsOverflow or BeyondTable
+        view, not a copy. Raises UnequalLists, TableOutOfRange, SlotsOverflow or BeyondTable
         before changing it.
         """
         row, start, count = (np.asarray(each, dtype=np.int64) for each in (rows, starts, counts))

@@ -27,7 +27,7 @@ from kvcore_runtime.model.model import Llama, tiny_model
 from kvcore_runtime.model.sampling import Sampling
 from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
-from kvcore_runtime.ranks.follower import Follower
+from kvcore_runtime.ranks.follower import RankFollower
 from kvcore_runtime.ranks.leader import Leader
 from kvcore_runtime.ranks.links import Links, connect
 from kvcore_runtime.ranks.shard import pad_heads, shard
@@ -92,7 +92,7 @@ def _run_rank(options: argparse.Namespace) -> int:
         share = shard(pad_heads(model, options.world), options.rank, options.world, links.reduce)
         config, engine_options = _sizes(tiny=options.tiny)
         if options.rank:
-            Follower(share, config, engine_options, links).run()
+            RankFollower(share, config, engine_options, links).run()
             return 0
         prompts = _prompts(options)
         apart = _answer_apart(Engine(share, config, engine_options), links, tokenizer, prompts)

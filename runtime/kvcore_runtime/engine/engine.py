@@ -33,12 +33,12 @@ from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_in_fork
 from kvcore_runtime.engine.drafts import Drafter
-from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
+from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RequestInProgress
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forward import Computed, Forward, make_runtime
 from kvcore_runtime.engine.metrics import Metrics, timed
 from kvcore_runtime.engine.sample_step import Draw, plan_draws, split_tokens, take_tokens
-from kvcore_runtime.engine.scheduler import Preemption, Scheduler
+from kvcore_runtime.engine.scheduler import EngineScheduler, Preemption
 from kvcore_runtime.engine.sequence import (
     Completion,
     GenerationRequest,
@@ -134,7 +134,7 @@ class Engine:
         self.open_number = 0
         self.finished: list[Finished] = []
         self.exchange = Exchange() if exchange is None else exchange(self)
-        self.scheduler = Scheduler(
+        self.scheduler = EngineScheduler(
             self.manager,
             token_budget=self.options.token_budget,
             preemption=self.options.preemption,
@@ -154,9 +154,9 @@ class Engine:
         return not (self._open or self._flights or self._completions or self.exchange.is_busy)
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Accept a request. Raises RepeatedRequest, NeverFits, and then changes nothing."""
+        """Accept a request. Raises RequestInProgress, NeverFits, and then changes nothing."""
         if request.request_id in self._open:
-            raise RepeatedRequest(request=request.request_id)
+            raise RequestInProgress(request=request.request_id)
         self._check_fits(request)
         self._open[request.request_id] = request.num_samples
         self._backlog.append(request)

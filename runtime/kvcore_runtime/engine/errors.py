@@ -22,7 +22,7 @@ class NeverFits(KvcoreRuntimeError):
     message = "request {request!r} needs {needed} {what}, there are {available}"
 
 
-class RepeatedRequest(KvcoreRuntimeError):
+class RequestInProgress(KvcoreRuntimeError):
     """A request with this id is already unfinished."""
 
     message = "request {request!r} is on its way already"

@@ -33,7 +33,7 @@ from kvcore_runtime.cache.layer_groups import LayerGroups, place_layers
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from kvcore_runtime.engine.sample_step import Draw
-from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.scheduler import ScheduledChunk
 from kvcore_runtime.model.model import Llama
 from kvcore_runtime.model.sampling import Sampling, draw
 
@@ -162,7 +162,7 @@ class Forward:
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
         ]
 
-    def prepare(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInputs:
+    def prepare(self, chunks: Sequence[ScheduledChunk], draws: Sequence[Draw]) -> StepInputs:
         """Prepare a forward pass over the chunks, from the current state of their sequences.
 
         draws: the samples to draw (sample_step.py).

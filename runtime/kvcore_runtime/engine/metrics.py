@@ -11,7 +11,7 @@ import attrs
 from kvcore import KVCacheManager
 from kvcore.metrics import measured
 from kvcore.types.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut
-from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.scheduler import ScheduledChunk
 
 
 @attrs.define
@@ -39,7 +39,7 @@ class Metrics:
     num_cancelled: int = 0
     wait_seconds: float = 0.0
 
-    def count_step(self, batch: Batch, chunks: Sequence[Chunk], usage: float) -> None:
+    def count_step(self, batch: Batch, chunks: Sequence[ScheduledChunk], usage: float) -> None:
         """Add one step."""
         self.commands.update(batch.column("kind"))
         self.usages.append(usage)

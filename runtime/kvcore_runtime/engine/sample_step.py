@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvcore_runtime.engine.drafts import count_accepted
-from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.scheduler import ScheduledChunk
 from kvcore_runtime.engine.sequence import Completion, Sequence, derive_sampling
 from kvcore_runtime.model.contiguous import Decode
 from kvcore_runtime.model.sampling import Sampling, finish_reason
@@ -54,7 +54,7 @@ class Taken:
     completion: Completion | None
 
 
-def plan_draws(chunks: Iterable[Chunk]) -> list[Draw]:
+def plan_draws(chunks: Iterable[ScheduledChunk]) -> list[Draw]:
     """Decide which sequences sample from which rows of logits; at a prompt's end, its other samples
     too.
     """

@@ -20,10 +20,10 @@ from kvcore_runtime.engine.sequence import Sequence
 Preemption = Literal["swap", "recompute"]
 """swap: to the host tier if it has room, else as recompute. recompute: give back the blocks."""
 
-Chunk: TypeAlias = batching.Chunk[Sequence]
+ScheduledChunk: TypeAlias = batching.ScheduledChunk[Sequence]
 
 
-class Scheduler(batching.Scheduler[Sequence]):
+class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
     drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere.
@@ -44,7 +44,7 @@ class Scheduler(batching.Scheduler[Sequence]):
         self._exchange = exchange or Exchange()
         self.fetching: list[Sequence] = []
 
-    def schedule(self, in_flight: bool = False) -> list[Chunk]:
+    def schedule(self, in_flight: bool = False) -> list[ScheduledChunk]:
         """As in `kvcore.scheduler`, without the sequences that fetch."""
         candidates = sorted((*self.waiting, *self.fetching), key=lambda each: each.age)
         self.fetching, self.waiting = [], []

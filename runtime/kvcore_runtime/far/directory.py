@@ -18,7 +18,7 @@ from kvcore_runtime.far.private_files import (
     remove_old,
     write_file,
 )
-from kvcore_runtime.far.tier import Status, View
+from kvcore_runtime.far.tier import FarStatus, View
 
 SUFFIX = ".kv"
 SHARE_KEPT = 0.9
@@ -60,11 +60,11 @@ class DirectoryStore:
             self._leases |= {name: end for name, here in zip(names, found, strict=True) if here}
         return found
 
-    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | Status]:
+    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
         """See `BlockingStore`."""
         return [self._read(name, view) for name, view in zip(names, views, strict=True)]
 
-    def put(self, names: Sequence[str], views: Sequence[View]) -> list[Status]:
+    def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
         statuses = [self._write(name, view) for name, view in zip(names, views, strict=True)]
         self.remove(self._leaving())
@@ -78,19 +78,19 @@ class DirectoryStore:
             with self._lock:
                 self._files.pop(name, None)
 
-    def _read(self, name: str, view: View) -> int | Status:
+    def _read(self, name: str, view: View) -> int | FarStatus:
         got = read_file(self.file(name), view)
-        if not isinstance(got, Status):
+        if not isinstance(got, FarStatus):
             self._note(name, got)
         return got
 
-    def _write(self, name: str, view: View) -> Status:
+    def _write(self, name: str, view: View) -> FarStatus:
         file = self.file(name)
         if not is_file(file):
             if not write_file(file, view, sync=self._sync):
-                return Status.FAILED
+                return FarStatus.FAILED
             self._note(name, len(view))
-        return Status.OK
+        return FarStatus.OK
 
     def _note(self, name: str, num_bytes: int) -> None:
         with self._lock:

@@ -21,15 +21,15 @@ class UnknownTicket(KvcoreRuntimeError):
     message = "ticket {ticket} is not on its way"
 
 
-class PackageMissing(KvcoreRuntimeError):
+class FarPackageMissing(KvcoreRuntimeError):
     """A tier needs a package that is an extra."""
 
     message = "this far tier needs the Python package {package!r}: pip install {install!r}"
 
 
 def load_package(module: str, package: str, install: str) -> ModuleType:
-    """A module of an optional package. Raises PackageMissing."""
+    """A module of an optional package. Raises FarPackageMissing."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise PackageMissing(package=package, install=install) from None
+        raise FarPackageMissing(package=package, install=install) from None

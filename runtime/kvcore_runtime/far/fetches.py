@@ -22,7 +22,7 @@ from kvcore_runtime.far.link import Clock, Ended, Ticket, TierLink
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.page import Place
 from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 
 if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
@@ -33,7 +33,7 @@ BATCH_PAGES = 32
 Keys = tuple[tuple[bytes, ...], ...]
 
 
-class State(enum.Enum):
+class FetchState(enum.Enum):
     """What a sequence's fetch does."""
 
     FINDING = "finding"
@@ -51,7 +51,7 @@ class Fetch:
 
     sequence: Sequence
     deadline: float
-    state: State = State.FINDING
+    state: FetchState = FetchState.FINDING
     tickets: set[Ticket] = attrs.field(factory=set)
     found: set[str] = attrs.field(factory=set)
     pages: dict[str, int] = attrs.field(factory=dict)
@@ -113,22 +113,22 @@ class Fetches:
         name = sequence.sequence_id
         if name not in self._fetches:
             self._fetches[name] = self._begin(sequence)
-        return self._fetches[name].state in (State.FINDING, State.FETCHING)
+        return self._fetches[name].state in (FetchState.FINDING, FetchState.FETCHING)
 
     def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
         """See `Exchange`: load what is ready behind a hit."""
         fetch = self._fetches.get(sequence.sequence_id)
-        if fetch is None or fetch.state is not State.READY:
+        if fetch is None or fetch.state is not FetchState.READY:
             return 0
         start, place = hit.num_tokens, self._link.place
         keys = self._engine.manager.get_block_keys(sequence.sequence_id)
         # A mark says a key, and of which place it is not.
         if place is None or any(each.place != place for each in self._loads.values()):
-            self._leave(fetch, State.OVER)
+            self._leave(fetch, FetchState.OVER)
             return 0
         end = self._reach(sequence, keys, start, lambda key: place.name(key) in fetch.pages)
         if end <= start:
-            self._leave(fetch, State.OVER)
+            self._leave(fetch, FetchState.OVER)
             return 0
         got = self._engine.manager.load(
             sequence.sequence_id, end - start, hit, full_sequence_must_fit=True
@@ -142,7 +142,7 @@ class Fetches:
             self._loads[operation] = Load(name, slot, self._engine.open_number, place, fetch)
             fetch.operations.add(operation)
         self._link.counts.num_hits += end - start
-        self._leave(fetch, State.LOADING)
+        self._leave(fetch, FetchState.LOADING)
         if not got:  # no query sees what was to be loaded
             self._loaded.append(sequence)
         return end - start
@@ -156,7 +156,7 @@ class Fetches:
             self._link.counts.num_loaded += done
             fetch.operations.discard(operation)
             if not fetch.operations:
-                fetch.state = State.OVER
+                fetch.state = FetchState.OVER
                 self._loaded.append(fetch.sequence)
 
     def owns(self, operation: int) -> bool:
@@ -177,14 +177,18 @@ class Fetches:
             return
         if ticket.operation == "find":
             for name, status in zip(ticket.names, statuses, strict=True):
-                if status is Status.OK:
+                if status is FarStatus.OK:
                     fetch.found.add(name)
                     self._known.add(name)
             self._fetch(fetch)
             return
         for name, slot, status in zip(ticket.names, ticket.slots, statuses, strict=True):
             place = self._link.place
-            if status is Status.OK and place is not None and place.owns(self._staging.views[slot]):
+            if (
+                status is FarStatus.OK
+                and place is not None
+                and place.owns(self._staging.views[slot])
+            ):
                 fetch.pages[name] = slot
             else:
                 self._give_back(slot)
@@ -197,8 +201,8 @@ class Fetches:
             if now >= fetch.deadline or not self._link.is_up:
                 self._give_up(fetch)
         for fetch in self._fetches.values():
-            if fetch.state in (State.FINDING, State.FETCHING) and not fetch.tickets:
-                fetch.state = State.READY
+            if fetch.state in (FetchState.FINDING, FetchState.FETCHING) and not fetch.tickets:
+                fetch.state = FetchState.READY
 
     def cancelled(self, number: int, heard: set[int]) -> tuple[list[Sequence], list[int]]:
         """Give up the loads of these batches: their pages are ready again.
@@ -216,7 +220,7 @@ class Fetches:
                 self._staging.unmark(load.slot)
                 fetch.pages[load.name], load.slot = load.slot, None
                 fetch.operations.discard(operation)
-                fetch.state = State.READY
+                fetch.state = FetchState.READY
                 if fetch.sequence not in lost:
                     lost.append(fetch.sequence)
             if operation not in heard:
@@ -233,12 +237,12 @@ class Fetches:
         self._give_up(fetch)
         for operation in fetch.operations:
             self._loads[operation].fetch = None
-        self._leave(fetch, State.OVER)
+        self._leave(fetch, FetchState.OVER)
 
     def _begin(self, sequence: Sequence) -> Fetch:
         """Ask which pages of a sequence there are."""
         now, place = self._clock.monotonic(), self._link.place
-        fetch = Fetch(sequence, now + self._options.fetch_timeout_s, State.OVER)
+        fetch = Fetch(sequence, now + self._options.fetch_timeout_s, FetchState.OVER)
         if place is None or not self._link.is_up:
             return fetch
         manager = self._engine.manager
@@ -257,14 +261,14 @@ class Fetches:
         self._add(
             fetch, self._link.find(names, self._options.lease_s, self._options.fetch_timeout_s)
         )
-        fetch.state = State.FINDING if fetch.tickets else State.OVER
+        fetch.state = FetchState.FINDING if fetch.tickets else FetchState.OVER
         return fetch
 
     def _fetch(self, fetch: Fetch) -> None:
         """Fetch what was found: the longest beginning for which there are slots."""
         place, manager = self._link.place, self._engine.manager
         name, alignment = fetch.sequence.sequence_id, manager.config.hit_alignment
-        fetch.state = State.FETCHING
+        fetch.state = FetchState.FETCHING
         if place is None:
             return
         start = manager.get_computed_blocks(name).num_tokens
@@ -301,7 +305,7 @@ class Fetches:
             self._link.give_up(ticket)
         fetch.tickets.clear()
 
-    def _leave(self, fetch: Fetch, state: State) -> None:
+    def _leave(self, fetch: Fetch, state: FetchState) -> None:
         """Let a fetch have no ready pages any more."""
         for slot in fetch.pages.values():
             self._give_back(slot)

@@ -18,7 +18,7 @@ from kvcore_runtime.far.breaker import Breaker
 from kvcore_runtime.far.options import FarCounts
 from kvcore_runtime.far.page import Place
 from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.tier import Done, FarTier, Status
+from kvcore_runtime.far.tier import Done, FarStatus, FarTier
 
 Operation = Literal["find", "load", "store"]
 
@@ -52,7 +52,7 @@ class Ended:
     """A ticket that nobody waits for any more. statuses: None if it was given up."""
 
     ticket: Ticket
-    statuses: tuple[Status, ...] | None
+    statuses: tuple[FarStatus, ...] | None
 
 
 class TierLink:
@@ -168,10 +168,10 @@ class TierLink:
             return []
 
     def _end(
-        self, ticket: Ticket, statuses: tuple[Status, ...], now: float, ended: list[Ended]
+        self, ticket: Ticket, statuses: tuple[FarStatus, ...], now: float, ended: list[Ended]
     ) -> None:
         if len(statuses) != len(ticket.names):
-            statuses = (Status.FAILED,) * len(ticket.names)
+            statuses = (FarStatus.FAILED,) * len(ticket.names)
         if ticket.is_given_up:
             for slot in ticket.slots:
                 self._staging.give_back(slot)
@@ -180,7 +180,7 @@ class TierLink:
         if not ticket.is_probe:
             self.counts.pages.update((operation, each.name.lower()) for each in statuses)
             self.counts.seconds[operation] += now - ticket.started
-        if all(each is Status.FAILED for each in statuses):
+        if all(each is FarStatus.FAILED for each in statuses):
             self._failed(now, probe=ticket.is_probe)
         else:
             if self._breaker.is_down:

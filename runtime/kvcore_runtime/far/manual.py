@@ -10,14 +10,14 @@ import attrs
 
 from kvcore_runtime.far.errors import UnknownTicket
 from kvcore_runtime.far.page import check_page
-from kvcore_runtime.far.tier import Done, Status, View
+from kvcore_runtime.far.tier import Done, FarStatus, View
 
-Fault = Callable[[bytearray], "Status | None"]
+Fault = Callable[[bytearray], "FarStatus | None"]
 """What becomes of a page on its way: it may change it, or end its name with a status."""
 
 
 @attrs.define(eq=False)
-class Pending:
+class PendingTransfer:
     """A ticket that waits for its answer. operation: "find", "load" or "store"."""
 
     ticket: int
@@ -32,7 +32,7 @@ class ManualTier:
 
     def __init__(self) -> None:
         self.entries: dict[str, bytes] = {}
-        self.pending: list[Pending] = []
+        self.pending: list[PendingTransfer] = []
         self.takes = True
         self._numbers = itertools.count()
         self._done: list[Done] = []
@@ -71,7 +71,7 @@ class ManualTier:
         del timeout_s
         self.takes = False
 
-    def answer(self, pending: Pending, faults: Sequence[Fault | None] = ()) -> None:
+    def answer(self, pending: PendingTransfer, faults: Sequence[Fault | None] = ()) -> None:
         """End a ticket. faults: for the names at its front; None for none."""
         self.pending.remove(pending)
         by_name = [*faults, *[None] * (len(pending.names) - len(faults))]
@@ -89,16 +89,16 @@ class ManualTier:
     def _submit(self, operation: str, names: Sequence[str], views: Sequence[View]) -> int | None:
         if not self.takes:
             return None
-        pending = Pending(next(self._numbers), operation, tuple(names), tuple(views))
+        pending = PendingTransfer(next(self._numbers), operation, tuple(names), tuple(views))
         self.pending.append(pending)
         return pending.ticket
 
-    def _answer(self, pending: Pending, index: int, fault: Fault | None) -> Status:
+    def _answer(self, pending: PendingTransfer, index: int, fault: Fault | None) -> FarStatus:
         name = pending.names[index]
         if pending.operation == "find":
             page = bytearray(1)
             status = None if fault is None else fault(page)
-            has = Status.OK if name in self.entries else Status.MISSING
+            has = FarStatus.OK if name in self.entries else FarStatus.MISSING
             return has if status is None else status
         view = pending.views[index]
         if pending.operation == "store":
@@ -106,14 +106,14 @@ class ManualTier:
             status = None if fault is None else fault(page)
             if status is None:
                 self.entries.setdefault(name, bytes(page))
-            return Status.OK if status is None else status
+            return FarStatus.OK if status is None else status
         if name not in self.entries:
-            return Status.MISSING
+            return FarStatus.MISSING
         page = bytearray(self.entries[name])
         status = None if fault is None else fault(page)
         view[: min(len(view), len(page))] = page[: len(view)]
         if status is None:
             status = check_page(view, name, len(page))
-        if status is Status.DAMAGED:
+        if status is FarStatus.DAMAGED:
             del self.entries[name]
         return status

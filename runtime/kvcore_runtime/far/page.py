@@ -16,7 +16,7 @@ import attrs
 import xxhash
 
 from kvcore.types.keys import KEY_SIZE
-from kvcore_runtime.far.tier import Status, View
+from kvcore_runtime.far.tier import FarStatus, View
 
 MAGIC = b"kvpage02"
 OLD_MAGIC = b"kvblock1"
@@ -68,25 +68,25 @@ def seal_page(view: View) -> None:
     view[_DIGEST_START : HEADER.size] = _digest(view)
 
 
-def check_page(view: View, name: str, num_bytes: int) -> Status:
+def check_page(view: View, name: str, num_bytes: int) -> FarStatus:
     """Whether a slot holds the page of a name. num_bytes: that the store has of it.
 
     OK, FOREIGN for a page of another identity or an earlier format, DAMAGED for everything else.
     """
     if num_bytes < HEADER.size or len(view) < HEADER.size:
-        return Status.DAMAGED
+        return FarStatus.DAMAGED
     magic, identity, key, codec, page_size, payload_size, digest = HEADER.unpack_from(view)
     if magic == OLD_MAGIC:
-        return Status.FOREIGN
+        return FarStatus.FOREIGN
     if magic != MAGIC or num_bytes != len(view):
-        return Status.DAMAGED
+        return FarStatus.DAMAGED
     size = len(view) - PAYLOAD_START
     if (codec, page_size, payload_size) != (RAW, size, size) or _digest(view) != digest:
-        return Status.DAMAGED
+        return FarStatus.DAMAGED
     _, shown, _, named_key = name.split("/")
     if identity[:_SHOWN_SIZE].hex() != shown:
-        return Status.FOREIGN
-    return Status.OK if key.hex() == named_key else Status.DAMAGED
+        return FarStatus.FOREIGN
+    return FarStatus.OK if key.hex() == named_key else FarStatus.DAMAGED
 
 
 def _digest(view: View) -> bytes:

@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 
 from kvcore_runtime.cache.errors import TierUnusable
-from kvcore_runtime.far.tier import Status, View
+from kvcore_runtime.far.tier import FarStatus, View
 
 TEMPORARY = ".new-"
 OLD_S = 3600.0
@@ -66,7 +66,7 @@ def is_file(file: Path) -> bool:
     return False
 
 
-def read_file(file: Path, view: View) -> int | Status:
+def read_file(file: Path, view: View) -> int | FarStatus:
     """Fill a view from a file of as many bytes; returns the bytes of the file, or why not."""
     try:
         with open(file, "rb", buffering=0, opener=_open_at_once) as opened:
@@ -74,8 +74,8 @@ def read_file(file: Path, view: View) -> int | Status:
             got = opened.readinto(view) if stat.S_ISREG(info.st_mode) else 0
     except OSError as error:
         if error.errno in _NOT_REGULAR:
-            return Status.DAMAGED
-        return Status.MISSING if error.errno == errno.ENOENT else Status.FAILED
+            return FarStatus.DAMAGED
+        return FarStatus.MISSING if error.errno == errno.ENOENT else FarStatus.FAILED
     return info.st_size if got == len(view) else 0
 
 

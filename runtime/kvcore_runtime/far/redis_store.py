@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.far.errors import InvalidTier, load_package
-from kvcore_runtime.far.tier import Status, View
+from kvcore_runtime.far.tier import FarStatus, View
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 _FULL = "OOM"
@@ -55,16 +55,16 @@ class RedisStore:
                 pipeline.exists(name)
             return [bool(each) for each in pipeline.execute()]
 
-    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | Status]:
+    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
         """See `BlockingStore`."""
-        got: list[int | Status] = []
+        got: list[int | FarStatus] = []
         for view, value in zip(views, self._client.mget(names), strict=True):
             if value is not None and len(value) == len(view):
                 view[:] = value
-            got.append(Status.MISSING if value is None else len(value))
+            got.append(FarStatus.MISSING if value is None else len(value))
         return got
 
-    def put(self, names: Sequence[str], views: Sequence[View]) -> list[Status]:
+    def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
         with self._client.pipeline(transaction=False) as pipeline:
             for name, view in zip(names, views, strict=True):
@@ -76,12 +76,12 @@ class RedisStore:
         """See `BlockingStore`."""
         self._client.delete(*names)
 
-    def _status(self, answer: object) -> Status:
+    def _status(self, answer: object) -> FarStatus:
         """What became of a `SET NX`: done, or there already (None), or an error."""
         if not isinstance(answer, Exception):
-            return Status.OK
+            return FarStatus.OK
         is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError)
-        return Status.FULL if is_full or str(answer).startswith(_FULL) else Status.FAILED
+        return FarStatus.FULL if is_full or str(answer).startswith(_FULL) else FarStatus.FAILED
 
     def _place(self) -> str:
         options = self._client.connection_pool.connection_kwargs

@@ -20,7 +20,7 @@ from kvcore_runtime.far.link import Ended, TierLink
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.page import Place
 from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 
 if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
@@ -126,7 +126,7 @@ class Stores:
             return
         for name, slot, status in zip(ticket.names, ticket.slots, ended.statuses, strict=True):
             self._staging.give_back(slot)
-            if status is not Status.OK:
+            if status is not FarStatus.OK:
                 self._known.discard(name)
 
     def cancelled(self, number: int, heard: set[int]) -> list[int]:

@@ -19,7 +19,7 @@ import attrs
 
 from kvcore_runtime.far.errors import UnknownTicket
 from kvcore_runtime.far.page import check_page
-from kvcore_runtime.far.tier import BlockingStore, Done, Status, View
+from kvcore_runtime.far.tier import BlockingStore, Done, FarStatus, View
 
 NUM_THREADS = {"find": 1, "get": 2, "put": 1}
 NUM_WAITING_MAX = 64
@@ -111,28 +111,28 @@ class ThreadedTier:
     def _serve(self, kind: str) -> None:
         run = {"find": self._find, "get": self._get, "put": self._put}[kind]
         while (job := self._queues[kind].get()) is not None:
-            statuses = (Status.FAILED,) * len(job.names)
+            statuses = (FarStatus.FAILED,) * len(job.names)
             if not job.is_cancelled:
                 with contextlib.suppress(Exception):  # of the client library: FAILED
                     statuses = tuple(run(job))
             self._done.append(Done(job.ticket, statuses))
 
-    def _find(self, job: _Job) -> list[Status]:
+    def _find(self, job: _Job) -> list[FarStatus]:
         found = self._store.find(job.names, job.lease_s)
-        return [Status.OK if each else Status.MISSING for each in found]
+        return [FarStatus.OK if each else FarStatus.MISSING for each in found]
 
-    def _put(self, job: _Job) -> list[Status]:
+    def _put(self, job: _Job) -> list[FarStatus]:
         return self._store.put(job.names, job.views)
 
-    def _get(self, job: _Job) -> list[Status]:
+    def _get(self, job: _Job) -> list[FarStatus]:
         statuses = [
-            got if isinstance(got, Status) else check_page(view, name, got)
+            got if isinstance(got, FarStatus) else check_page(view, name, got)
             for name, view, got in zip(
                 job.names, job.views, self._store.get(job.names, job.views), strict=True
             )
         ]
         pairs = zip(job.names, statuses, strict=True)
-        damaged = [name for name, status in pairs if status is Status.DAMAGED]
+        damaged = [name for name, status in pairs if status is FarStatus.DAMAGED]
         if damaged:
             with contextlib.suppress(Exception):  # it is damaged all the same
                 self._store.remove(damaged)

@@ -17,7 +17,7 @@ View = memoryview
 """One staging slot: writable bytes."""
 
 
-class Status(enum.IntEnum):
+class FarStatus(enum.IntEnum):
     """How a name of a ticket ended. FOREIGN: the entry is of another model or format."""
 
     OK = 0
@@ -33,7 +33,7 @@ class Done:
     """A ticket that has ended. statuses: one for each of its names, in order."""
 
     ticket: int
-    statuses: tuple[Status, ...]
+    statuses: tuple[FarStatus, ...]
 
 
 class FarTier(Protocol):
@@ -78,10 +78,10 @@ class BlockingStore(Protocol):
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """Which names are there."""
 
-    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | Status]:
+    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
         """Fill slots; for each name the bytes that were stored, or why there are none."""
 
-    def put(self, names: Sequence[str], views: Sequence[View]) -> list[Status]:
+    def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """Keep pages: OK, FULL or FAILED for each; what is there is not overwritten."""
 
     def remove(self, names: Sequence[str]) -> None:

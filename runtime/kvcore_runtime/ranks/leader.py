@@ -23,7 +23,7 @@ from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forward import Begun
 from kvcore_runtime.ranks.errors import NotLed, RankLost, StepFailed
 from kvcore_runtime.ranks.links import Links
-from kvcore_runtime.ranks.step_wire import Pass, Step, encode_step
+from kvcore_runtime.ranks.step_wire import RankPass, RankStep, encode_step
 
 
 class Leader:
@@ -75,7 +75,7 @@ class Leader:
             if self._lost is None:
                 self._flush()
                 end = Batch(self._next_number, bytearray(), b"")
-                self._links.broadcast(encode_step(Step(batch=end, ends=True)))
+                self._links.broadcast(encode_step(RankStep(batch=end, ends=True)))
                 self._links.agree(0)
         finally:
             self._lost = self._lost or RankLost(number=self._next_number, reason="it was closed")
@@ -90,7 +90,7 @@ class Leader:
         """Send the step that is about to be computed."""
         reads = begun.inputs.reads
         self._send(
-            Pass(
+            RankPass(
                 rows=np.array(reads[0], np.uint32),
                 starts=np.array(reads[1], np.uint32),
                 ends=np.array(reads[2], np.uint32),
@@ -104,14 +104,14 @@ class Leader:
         if self._pending is not None:
             self._send(None)
 
-    def _send(self, computes: Pass | None) -> None:
+    def _send(self, computes: RankPass | None) -> None:
         if self._lost is not None:
             raise self._lost
         batch, self._pending = self._pending, None
         assert batch is not None, "each pass follows the application of its batch"
         self._links.number = batch.number
         skips = batch.number != self._next_number
-        message = encode_step(Step(batch=batch, computes=computes, skips=skips))
+        message = encode_step(RankStep(batch=batch, computes=computes, skips=skips))
         started = time.perf_counter()
         try:
             self._links.broadcast(message)

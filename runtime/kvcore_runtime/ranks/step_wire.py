@@ -38,7 +38,7 @@ Numbers: TypeAlias = npt.NDArray[np.uint32]
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Pass:
+class RankPass:
     """A forward pass, the same on all ranks: uint32 numbers.
 
     rows, starts, ends: of each sequence its row of the tables and the positions that are computed.
@@ -58,16 +58,16 @@ class Pass:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Step:
+class RankStep:
     """A message. computes: None if the batch has no forward pass."""
 
     batch: Batch
-    computes: Pass | None = None
+    computes: RankPass | None = None
     skips: bool = False
     ends: bool = False
 
 
-def encode_step(step: Step) -> bytes:
+def encode_step(step: RankStep) -> bytes:
     """The bytes of a step. Raises BadStep if a number does not fit or the whole is too long."""
     batch, parts = step.batch, () if step.computes is None else step.computes.parts
     num_chunks, num_tokens, num_wanted = (
@@ -95,7 +95,7 @@ def step_size(data: bytes) -> int:
     return _read_header(data)[0]
 
 
-def decode_step(data: bytes) -> Step:
+def decode_step(data: bytes) -> RankStep:
     """The step of some bytes; undoes `encode_step`. Raises BadStep."""
     size, (flags, number, counts, checksum, epoch) = _read_header(data)
     if len(data) != size:
@@ -111,12 +111,12 @@ def decode_step(data: bytes) -> Step:
     numbers = np.frombuffer(data, "<u4", offset=stop + num_keys * KEY_SIZE)
     cuts = np.cumsum((num_chunks, num_chunks, num_chunks, num_tokens))
     parts = np.split(numbers, cuts)
-    computes = Pass(**dict(zip(attrs.fields_dict(Pass), parts, strict=True)))
+    computes = RankPass(**dict(zip(attrs.fields_dict(RankPass), parts, strict=True)))
     if flags & COMPUTES:
         _check_pass(computes)
     elif num_chunks or num_tokens or num_wanted:
         raise BadStep(reason="it has sequences and no forward pass")
-    return Step(
+    return RankStep(
         batch=Batch(number, buffer, keys, epoch),
         computes=computes if flags & COMPUTES else None,
         skips=bool(flags & SKIPS),
@@ -144,7 +144,7 @@ def _read_header(data: bytes) -> tuple[int, _Header]:
     return size, (flags, number, tuple(counts), checksum, epoch)
 
 
-def _check_pass(computes: Pass) -> None:
+def _check_pass(computes: RankPass) -> None:
     """Raise BadStep unless the numbers of a pass fit each other."""
     starts, ends = computes.starts.astype(np.int64), computes.ends.astype(np.int64)
     num_tokens = len(computes.tokens)

@@ -40,40 +40,40 @@ impl<'py> Given<'py> {
 }
 
 /// What ends a call: an error of the twin, or one that an argument raised while it was read.
-pub(crate) enum Wrong {
+pub(crate) enum CallError {
     /// Of the twin.
     Twin(Error),
     /// Of Python.
     Python(PyErr),
 }
 
-impl From<Error> for Wrong {
+impl From<Error> for CallError {
     fn from(error: Error) -> Self {
-        Wrong::Twin(error)
+        CallError::Twin(error)
     }
 }
 
-impl From<PyErr> for Wrong {
+impl From<PyErr> for CallError {
     fn from(error: PyErr) -> Self {
-        Wrong::Python(error)
+        CallError::Python(error)
     }
 }
 
-impl Wrong {
+impl CallError {
     /// The exception; what stood in for an argument is replaced by the argument.
     pub(crate) fn raise<'py>(self, py: Python<'py>, given: &Given<'py>) -> PyErr {
         match self {
-            Wrong::Twin(error) => fields(py, &error, given)
+            CallError::Twin(error) => fields(py, &error, given)
                 .and_then(|fields| exception(py, &error, &fields))
                 .unwrap_or_else(|broken| broken),
-            Wrong::Python(error) => error,
+            CallError::Python(error) => error,
         }
     }
 }
 
 /// The exception for an error of which every field has a machine form.
 pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
-    Wrong::Twin(error).raise(py, &Given::default())
+    CallError::Twin(error).raise(py, &Given::default())
 }
 
 /// The exception for misuse of a tier's blocks; what names a block of the host says so.

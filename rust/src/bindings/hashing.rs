@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::bindings::arguments::{RequestArg, TokensArg, hashing};
-use crate::bindings::errors::{Given, Wrong, raise};
+use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::tokens::{TOKENS, read_tokens};
 use crate::hashing::block_hash;
@@ -63,7 +63,7 @@ pub(crate) fn hash_blocks<'py>(
     let parent = read_parent(py, parent)?;
     let parts = Parts::read(request)?;
     let keys = read_extra_keys(&id, parts.keys(&mut given), tokens.len() as u32, block_size)
-        .map_err(|error| Wrong::from(error).raise(py, &given))?;
+        .map_err(|error| CallError::from(error).raise(py, &given))?;
     let rest = tokens.get(start as usize..).unwrap_or_default();
     let hashes = block_hash::hash_blocks(parent, rest, block_size, start, &keys, hashing);
     Ok(hashes.map(|hash| PyBytes::new(py, &hash)).collect())

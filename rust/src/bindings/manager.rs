@@ -10,13 +10,13 @@ use pyo3::prelude::*;
 use smallvec::SmallVec;
 
 use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, TokensArg, held, items};
-use crate::bindings::errors::{Given, Wrong, raise};
+use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::lists::{only_id, only_item};
 use crate::bindings::tape::Tape;
 use crate::bindings::tokens::{Named, Signed, TOKENS, read_named, read_signed};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
-use crate::record::calls::Call;
+use crate::record::calls::{APPEND, Argument, Call, Options};
 use crate::record::fields::{ReadTokens, find_rows};
 use crate::record::outcomes::{Named as NamedError, Outcome};
 use crate::state::state::{RequestState, State};
@@ -72,7 +72,7 @@ impl Manager {
     }
 
     /// Run a transition.
-    pub(crate) fn change<T: Outcome, E: Into<Wrong> + NamedError>(
+    pub(crate) fn change<T: Outcome, E: Into<CallError> + NamedError>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
         call: Call<'_>,
@@ -92,7 +92,7 @@ impl Manager {
         given: &Given<'_>,
         (tokens, rest): (Signed, A),
         note: impl FnOnce(&mut Self, ReadTokens<'_>, &A),
-        transition: impl FnOnce(&mut State, Signed, A) -> Result<T, Wrong> + Send,
+        transition: impl FnOnce(&mut State, Signed, A) -> Result<T, CallError> + Send,
     ) -> PyResult<T> {
         let mut manager = Self::lent(this)?;
         note(&mut manager, tokens.shown(), &rest);
@@ -114,7 +114,7 @@ impl Manager {
         transition: impl FnOnce(&mut State) -> T,
     ) -> PyResult<T> {
         let run = |state: &mut State| Ok::<_, Error>(transition(state));
-        Self::change(this, &Given::default(), Call::Plain(opcode), run)
+        Self::change(this, &Given::default(), Call::new(opcode, &[]), run)
     }
 
     /// Run a transition of one request.
@@ -126,7 +126,9 @@ impl Manager {
     ) -> PyResult<T> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        Self::change(this, &given, Call::Of(opcode, name), |state| transition(state, name))
+        let fields = [Argument::Request(name)];
+        let call = Call::new(opcode, &fields);
+        Self::change(this, &given, call, |state| transition(state, name))
     }
 
     /// Run a transition of one request and a number.
@@ -139,8 +141,22 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let (name, number) = (given.name(request_id.0), given.count(count)?);
-        let call = Call::Count(opcode, name, number);
+        let fields = [Argument::Request(name), Argument::Number(number)];
+        let call = Call::new(opcode, &fields);
         Self::change(this, &given, call, |state| transition(state, name, number))
+    }
+
+    /// Run a transition of a number.
+    pub(crate) fn change_number<'py>(
+        this: &Bound<'py, Self>,
+        opcode: u8,
+        number: CountArg<'_, 'py>,
+        transition: impl FnOnce(&mut State, i64) -> Result<(), Error>,
+    ) -> PyResult<()> {
+        let mut given = Given::default();
+        let number = given.count(number)?;
+        let fields = [Argument::Number(number)];
+        Self::change(this, &given, Call::new(opcode, &fields), |state| transition(state, number))
     }
 
     /// Run a transition of some blocks.
@@ -152,7 +168,8 @@ impl Manager {
     ) -> PyResult<T> {
         let mut given = Given::default();
         let blocks = given.blocks(block_ids)?;
-        let call = Call::Blocks(opcode, &blocks);
+        let fields = [Argument::Blocks(&blocks)];
+        let call = Call::new(opcode, &fields);
         Self::change(this, &given, call, |state| transition(state, &blocks))
     }
 
@@ -166,7 +183,8 @@ impl Manager {
         let mut given = Given::default();
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
-        let call = Call::All(opcode, &names);
+        let fields = [Argument::Requests(Requests::Ids(&names))];
+        let call = Call::new(opcode, &fields);
         let outcome = Self::change(this, &given, call, |state| transition(state, &names))?;
         values::moved(this.py(), outcome)
     }
@@ -178,7 +196,7 @@ impl Manager {
         question: impl FnOnce(&State) -> Result<T, Error>,
     ) -> PyResult<T> {
         let outcome = question(&Self::shown(this)?.state);
-        outcome.map_err(|error| Wrong::from(error).raise(this.py(), given))
+        outcome.map_err(|error| CallError::from(error).raise(this.py(), given))
     }
 
     /// Run a query about one request.
@@ -243,7 +261,9 @@ impl Manager {
         let row = if manager.tape.is_some() { manager.state.rows.get(name) } else { None };
         let row = row.map(|row| [row.0]); // looked up once, for the record and the call
         let requests = row.as_ref().map_or(Requests::Ids(&ids), |row| Requests::Rows(row));
-        manager.begin(this.py(), &Call::Append(requests, Some(Some((&tokens, false))), batch));
+        if manager.tape.is_some() {
+            manager.begin_append(this.py(), requests, Some(Some((&tokens, false))), batch);
+        }
         let outcome = append_grown(&mut manager.state, requests, output);
         manager.end(this.py(), &outcome);
         if let Ok((Appended { done: 1, refused: None }, grown)) = &outcome
@@ -254,7 +274,7 @@ impl Manager {
         drop(manager);
         match outcome {
             Ok(done) => Self::appended(this, done).map(Some),
-            Err(error) => Err(Wrong::from(error).raise(this.py(), given)),
+            Err(error) => Err(CallError::from(error).raise(this.py(), given)),
         }
     }
 
@@ -284,16 +304,29 @@ impl Manager {
         requests: Requests<'_>,
         tokens: Option<Signed>,
         batch: Option<i64>,
-    ) -> Result<(Appended, Vec<[u32; 4]>), Wrong> {
+    ) -> Result<(Appended, Vec<[u32; 4]>), CallError> {
         let rows: Option<SmallVec<[u32; 4]>> = match requests {
             Requests::Ids(ids) => find_rows(&self.state, ids),
             Requests::Rows(_) => None,
         };
         let requests = rows.as_deref().map_or(requests, Requests::Rows);
-        self.begin(py, &Call::Append(requests, tokens.as_ref().map(Signed::shown), batch));
+        self.begin_append(py, requests, tokens.as_ref().map(Signed::shown), batch);
         let outcome = append_read(&mut self.state, requests, tokens, batch);
         self.end(py, &outcome);
         outcome
+    }
+
+    /// Begin the record of an `append`.
+    fn begin_append(
+        &mut self,
+        py: Python<'_>,
+        requests: Requests<'_>,
+        tokens: Option<ReadTokens<'_>>,
+        batch: Option<i64>,
+    ) {
+        let options = [tokens.map(Argument::Tokens), batch.map(Argument::Number)];
+        let fields = [Argument::Requests(requests)];
+        self.begin(py, &Call::new(APPEND, &fields).with(Options::Given(&options)));
     }
 
     /// `append` of any requests, by ids or rows.
@@ -330,7 +363,7 @@ fn append_read(
     requests: Requests<'_>,
     tokens: Option<Signed>,
     batch: Option<i64>,
-) -> Result<(Appended, Vec<[u32; 4]>), Wrong> {
+) -> Result<(Appended, Vec<[u32; 4]>), CallError> {
     let allowed = || all_own_hashes(state, &requests);
     let tokens = tokens.map(|tokens| tokens.taken(allowed)).transpose();
     if let (Err(_), Requests::Rows(rows)) = (&tokens, &requests) {

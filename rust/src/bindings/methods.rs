@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of `kvcore._rust.Manager` that change its state; `queries.rs` has the others, and
-//! `slot_requests.rs` has `allocate_slots`, and `retention.rs` those of levels.
+//! `slot_requests.rs` has `allocate_slots` and `load`, and `retention.rs` those of levels.
 //!
 //! They are those of `kvcore.backend.Backend` that change the state, in that order, with the same
 //! arguments, results and errors. A wrong argument is reported when the transition would report it,
@@ -9,20 +9,21 @@
 use pyo3::prelude::*;
 
 use crate::bindings::arguments::{
-    BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, HitArg, IdArg, IdsArg, MaybeCount,
-    RequestArg, TokensArg, flag, items,
+    BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, IdArg, IdsArg, MaybeCount, RequestArg,
+    TokensArg, flag, items,
 };
-use crate::bindings::errors::{Given, Wrong, raise};
+use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::{TOKENS, read_signed};
 use crate::bindings::values::{
-    PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
+    PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats,
 };
 use crate::bindings::{arguments, requests, values};
 use crate::record::calls;
-use crate::record::calls::Call;
+use crate::record::calls::{Argument, Call, Options};
 use crate::record::fields::ReadTokens;
 use crate::state::state::make_state;
+use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
 use crate::transitions::drain::{take_events, take_new_block_ids, take_stats};
@@ -37,7 +38,7 @@ use crate::transitions::requests::{
 };
 use crate::transitions::rewind::rewind;
 use crate::transitions::swap::{swap_in, swap_out};
-use crate::transitions::transfers::{complete_operation, load, store};
+use crate::transitions::transfers::{complete_operation, store};
 use crate::transitions::truncate::truncate;
 use crate::transitions::unschedule::unschedule;
 use crate::transitions::window::remove_skipped_blocks;
@@ -78,7 +79,10 @@ impl Manager {
         let num_rejected = given.maybe_count(num_rejected)?.unwrap_or(0);
         let batch = given.maybe_count(MaybeCount(batch))?;
         let note = |manager: &mut Self, tokens: ReadTokens<'_>, (): &()| {
-            manager.begin(slf.py(), &Call::AddTokens(name, tokens, num_rejected, batch));
+            let fields = [Argument::Request(name), Argument::Tokens(tokens)];
+            let options = [Argument::count(num_rejected), batch.map(Argument::Number)];
+            let call = Call::new(calls::ADD_TOKENS, &fields).with(Options::Given(&options));
+            manager.begin(slf.py(), &call);
         };
         Self::change_by(slf, &given, (tokens, ()), note, |state, tokens, ()| {
             let own_hashes = find_request(state, name)?.own_hashes;
@@ -97,7 +101,8 @@ impl Manager {
     ) -> PyResult<()> {
         let (mut given, hashes) = (Given::default(), arguments::hashes(hashes)?);
         let name = given.name(request_id.0);
-        let call = Call::AddBlockHashes(name, &hashes);
+        let fields = [Argument::Request(name), Argument::Hashes(&hashes)];
+        let call = Call::new(calls::ADD_BLOCK_HASHES, &fields);
         Self::change(slf, &given, call, |state| add_block_hashes(state, name, hashes.clone()))
     }
 
@@ -112,13 +117,14 @@ impl Manager {
         let name = given.name(request_id.0);
         let tokens = read_signed(tokens, &TOKENS);
         let note = |manager: &mut Self, tokens: ReadTokens<'_>, (): &()| {
-            manager.begin(slf.py(), &Call::AddDrafts(name, tokens));
+            let fields = [Argument::Request(name), Argument::Tokens(tokens)];
+            manager.begin(slf.py(), &Call::new(calls::ADD_DRAFTS, &fields));
         };
         Self::change_by(slf, &given, (tokens, ()), note, |state, tokens, ()| {
             state.idle(name)?;
             let own_hashes = find_request(state, name)?.own_hashes;
             let tokens = tokens.taken(|| own_hashes)?;
-            Ok::<_, Wrong>(add_drafts(state, name, tokens.into_vec())?)
+            Ok::<_, CallError>(add_drafts(state, name, tokens.into_vec())?)
         })
     }
 
@@ -182,7 +188,8 @@ impl Manager {
     ) -> PyResult<u32> {
         let mut given = Given::default();
         let (parent, child) = (given.name(parent_id.0), given.name(child_id.0));
-        let call = Call::Fork(parent, child);
+        let fields = [Argument::Request(parent), Argument::Text(child)];
+        let call = Call::new(calls::FORK, &fields);
         Ok(Self::change(slf, &given, call, |state| fork(state, parent, child))?.0)
     }
 
@@ -217,7 +224,8 @@ impl Manager {
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let count = given.count(num_computed_tokens)?;
-        let fell = Self::change(slf, &given, Call::Rewind(&names, count), |state| {
+        let fields = [Argument::Requests(Requests::Ids(&names)), Argument::Number(count)];
+        let fell = Self::change(slf, &given, Call::new(calls::REWIND, &fields), |state| {
             let rows = rewind(state, &names, count)?;
             let ids = rows.iter().map(|&row| state[row].request_id.to_string());
             Ok::<_, Error>(ids.collect::<Vec<_>>())
@@ -290,7 +298,9 @@ impl Manager {
     ) -> PyResult<u32> {
         let mut given = Given::default();
         let number = given.maybe_count(MaybeCount(epoch))?;
-        Self::change(slf, &given, Call::AdvanceEpoch(number), |state| advance_epoch(state, number))
+        let options = [number.map(Argument::Number)];
+        let call = Call::new(calls::ADVANCE_EPOCH, &[]).with(Options::Given(&options));
+        Self::change(slf, &given, call, |state| advance_epoch(state, number))
     }
 
     /// Copy blocks to the external store under their keys; returns one operation per block.
@@ -303,27 +313,6 @@ impl Manager {
         values::numbers(slf.py(), started)
     }
 
-    /// Fill slots for the next tokens of a request from the external store.
-    #[pyo3(signature = (
-        request_id, num_tokens, hit, /, *, full_sequence_must_fit, reserved_blocks
-    ))]
-    fn load<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        full_sequence_must_fit: FlagArg<'_, 'py>,
-        reserved_blocks: CountArg<'_, 'py>,
-    ) -> PyResult<PyTaken<'py>> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let slot_request =
-            given.loading(num_tokens, hit, full_sequence_must_fit, reserved_blocks)?;
-        let call = Call::Load(name, &slot_request);
-        let outcome = Self::change(slf, &given, call, |state| load(state, name, &slot_request))?;
-        values::taken(slf.py(), outcome)
-    }
-
     /// Finish a store or load, done or failed.
     #[pyo3(signature = (operation, done, /))]
     fn complete_operation<'py>(
@@ -333,7 +322,8 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let (number, done) = (given.count(operation)?, flag("done", done)?);
-        let call = Call::CompleteOperation(number, done);
+        let (fields, options) = ([Argument::Number(number)], [Argument::flag(done)]);
+        let call = Call::new(calls::COMPLETE_OPERATION, &fields).with(Options::Given(&options));
         Self::change(slf, &given, call, |state| complete_operation(state, number, done))
     }
 
@@ -341,7 +331,7 @@ impl Manager {
     fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
         let (mut manager, py) = (Self::lent(slf)?, slf.py());
         let mut room = std::mem::take(&mut manager.room);
-        manager.begin(py, &Call::Plain(calls::TAKE_BATCH));
+        manager.begin(py, &Call::new(calls::TAKE_BATCH, &[]));
         let outcome = take_batch_into(&mut manager.state, &mut room).map(|()| &room);
         manager.end(py, &outcome);
         drop(manager);
@@ -356,21 +346,13 @@ impl Manager {
     /// Finish the oldest batch in flight, by its number.
     #[pyo3(signature = (batch))]
     fn complete<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
-        let mut given = Given::default();
-        let number = given.count(batch)?;
-        Self::change(slf, &given, Call::Number(calls::COMPLETE, number), |state| {
-            complete(state, number)
-        })
+        Self::change_number(slf, calls::COMPLETE, batch, complete)
     }
 
     /// Take back a batch in flight, all later ones and the open one.
     #[pyo3(signature = (batch))]
     fn cancel<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
-        let mut given = Given::default();
-        let number = given.count(batch)?;
-        Self::change(slf, &given, Call::Number(calls::CANCEL, number), |state| {
-            cancel(state, number)
-        })
+        Self::change_number(slf, calls::CANCEL, batch, cancel)
     }
 
     /// Hand out the events since the last call.

@@ -5,7 +5,7 @@
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-use crate::bindings::errors::Wrong;
+use crate::bindings::errors::CallError;
 use crate::bindings::manager::Manager;
 use crate::bindings::tape::Tape;
 use crate::record::calls::Call;
@@ -19,11 +19,11 @@ pub(crate) fn crc32c(data: PyBackedBytes) -> u32 {
     ::crc32c::crc32c(&data)
 }
 
-impl Named for Wrong {
+impl Named for CallError {
     fn error_name(&self) -> &'static str {
         match self {
-            Wrong::Twin(error) => error.name(),
-            Wrong::Python(_) => INVALID_TOKEN,
+            CallError::Twin(error) => error.name(),
+            CallError::Python(_) => INVALID_TOKEN,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::bindings::errors::Given;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::{TOKENS, read_signed};
-use crate::record::calls::Call;
+use crate::record::calls::{ADD_REQUEST, Argument, Call};
 use crate::record::fields::ReadTokens;
 use crate::transitions::requests::{add_request, check_new_id};
 use crate::types::values::Request;
@@ -44,7 +44,8 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
         retention,
     };
     let note = |manager: &mut Manager, tokens: ReadTokens<'_>, request: &Request<'_>| {
-        manager.begin(py, &Call::AddRequest(request, tokens));
+        let fields = [Argument::New(request, tokens)];
+        manager.begin(py, &Call::new(ADD_REQUEST, &fields));
     };
     let row =
         Manager::change_by(manager, &given, (tokens, request), note, |state, tokens, rest| {

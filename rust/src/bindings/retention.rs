@@ -7,7 +7,7 @@ use crate::bindings::arguments::{CountArg, IdArg, RetentionArg, pieces};
 use crate::bindings::errors::Given;
 use crate::bindings::manager::Manager;
 use crate::record::calls;
-use crate::record::calls::Call;
+use crate::record::calls::{Argument, Call};
 use crate::transitions::pins::{pin_prefix, unpin_prefix};
 use crate::transitions::retention::{extend_retention, tick};
 
@@ -16,9 +16,7 @@ impl Manager {
     /// Say the time in ms: levels whose duration is over end.
     #[pyo3(signature = (now_ms))]
     fn tick<'py>(slf: &Bound<'py, Self>, now_ms: CountArg<'_, 'py>) -> PyResult<()> {
-        let mut given = Given::default();
-        let now_ms = given.count(now_ms)?;
-        Self::change(slf, &given, Call::Number(calls::TICK, now_ms), |state| tick(state, now_ms))
+        Self::change_number(slf, calls::TICK, now_ms, tick)
     }
 
     /// Join more wishes to those of a request, for the blocks that it releases from now on.
@@ -30,7 +28,8 @@ impl Manager {
     ) -> PyResult<()> {
         let (mut given, pieces) = (Given::default(), pieces(retention)?);
         let name = given.name(request_id.0);
-        let call = Call::ExtendRetention(name, &pieces);
+        let fields = [Argument::Request(name), Argument::Retention(&pieces)];
+        let call = Call::new(calls::EXTEND_RETENTION, &fields);
         Self::change(slf, &given, call, |state| extend_retention(state, name, &pieces))
     }
 
@@ -46,7 +45,8 @@ impl Manager {
         let mut given = Given::default();
         let (name, id) = (given.name(name.0), given.name(request_id.0));
         let count = given.count(num_tokens)?;
-        let call = Call::PinPrefix(name, id, count);
+        let fields = [Argument::Text(name), Argument::Request(id), Argument::Number(count)];
+        let call = Call::new(calls::PIN_PREFIX, &fields);
         Self::change(slf, &given, call, |state| pin_prefix(state, name, id, count))
     }
 
@@ -55,6 +55,8 @@ impl Manager {
     fn unpin_prefix<'py>(slf: &Bound<'py, Self>, name: IdArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(name.0);
-        Self::change(slf, &given, Call::UnpinPrefix(name), |state| unpin_prefix(state, name))
+        let fields = [Argument::Text(name)];
+        let call = Call::new(calls::UNPIN_PREFIX, &fields);
+        Self::change(slf, &given, call, |state| unpin_prefix(state, name))
     }
 }

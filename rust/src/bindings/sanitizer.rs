@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyList};
 use crate::bindings::lists::exact_ids;
 use crate::sanitizer::chunks::{CacheGroup, Chunk, SlotChunk};
 use crate::sanitizer::contents::{Event, Held};
-use crate::sanitizer::lines::Wrong;
+use crate::sanitizer::lines::WrongAccess;
 use crate::sanitizer::requests::Tokens;
 use crate::sanitizer::slot_checker::{self, TierPlace};
 
@@ -48,8 +48,8 @@ impl Tokens for Growing {
 type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
-/// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.Wrong`, with held as digest,
-/// oldest_epoch and steps behind the event.
+/// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.WrongAccess`, with held as
+/// digest, oldest_epoch and steps behind the event.
 type WrongFields = (
     &'static str,
     u32,
@@ -241,7 +241,7 @@ fn event_fields(event: Event) -> EventFields {
     (event.kind.name(), event.step, event.serial, event.index)
 }
 
-fn wrong_fields(wrong: Wrong) -> WrongFields {
+fn wrong_fields(wrong: WrongAccess) -> WrongFields {
     let delta = wrong.event.map_or(0, |(_, delta)| delta);
     (
         wrong.name,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods `allocate_slots` and `can_allocate`, which take the same arguments, and those of
-//! `load`.
+//! The methods `allocate_slots` and `can_allocate`, with the same arguments, and `load`.
 
 use pyo3::prelude::*;
 
@@ -8,11 +7,12 @@ use crate::bindings::arguments::{CountArg, FlagArg, HitArg, IdArg, flag};
 use crate::bindings::errors::Given;
 use crate::bindings::manager::Manager;
 use crate::bindings::values;
-use crate::bindings::values::{PyAdmitted, PyVerdict};
-use crate::record::calls::Call;
+use crate::bindings::values::{PyAdmitted, PyTaken, PyVerdict};
+use crate::record::calls::{ALLOCATE_SLOTS, Argument, Call, LOAD, Options};
 use crate::state::state::State;
 use crate::transitions::allocate::{allocate_slots, can_allocate};
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::transfers::load;
 
 /// A method with the arguments of an allocation: the body gets them read, with the request's id.
 macro_rules! slot_method {
@@ -26,8 +26,8 @@ macro_rules! slot_method {
             $(#[$doc])*
             #[pyo3(signature = (
                 request_id, num_new_tokens, hit, /, *, num_lookahead_tokens,
-                num_external_computed_tokens, delay_cache_blocks, num_encoder_tokens,
-                full_sequence_must_fit, reserved_blocks, num_output_placeholders
+                num_external_computed_tokens, num_encoder_tokens, reserved_blocks,
+                num_output_placeholders, delay_cache_blocks, full_sequence_must_fit
             ))]
             #[allow(clippy::too_many_arguments)] // those of the transition
             fn $method<'py>(
@@ -37,11 +37,11 @@ macro_rules! slot_method {
                 hit: HitArg<'_, 'py>,
                 num_lookahead_tokens: CountArg<'_, 'py>,
                 num_external_computed_tokens: CountArg<'_, 'py>,
-                delay_cache_blocks: FlagArg<'_, 'py>,
                 num_encoder_tokens: CountArg<'_, 'py>,
-                full_sequence_must_fit: FlagArg<'_, 'py>,
                 reserved_blocks: CountArg<'_, 'py>,
                 num_output_placeholders: CountArg<'_, 'py>,
+                delay_cache_blocks: FlagArg<'_, 'py>,
+                full_sequence_must_fit: FlagArg<'_, 'py>,
             ) -> PyResult<$value> {
                 let mut $given = Given::default();
                 let $id = $given.name(request_id.0);
@@ -50,11 +50,11 @@ macro_rules! slot_method {
                     hit: $given.hit(hit)?,
                     num_lookahead_tokens: $given.count(num_lookahead_tokens)?,
                     num_external_computed_tokens: $given.count(num_external_computed_tokens)?,
-                    delay_cache_blocks: flag("delay_cache_blocks", delay_cache_blocks)?,
                     num_encoder_tokens: $given.count(num_encoder_tokens)?,
-                    full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
                     reserved_blocks: $given.count(reserved_blocks)?,
                     num_output_placeholders: $given.count(num_output_placeholders)?,
+                    delay_cache_blocks: flag("delay_cache_blocks", delay_cache_blocks)?,
+                    full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
                     loads: false,
                 };
                 $body
@@ -66,7 +66,9 @@ macro_rules! slot_method {
 slot_method! {
     /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
     fn allocate_slots(slf, given, id, slot_request) -> PyAdmitted<'py> {
-        let call = Call::AllocateSlots(id, &slot_request);
+        let fields = [Argument::Request(id), Argument::Number(slot_request.num_new_tokens)];
+        let options = Options::Slots(&slot_request);
+        let call = Call::new(ALLOCATE_SLOTS, &fields).with(options);
         let run = |state: &mut State| allocate_slots(state, id, &slot_request);
         let taken = Self::change(slf, &given, call, run)?;
         values::admitted(slf.py(), &taken, Self::grown_none(slf)?)
@@ -81,22 +83,38 @@ slot_method! {
     }
 }
 
-impl<'py> Given<'py> {
-    /// A load: its tokens, its hit, whether the full sequence must fit, and how many blocks stay
-    /// reserved.
-    pub(crate) fn loading(
-        &mut self,
+#[pymethods]
+impl Manager {
+    /// Fill slots for the next tokens of a request from the external store.
+    #[pyo3(signature = (
+        request_id, num_tokens, hit, /, *, reserved_blocks, full_sequence_must_fit
+    ))]
+    fn load<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
         num_tokens: CountArg<'_, 'py>,
         hit: HitArg<'_, 'py>,
-        full: FlagArg<'_, 'py>,
-        reserved: CountArg<'_, 'py>,
-    ) -> PyResult<SlotRequest> {
-        Ok(SlotRequest {
-            num_external_computed_tokens: self.count(num_tokens)?,
-            hit: self.hit(hit)?,
-            full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
-            reserved_blocks: self.count(reserved)?,
+        reserved_blocks: CountArg<'_, 'py>,
+        full_sequence_must_fit: FlagArg<'_, 'py>,
+    ) -> PyResult<PyTaken<'py>> {
+        let mut given = Given::default();
+        let name = given.name(request_id.0);
+        let slot_request = SlotRequest {
+            num_external_computed_tokens: given.count(num_tokens)?,
+            hit: given.hit(hit)?,
+            reserved_blocks: given.count(reserved_blocks)?,
+            full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
             ..SlotRequest::default()
-        })
+        };
+        let count = slot_request.num_external_computed_tokens;
+        let fields = [Argument::Request(name), Argument::Number(count)];
+        let options = [
+            slot_request.hit.as_ref().map(Argument::Hit),
+            Argument::count(slot_request.reserved_blocks),
+            Argument::flag(slot_request.full_sequence_must_fit),
+        ];
+        let call = Call::new(LOAD, &fields).with(Options::Given(&options));
+        let outcome = Self::change(slf, &given, call, |state| load(state, name, &slot_request))?;
+        values::taken(slf.py(), outcome)
     }
 }

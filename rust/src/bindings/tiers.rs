@@ -11,7 +11,7 @@ use crate::bindings::arguments::{
     BlockArg, BlocksArg, CountArg, HashesArg, NumberArg, TierArg, items, length, pool_eviction,
     tier, time,
 };
-use crate::bindings::errors::{Given, Wrong, raise, raise_in, wrong_argument};
+use crate::bindings::errors::{CallError, Given, raise, raise_in, wrong_argument};
 use crate::bindings::tiers_dump::{Dump, dump, numbers};
 use crate::bindings::values;
 use crate::bindings::values::{PyBatch, PyCopied, PyNumbers, PyTaken};
@@ -352,7 +352,7 @@ fn read_number<'py>(
     count: CountArg<'_, 'py>,
 ) -> PyResult<u64> {
     let value = given.count(count)?;
-    let wrong = |_| Wrong::from(Error::InvalidCount { name: "count", value, least: 0 });
+    let wrong = |_| CallError::from(Error::InvalidCount { name: "count", value, least: 0 });
     u64::try_from(value).map_err(|error| wrong(error).raise(py, given))
 }
 

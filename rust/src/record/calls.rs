@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The calls of a record: an opcode, the required fields, and a bit set of the options that follow.
 //!
-//! An opcode is never used again for another call, and a new argument takes the next bit. An
-//! argument at its default is not written. Twin: kvcore/record/calls.py.
+//! The bindings hand in the arguments in the order of the transition's. An argument at its default
+//! is not written. An opcode is never used again for another call, and a new option stands behind
+//! the others of its transition, which gives it the next bit. Twin: kvcore/record/calls.py.
 
 use crate::record::fields::{
     ReadTokens, put_hashes, put_hit, put_new_request, put_number, put_numbers, put_request,
@@ -11,7 +12,7 @@ use crate::record::fields::{
 use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::append::Requests;
-use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::slot_request::{NUM_OPTIONS, RequestedHit, SlotOption, SlotRequest};
 use crate::types::keys::BlockHash;
 use crate::types::retention::Piece;
 use crate::types::values::{Hit, Request};
@@ -32,63 +33,102 @@ opcodes! {
     ADVANCE_EPOCH = 32, TICK = 33, EXTEND_RETENTION = 34, PIN_PREFIX = 35, UNPIN_PREFIX = 36,
 }
 
-/// A call, by its opcode and its arguments as the transition takes them.
-pub(crate) enum Call<'a> {
-    /// Of nothing.
-    Plain(u8),
-    /// Of one request.
-    Of(u8, &'a str),
-    /// Of one request and a number.
-    Count(u8, &'a str, i64),
-    /// Of a number.
-    Number(u8, i64),
-    /// Of some blocks.
-    Blocks(u8, &'a [i64]),
-    /// Of some requests.
-    All(u8, &'a [&'a str]),
-    /// `rewind`.
-    Rewind(&'a [&'a str], i64),
-    /// `add_request`, with the tokens apart.
-    AddRequest(&'a Request<'a>, ReadTokens<'a>),
-    /// `add_tokens`: num_rejected, batch.
-    AddTokens(&'a str, ReadTokens<'a>, i64, Option<i64>),
-    /// `add_drafts`.
-    AddDrafts(&'a str, ReadTokens<'a>),
-    /// `add_block_hashes`.
-    AddBlockHashes(&'a str, &'a [Option<BlockHash>]),
-    /// `append`: its tokens, if any, and batch.
-    Append(Requests<'a>, Option<ReadTokens<'a>>, Option<i64>),
-    /// `fork`.
-    Fork(&'a str, &'a str),
-    /// `allocate_slots`.
-    AllocateSlots(&'a str, &'a SlotRequest),
-    /// `load`.
-    Load(&'a str, &'a SlotRequest),
-    /// `complete_operation`.
-    CompleteOperation(i64, bool),
-    /// `advance_epoch`.
-    AdvanceEpoch(Option<i64>),
-    /// `extend_retention`.
-    ExtendRetention(&'a str, &'a [Piece]),
-    /// `pin_prefix`: name, request, num_tokens.
-    PinPrefix(&'a str, &'a str, i64),
-    /// `unpin_prefix`.
-    UnpinPrefix(&'a str),
+/// An argument, as the transition takes it.
+#[derive(Clone, Copy)]
+pub(crate) enum Argument<'a> {
+    /// A request which is there.
+    Request(&'a str),
+    /// A text.
+    Text(&'a str),
+    /// Some requests.
+    Requests(Requests<'a>),
+    /// A request to add, with its tokens apart.
+    New(&'a Request<'a>, ReadTokens<'a>),
+    /// A number.
+    Number(i64),
+    /// Tokens.
+    Tokens(ReadTokens<'a>),
+    /// Some blocks.
+    Blocks(&'a [i64]),
+    /// Hashes of blocks.
+    Hashes(&'a [Option<BlockHash>]),
+    /// What a look-up found.
+    Hit(&'a RequestedHit),
+    /// How long content stays.
+    Retention(&'a [Piece]),
+    /// A flag that is set.
+    Flag,
+}
+
+impl<'a> Argument<'a> {
+    /// A number that is 0 by default.
+    pub(crate) fn count(number: i64) -> Option<Self> {
+        (number != 0).then_some(Argument::Number(number))
+    }
+
+    /// A flag that is not set by default.
+    pub(crate) fn flag(is_set: bool) -> Option<Self> {
+        is_set.then_some(Argument::Flag)
+    }
+
+    /// Whether its tokens could be read, if it has some.
+    fn has_form(self) -> bool {
+        !matches!(self, Argument::New(_, None) | Argument::Tokens(None))
+    }
+
+    fn write(self, out: &mut Pen<'_>, state: &State, last_hit: impl FnOnce() -> Option<&'a Hit>) {
+        match self {
+            Argument::Request(id) => drop(put_request(out, state, id)),
+            Argument::Text(text) => put_text(out, text),
+            Argument::Requests(Requests::Rows(rows)) => put_rows(out, rows),
+            Argument::Requests(Requests::Ids(ids)) => put_requests(out, state, ids),
+            Argument::New(request, tokens) => {
+                put_new_request(out, request, tokens.unwrap_or_default());
+            }
+            Argument::Number(number) => put_number(out, number),
+            Argument::Tokens(tokens) => put_tokens(out, tokens.unwrap_or_default()),
+            Argument::Blocks(blocks) => put_numbers(out, blocks.iter().copied()),
+            Argument::Hashes(hashes) => put_hashes(out, hashes),
+            Argument::Hit(hit) => put_hit(out, hit, last_hit()),
+            Argument::Retention(pieces) => put_retention(out, pieces),
+            Argument::Flag => {}
+        }
+    }
+}
+
+/// What a call has besides its fields, in the order of the bits; None for what is at its default.
+pub(crate) enum Options<'a> {
+    /// These.
+    Given(&'a [Option<Argument<'a>>]),
+    /// Those of an allocation.
+    Slots(&'a SlotRequest),
+}
+
+/// A call, by its opcode and its arguments.
+pub(crate) struct Call<'a> {
+    opcode: u8,
+    fields: &'a [Argument<'a>],
+    options: Options<'a>,
 }
 
 /// A call that was written: its opcode, and the row of its request.
 pub(crate) type Written = (u8, Option<u32>);
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A call without options.
+    pub(crate) fn new(opcode: u8, fields: &'a [Argument<'a>]) -> Self {
+        Call { opcode, fields, options: Options::Given(&[]) }
+    }
+
+    /// The same with options.
+    pub(crate) fn with(self, options: Options<'a>) -> Self {
+        Call { options, ..self }
+    }
+
     /// Whether its tokens could be read. If not, it raises, and a record does not have it.
     pub(crate) fn has_form(&self) -> bool {
-        !matches!(
-            self,
-            Call::AddRequest(_, None)
-                | Call::AddTokens(_, None, ..)
-                | Call::AddDrafts(_, None)
-                | Call::Append(_, Some(None), _)
-        )
+        let Options::Given(options) = self.options else { return true };
+        self.fields.iter().chain(options.iter().flatten()).all(|each| each.has_form())
     }
 
     /// Write a call that has a form.
@@ -98,149 +138,37 @@ impl Call<'_> {
         state: &State,
         last_hit: impl Fn(u32) -> Option<&'h Hit>,
     ) -> Written {
-        let (mut row, opcode) = (None, self.opcode());
-        out.put(opcode);
-        match *self {
-            Call::Plain(_) => {}
-            Call::Of(_, id) => row = put_request(out, state, id),
-            Call::Count(_, id, count) => {
-                put_request(out, state, id);
-                put_number(out, count);
+        let mut row = None;
+        out.put(self.opcode);
+        for &field in self.fields {
+            match field {
+                Argument::Request(id) => row = put_request(out, state, id),
+                other => other.write(out, state, || None),
             }
-            Call::Number(_, number) => put_number(out, number),
-            Call::Blocks(_, blocks) => put_numbers(out, blocks.iter().copied()),
-            Call::All(_, ids) => put_requests(out, state, ids),
-            Call::Rewind(ids, count) => {
-                put_requests(out, state, ids);
-                put_number(out, count);
-            }
-            Call::AddRequest(request, tokens) => {
-                put_new_request(out, request, tokens.unwrap_or_default());
-            }
-            Call::AddTokens(id, tokens, rejected, batch) => {
-                put_request(out, state, id);
-                put_tokens(out, tokens.unwrap_or_default());
-                put_counts(out, Some(rejected).filter(|&count| count != 0), batch);
-            }
-            Call::AddDrafts(id, tokens) => {
-                put_request(out, state, id);
-                put_tokens(out, tokens.unwrap_or_default());
-            }
-            Call::AddBlockHashes(id, hashes) => {
-                put_request(out, state, id);
-                put_hashes(out, hashes);
-            }
-            Call::Append(ids, tokens, batch) => put_append(out, state, ids, tokens, batch),
-            Call::Fork(parent, child) => {
-                put_request(out, state, parent);
-                put_text(out, child);
-            }
-            Call::AllocateSlots(id, slots) | Call::Load(id, slots) => {
-                let row = put_request(out, state, id);
-                let put = if opcode == LOAD { put_load } else { put_slots };
-                put(out, slots, row.and_then(last_hit));
-            }
-            Call::CompleteOperation(operation, done) => {
-                put_number(out, operation);
-                put_bits(out, &[done]);
-            }
-            Call::AdvanceEpoch(epoch) => put_counts(out, epoch, None),
-            Call::ExtendRetention(id, pieces) => put_wishes(out, state, id, pieces),
-            Call::PinPrefix(name, id, count) => put_pin(out, state, name, id, count),
-            Call::UnpinPrefix(name) => put_text(out, name),
         }
-        (opcode, row)
-    }
-
-    fn opcode(&self) -> u8 {
-        match *self {
-            Call::Plain(opcode)
-            | Call::Of(opcode, _)
-            | Call::Count(opcode, ..)
-            | Call::Number(opcode, _)
-            | Call::Blocks(opcode, _)
-            | Call::All(opcode, _) => opcode,
-            Call::Rewind(..) => REWIND,
-            Call::AddRequest(..) => ADD_REQUEST,
-            Call::AddTokens(..) => ADD_TOKENS,
-            Call::AddDrafts(..) => ADD_DRAFTS,
-            Call::AddBlockHashes(..) => ADD_BLOCK_HASHES,
-            Call::Append(..) => APPEND,
-            Call::Fork(..) => FORK,
-            Call::AllocateSlots(..) => ALLOCATE_SLOTS,
-            Call::Load(..) => LOAD,
-            Call::CompleteOperation(..) => COMPLETE_OPERATION,
-            Call::AdvanceEpoch(_) => ADVANCE_EPOCH,
-            Call::ExtendRetention(..) => EXTEND_RETENTION,
-            Call::PinPrefix(..) => PIN_PREFIX,
-            Call::UnpinPrefix(_) => UNPIN_PREFIX,
+        let options = match self.options {
+            Options::Given([]) => return (self.opcode, row),
+            Options::Given(options) => options,
+            Options::Slots(slots) => &slot_options(slots),
+        };
+        let bit = |bits, option: &Option<_>| bits << 1 | u64::from(option.is_some());
+        out.put_varint(options.iter().rev().fold(0, bit));
+        for option in options.iter().flatten() {
+            option.write(out, state, || row.and_then(&last_hit));
         }
+        (self.opcode, row)
     }
 }
 
-fn put_wishes(out: &mut Pen<'_>, state: &State, id: &str, pieces: &[Piece]) {
-    put_request(out, state, id);
-    put_retention(out, pieces);
-}
-
-fn put_pin(out: &mut Pen<'_>, state: &State, name: &str, id: &str, count: i64) {
-    put_text(out, name);
-    put_request(out, state, id);
-    put_number(out, count);
-}
-
-/// Write which options are given, the first one in the lowest bit.
-fn put_bits(out: &mut Pen<'_>, given: &[bool]) {
-    let bits = given.iter().rev().fold(0, |bits, &is_given| bits << 1 | u64::from(is_given));
-    out.put_varint(bits);
-}
-
-/// Write which of two numbers are given, and those.
-fn put_counts(out: &mut Pen<'_>, first: Option<i64>, second: Option<i64>) {
-    put_bits(out, &[first.is_some(), second.is_some()]);
-    first.into_iter().chain(second).for_each(|count| put_number(out, count));
-}
-
-fn put_append(
-    out: &mut Pen<'_>,
-    state: &State,
-    requests: Requests<'_>,
-    tokens: Option<ReadTokens<'_>>,
-    batch: Option<i64>,
-) {
-    match requests {
-        Requests::Rows(rows) => put_rows(out, rows),
-        Requests::Ids(ids) => put_requests(out, state, ids),
+fn slot_options(slots: &SlotRequest) -> [Option<Argument<'_>>; 1 + NUM_OPTIONS] {
+    let mut all = [None; 1 + NUM_OPTIONS];
+    all[0] = slots.hit.as_ref().map(Argument::Hit);
+    let mut own = SlotRequest { hit: None, ..*slots };
+    for (option, (_, given)) in all[1..].iter_mut().zip(own.options()) {
+        *option = match given {
+            SlotOption::Count(count) => Argument::count(*count),
+            SlotOption::Flag(flag) => Argument::flag(*flag),
+        };
     }
-    put_bits(out, &[tokens.is_some(), batch.is_some()]);
-    if let Some(tokens) = tokens {
-        put_tokens(out, tokens.unwrap_or_default());
-    }
-    batch.into_iter().for_each(|batch| put_number(out, batch));
-}
-
-fn put_slots(out: &mut Pen<'_>, slots: &SlotRequest, last: Option<&Hit>) {
-    let counts = [
-        slots.num_lookahead_tokens,
-        slots.num_external_computed_tokens,
-        slots.num_encoder_tokens,
-        slots.reserved_blocks,
-        slots.num_output_placeholders,
-    ];
-    let [a, b, c, d, e] = counts.map(|count| count != 0);
-    let flags = (slots.delay_cache_blocks, slots.full_sequence_must_fit);
-    put_number(out, slots.num_new_tokens);
-    put_bits(out, &[slots.hit.is_some(), a, b, c, d, e, flags.0, flags.1]);
-    slots.hit.iter().for_each(|hit| put_hit(out, hit, last));
-    counts.into_iter().filter(|&count| count != 0).for_each(|count| put_number(out, count));
-}
-
-fn put_load(out: &mut Pen<'_>, slots: &SlotRequest, last: Option<&Hit>) {
-    let reserved = slots.reserved_blocks;
-    put_number(out, slots.num_external_computed_tokens);
-    put_bits(out, &[slots.hit.is_some(), reserved != 0, slots.full_sequence_must_fit]);
-    slots.hit.iter().for_each(|hit| put_hit(out, hit, last));
-    if reserved != 0 {
-        put_number(out, reserved);
-    }
+    all
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A chunk of a step while it is checked, and the slots of its positions.
 //!
-//! Twin: kvcore/sanitizer/lines.py (`Line`, `Wrong`).
+//! Twin: kvcore/sanitizer/lines.py (`Line`, `WrongAccess`).
 
 use crate::sanitizer::chunks::{CacheGroup, Chunk};
 use crate::sanitizer::contents::{Event, Held};
@@ -29,7 +29,7 @@ pub struct Line<'a> {
 /// block, slot, held and event are None where the table has no block for the position. event: under
 /// which the slot was written, and how many steps behind it.
 #[derive(Clone, Debug)]
-pub struct Wrong {
+pub struct WrongAccess {
     pub name: &'static str,
     pub serial: u32,
     pub group_id: usize,

@@ -13,7 +13,7 @@ use rustc_hash::{FxBuildHasher, FxHashSet};
 use crate::sanitizer::chunks::CacheGroup;
 use crate::sanitizer::contents::{Event, Kind, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::group_word;
-use crate::sanitizer::lines::Wrong;
+use crate::sanitizer::lines::WrongAccess;
 use crate::sanitizer::requests::{Followed, Requests, Tokens};
 
 type FxHashMap<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -34,7 +34,7 @@ pub struct SlotChecker<T> {
     pub(super) requests: Requests<T>,
     newest: u32,
     pub(super) epoch: u16,
-    pub(super) found: Vec<Wrong>,
+    pub(super) found: Vec<WrongAccess>,
     pub(super) disturbed: Vec<(usize, u32)>,
     pub(super) tokens: Vec<i64>,
     pub(super) totals: Vec<u64>,

@@ -19,7 +19,8 @@ use crate::trace::runner::words::{
     write_operations, write_owners, write_queue, write_verdict, write_waiting,
 };
 use crate::trace::text::{
-    Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
+    TraceNames, Value, read_tokens, write_commands, write_error, write_events, write_ids,
+    write_value,
 };
 use crate::transitions::append::Requests;
 use crate::transitions::batches::{complete, take_batch};
@@ -42,7 +43,7 @@ pub struct BadCall(pub String);
 /// A state that takes calls as words and gives outcomes as lines.
 pub struct Runner {
     pub(crate) state: State,
-    names: Names,
+    names: TraceNames,
     hits: HashMap<String, Hit>,
 }
 
@@ -50,7 +51,7 @@ impl Runner {
     /// An empty state. Fails with InvalidConfig.
     pub fn new(config: Config) -> Result<Self, Error> {
         let state = make_state(config)?;
-        Ok(Runner { state, names: Names::default(), hits: HashMap::new() })
+        Ok(Runner { state, names: TraceNames::default(), hits: HashMap::new() })
     }
 
     /// Make one call; the lines of its whole outcome.

@@ -21,11 +21,11 @@ use crate::types::values::{
 
 /// The prefix that each block hash stands for, learnt from requests.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct TraceNames {
     prefixes: HashMap<BlockHash, String>,
 }
 
-impl Names {
+impl TraceNames {
     /// Learn the hashes of all requests of a state.
     pub fn learn(&mut self, state: &State) {
         let size = state.hash_block_size as usize;
@@ -191,7 +191,7 @@ pub fn write_field(value: &Field) -> String {
 }
 
 /// Write the lines of commands, in order.
-pub fn write_commands(commands: &[Command], names: &Names) -> Vec<String> {
+pub fn write_commands(commands: &[Command], names: &TraceNames) -> Vec<String> {
     let runs = commands.chunk_by(|before, after| head(before) == head(after));
     let write = |run: &[Command]| {
         let items: Vec<String> = run.iter().map(|command| item(command, names)).collect();
@@ -211,7 +211,7 @@ fn head(command: &Command) -> String {
     }
 }
 
-fn item(command: &Command, names: &Names) -> String {
+fn item(command: &Command, names: &TraceNames) -> String {
     match command {
         Command::Allocate { block }
         | Command::Touch { block }
@@ -234,11 +234,11 @@ fn item(command: &Command, names: &Names) -> String {
 }
 
 /// Write the lines of events, in order.
-pub fn write_events(events: &[Event], names: &Names) -> Vec<String> {
+pub fn write_events(events: &[Event], names: &TraceNames) -> Vec<String> {
     events.iter().map(|event| format!("* {}", write_event(event, names))).collect()
 }
 
-fn write_event(event: &Event, names: &Names) -> String {
+fn write_event(event: &Event, names: &TraceNames) -> String {
     match event {
         Event::BlockStored { block_hashes, parent_hash, tokens, group_id, epoch, .. } => {
             let stored: Vec<&str> =

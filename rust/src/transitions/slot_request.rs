@@ -34,6 +34,17 @@ impl From<&Hit> for RequestedHit {
 /// Most encoder tokens that are planned for.
 pub const MAX_COUNT: i64 = (1 << 31) - 1;
 
+/// An option of an allocation besides its hit.
+pub enum SlotOption<'a> {
+    /// How many; 0 by default.
+    Count(&'a mut i64),
+    /// Whether; not by default.
+    Flag(&'a mut bool),
+}
+
+/// How many there are.
+pub const NUM_OPTIONS: usize = 7;
+
 /// The arguments of one allocation, by the names of `allocate_slots`; the request comes apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotRequest {
@@ -45,16 +56,16 @@ pub struct SlotRequest {
     pub num_lookahead_tokens: i64,
     /// Tokens that are computed elsewhere.
     pub num_external_computed_tokens: i64,
-    /// Publish nothing; `cache_blocks` does it later.
-    pub delay_cache_blocks: bool,
     /// Of the cross-attention groups.
     pub num_encoder_tokens: i64,
-    /// Refuse unless all the request's tokens would fit now.
-    pub full_sequence_must_fit: bool,
     /// How many blocks to leave free.
     pub reserved_blocks: i64,
     /// Up to this many positions may lie behind the known tokens; their ids come later.
     pub num_output_placeholders: i64,
+    /// Publish nothing; `cache_blocks` does it later.
+    pub delay_cache_blocks: bool,
+    /// Refuse unless all the request's tokens would fit now.
+    pub full_sequence_must_fit: bool,
     /// A load fills the blocks of the external tokens, so they are not zeroed.
     pub loads: bool,
 }
@@ -74,22 +85,18 @@ impl SlotRequest {
         SlotRequest { num_output_placeholders, ..SlotRequest::new(1) }
     }
 
-    /// The optional counts besides the new tokens, by name.
-    pub fn counts(&mut self) -> [(&'static str, &mut i64); 5] {
+    /// The options besides the hit, by name, in the order of their bits in a record: a new one
+    /// stands last.
+    pub fn options(&mut self) -> [(&'static str, SlotOption<'_>); NUM_OPTIONS] {
+        use SlotOption::{Count, Flag};
         [
-            ("num_lookahead_tokens", &mut self.num_lookahead_tokens),
-            ("num_external_computed_tokens", &mut self.num_external_computed_tokens),
-            ("num_encoder_tokens", &mut self.num_encoder_tokens),
-            ("reserved_blocks", &mut self.reserved_blocks),
-            ("num_output_placeholders", &mut self.num_output_placeholders),
-        ]
-    }
-
-    /// The flags that may be set, by their names.
-    pub fn flags(&mut self) -> [(&'static str, &mut bool); 2] {
-        [
-            ("delay_cache_blocks", &mut self.delay_cache_blocks),
-            ("full_sequence_must_fit", &mut self.full_sequence_must_fit),
+            ("num_lookahead_tokens", Count(&mut self.num_lookahead_tokens)),
+            ("num_external_computed_tokens", Count(&mut self.num_external_computed_tokens)),
+            ("num_encoder_tokens", Count(&mut self.num_encoder_tokens)),
+            ("reserved_blocks", Count(&mut self.reserved_blocks)),
+            ("num_output_placeholders", Count(&mut self.num_output_placeholders)),
+            ("delay_cache_blocks", Flag(&mut self.delay_cache_blocks)),
+            ("full_sequence_must_fit", Flag(&mut self.full_sequence_must_fit)),
         ]
     }
 

@@ -3,7 +3,7 @@
 
 from kvcore_runtime.engine.drafts import Drafter
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.scheduler import Preemption, Scheduler
+from kvcore_runtime.engine.scheduler import EngineScheduler, Preemption
 from kvcore_runtime.engine.sequence import GenerationRequest, Sequence
 from kvcore_runtime.model.sampling import Sampling
 
@@ -34,7 +34,7 @@ class World:
             max_in_flight=max_in_flight,
         )
         self.manager = KVCacheManager(config, backend)
-        self.scheduler = Scheduler(
+        self.scheduler = EngineScheduler(
             self.manager,
             token_budget=token_budget,
             preemption=preemption,

@@ -13,7 +13,7 @@ from kvcore_runtime.cache.apply import Runtime, batch_columns
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.errors import (
     BadSegments,
-    BatchOutOfOrder,
+    BatchNotNext,
     BlockOutOfRange,
     CopyHazard,
     NotSkipped,
@@ -210,14 +210,14 @@ def assert_refused(batch: Batch, error: type[Exception], text: str) -> None:
 
 @pytest.mark.parametrize("number", [1, 7, -1])
 def test_cmd_once_a_batch_out_of_order_is_refused(number: int) -> None:
-    assert_refused(close(number, [Zero(1)]), BatchOutOfOrder, f"batch {number} .* batch 0 is next")
+    assert_refused(close(number, [Zero(1)]), BatchNotNext, f"batch {number} .* batch 0 is next")
 
 
 def test_cmd_once_a_batch_is_not_applied_twice() -> None:
     runtime = make_runtime()
     batch = close(0, [Zero(1)])
     runtime.apply(batch)
-    with pytest.raises(BatchOutOfOrder, match="batch 0 is applied, but batch 1 is next"):
+    with pytest.raises(BatchNotNext, match="batch 0 is applied, but batch 1 is next"):
         runtime.apply(batch)
 
 

@@ -18,7 +18,7 @@ from kvcore_runtime.cache.copies import (
     swap_out,
     zero_blocks,
 )
-from kvcore_runtime.cache.errors import BlockOutOfRange, CopyHazard, LayoutMismatch, LengthMismatch
+from kvcore_runtime.cache.errors import BlockOutOfRange, CopyHazard, LayoutMismatch, UnequalLists
 from kvcore_runtime.cache.layout import DTYPES, CacheLayout
 
 NUM_BLOCKS = 12
@@ -128,7 +128,7 @@ def test_fill_takes_any_value(order: Any) -> None:
 @pytest.mark.parametrize(
     ("sources", "targets", "error", "text"),
     [
-        ([1, 2], [3], LengthMismatch, "sources has 2 items and targets has 1"),
+        ([1, 2], [3], UnequalLists, "sources has 2 items and targets has 1"),
         ([1, 12], [3, 4], BlockOutOfRange, "block 12 is not one of the 12 blocks of the device"),
         ([1, 2], [3, -1], BlockOutOfRange, "block -1"),
         ([1, 2], [3, 3], CopyHazard, "block 3 of the device tier is written twice"),

@@ -4,7 +4,7 @@
 from collections.abc import Sequence as Row
 
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.scheduler import ScheduledChunk
 from kvcore_runtime.engine.sequence import Sequence
 
 from kvcore import Hit, Status
@@ -40,9 +40,9 @@ def names(sequences: Row[Sequence]) -> list[str]:
 
 def test_only_a_chunk_that_reaches_the_end_is_sampled_from(backend: Backend) -> None:
     sequence = World(backend, num_blocks=9).sequence("a", 5)
-    assert Chunk(sequence=sequence, start=0, end=4).num_wanted == 0
-    assert Chunk(sequence=sequence, start=0, end=5).num_wanted == 1
-    drafted = Chunk(sequence=sequence, start=4, end=7, drafts=(8, 9))
+    assert ScheduledChunk(sequence=sequence, start=0, end=4).num_wanted == 0
+    assert ScheduledChunk(sequence=sequence, start=0, end=5).num_wanted == 1
+    drafted = ScheduledChunk(sequence=sequence, start=4, end=7, drafts=(8, 9))
     assert drafted.num_wanted == 3
     assert drafted.tokens() == [1004, 8, 9]
 

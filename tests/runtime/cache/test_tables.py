@@ -13,10 +13,10 @@ from kvcore_runtime.cache.apply import batch_columns
 from kvcore_runtime.cache.errors import (
     BeyondTable,
     InvalidSize,
-    LengthMismatch,
     SlotsOverflow,
     TableGap,
     TableOutOfRange,
+    UnequalLists,
 )
 from kvcore_runtime.cache.table_merge import entries_of
 from kvcore_runtime.cache.tables import PADDING_BLOCK, BlockTables
@@ -193,7 +193,7 @@ def test_each_group_has_its_own_block_size_and_slots() -> None:
     assert fine.tolist() == [7 * 2 + 1, 8 * 2, 8 * 2 + 1]
     with pytest.raises(BeyondTable, match="group 1: position 4 needs 3 blocks, the table has 2"):
         tables.slot_mapping([1], [0], [5], group_id=1)
-    with pytest.raises(LengthMismatch, match="groups has 2 items and block_size has 1"):
+    with pytest.raises(UnequalLists, match="groups has 2 items and block_size has 1"):
         BlockTables(MAX_ROWS, MAX_BLOCKS, 40, (4,), num_groups=2)
 
 
@@ -207,11 +207,11 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         tables.slot_mapping([tables.max_rows], [0], [1])
     with pytest.raises(SlotsOverflow, match="42 slots are requested, the slot mapping holds 40"):
         tables.slot_mapping([0] * 7, [0] * 7, [6] * 7)
-    with pytest.raises(LengthMismatch, match="rows has 2 items and counts has 1"):
+    with pytest.raises(UnequalLists, match="rows has 2 items and counts has 1"):
         tables.slot_mapping([0, 0], [0, 0], [1])
     with pytest.raises(SlotsOverflow, match="41 slots are requested, the slot mapping holds 40"):
         tables.slot_mapping([0], [0], [1], pad_to=41)
-    with pytest.raises(LengthMismatch, match="rows has 1 items and starts has 1"):
+    with pytest.raises(UnequalLists, match="rows has 1 items and starts has 1"):
         tables.slot_mapping(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1))
     for asked, group_id, text in (
         (([0], [-1], [1]), 0, "position -1"),
@@ -244,5 +244,5 @@ def test_tables_of_no_rows_are_refused() -> None:
     for sizes, text in wrong:
         with pytest.raises(InvalidSize, match=text):
             BlockTables(*sizes)
-    with pytest.raises(LengthMismatch, match="groups has 1 items and block_size has 2"):
+    with pytest.raises(UnequalLists, match="groups has 1 items and block_size has 2"):
         BlockTables(1, 1, 1, (4, 4))

@@ -14,7 +14,7 @@ from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.read_plan import plan_reads
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.layer_groups import make_groups, place_layers
-from kvcore_runtime.errors import UnsupportedModel
+from kvcore_runtime.errors import UnsupportedModelFile
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
@@ -210,7 +210,7 @@ def test_a_step_reads_only_the_blocks_that_its_queries_see() -> None:
     [("sliding_window", 0), ("chunked_local", None), ("full_attention", 4), ("mla", None)],
 )
 def test_windows_that_mean_nothing_are_refused(kind: str, window: int | None) -> None:
-    with pytest.raises(UnsupportedModel, match=r"(window|kind) is"):
+    with pytest.raises(UnsupportedModelFile, match=r"(window|kind) is"):
         Visibility(kind=kind, window=window)  # type: ignore[arg-type]  # what a caller may pass
 
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from kvcore_runtime.cache.errors import StaleRead
 from kvcore_runtime.engine.engine import Engine, EngineOptions
-from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
+from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RequestInProgress
 from kvcore_runtime.engine.scheduler import Preemption
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.model.model import Llama, tiny_model
@@ -208,7 +208,7 @@ def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Back
     with pytest.raises(NeverFits, match="'many' needs 3 sequences, there are 2"):
         engine.add_request(many)
     engine.add_request(attrs.evolve(many, num_samples=2))
-    with pytest.raises(RepeatedRequest, match="'many'"):
+    with pytest.raises(RequestInProgress, match="'many'"):
         engine.add_request(attrs.evolve(many, num_samples=1))
     with pytest.raises(InvalidOption, match="token_budget is 0, expected 1 or more"):
         EngineOptions(token_budget=0)
@@ -234,7 +234,7 @@ def test_a_request_is_open_until_its_last_sample_is_answered(backend: Backend) -
     num_steps = [0, 0, 0]  # by answers that have come
     num_done = 0
     while num_done < 2:
-        with pytest.raises(RepeatedRequest):
+        with pytest.raises(RequestInProgress):
             engine.add_request(short)
         num_done += len(engine.step())
         num_steps[num_done] += 1

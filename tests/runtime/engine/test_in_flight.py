@@ -22,7 +22,7 @@ from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forward import Begun, Computed
-from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.scheduler import ScheduledChunk
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.generate import command
 from kvcore_runtime.model.model import Llama
@@ -151,7 +151,7 @@ class Gate:
         self.planned.clear()
         return self._compute(begun)
 
-    def schedule(self, in_flight: bool = False) -> list[Chunk]:
+    def schedule(self, in_flight: bool = False) -> list[ScheduledChunk]:
         chunks = self._schedule(in_flight)
         self.num_planned += in_flight
         self.num_ahead += sum(each.is_ahead for each in chunks)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.manual import Fault, ManualTier, Pending
+from kvcore_runtime.far.manual import Fault, ManualTier, PendingTransfer
 from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.tier import Done, Status, View
+from kvcore_runtime.far.tier import Done, FarStatus, View
 
 from kvcore import Config
 from tests.conftest import Backend
@@ -78,15 +78,15 @@ class Adversary(ManualTier):
     def _hits(self, times: float) -> bool:
         return self._draw.random() < self.share * times
 
-    def _fault(self, pending: Pending) -> Fault | None:
+    def _fault(self, pending: PendingTransfer) -> Fault | None:
         if not self._hits(1):
             return None
         self.num_faults += 1
         if pending.operation == "find":
-            return lambda _: self._draw.choice([Status.OK, Status.MISSING, Status.FAILED])
+            return lambda _: self._draw.choice([FarStatus.OK, FarStatus.MISSING, FarStatus.FAILED])
         if pending.operation == "store":
-            return self._draw.choice([told(Status.FAILED), told(Status.FULL), self._torn])
-        kinds = [told(Status.FAILED), told(Status.MISSING), self._torn, self._other]
+            return self._draw.choice([told(FarStatus.FAILED), told(FarStatus.FULL), self._torn])
+        kinds = [told(FarStatus.FAILED), told(FarStatus.MISSING), self._torn, self._other]
         return self._draw.choice(kinds)
 
     def _torn(self, page: bytearray) -> None:
@@ -96,7 +96,7 @@ class Adversary(ManualTier):
         page[:] = self.entries[self._draw.choice(sorted(self.entries))]
 
 
-def told(status: Status) -> Fault:
+def told(status: FarStatus) -> Fault:
     return lambda _: status
 
 

@@ -16,7 +16,7 @@ from kvcore_runtime.far.directory import DirectoryStore
 from kvcore_runtime.far.errors import InvalidTier, UnknownTicket
 from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, seal_page
 from kvcore_runtime.far.threaded import NUM_WAITING_MAX, ThreadedTier
-from kvcore_runtime.far.tier import Done, Status
+from kvcore_runtime.far.tier import Done, FarStatus
 
 from kvcore.types.keys import make_key
 
@@ -67,7 +67,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def wait(tier: ThreadedTier, ticket: int | None) -> tuple[Status, ...]:
+def wait(tier: ThreadedTier, ticket: int | None) -> tuple[FarStatus, ...]:
     """The statuses of a ticket; real time passes, at most half a minute."""
     assert ticket is not None
     end = time.monotonic() + 30
@@ -85,10 +85,10 @@ def test_what_was_put_is_had_by_whoever_comes_later(
 ) -> None:
     umask(mask)
     store = DirectoryStore(tmp_path / "a" / "pages")
-    assert store.put([name(1), name(2)], [page(1), page(2)]) == [Status.OK] * 2
+    assert store.put([name(1), name(2)], [page(1), page(2)]) == [FarStatus.OK] * 2
     later, got = DirectoryStore(tmp_path / "a" / "pages"), [empty(), empty()]
     assert later.find([name(1), name(3)], 1.0) == [True, False]
-    assert later.get([name(1), name(3)], got) == [SIZE, Status.MISSING]
+    assert later.get([name(1), name(3)], got) == [SIZE, FarStatus.MISSING]
     assert got[0] == page(1)
     for folder in (tmp_path / "a", later.path, later.file(name(1)).parent):
         assert mode(folder) == 0o700
@@ -99,7 +99,7 @@ def test_what_was_put_is_had_by_whoever_comes_later(
 def test_what_is_there_is_not_written_again(store: DirectoryStore) -> None:
     store.put([name()], [page()])
     before = store.file(name()).stat().st_ino
-    assert store.put([name()], [page()]) == [Status.OK]
+    assert store.put([name()], [page()]) == [FarStatus.OK]
     assert store.file(name()).stat().st_ino == before
 
 
@@ -163,9 +163,9 @@ def test_only_a_regular_file_is_a_page(
     store.file(name()).unlink()
     put(store.file(name()))
     assert store.find([name()], 1.0) == [False]
-    assert wait(tier, tier.submit_load([name()], [empty()])) == (Status.DAMAGED,)
+    assert wait(tier, tier.submit_load([name()], [empty()])) == (FarStatus.DAMAGED,)
     again = wait(tier, tier.submit_store([name()], [page()]))
-    assert again == ((Status.FAILED,) if put is put_directory else (Status.OK,))
+    assert again == ((FarStatus.FAILED,) if put is put_directory else (FarStatus.OK,))
     if put is put_link:
         assert (store.path.parent / "elsewhere").read_bytes() == page()
 
@@ -176,10 +176,10 @@ def test_a_page_of_another_size_is_damaged_and_goes(
 ) -> None:
     store.put([name()], [page()])
     os.truncate(store.file(name()), size)
-    assert wait(tier, tier.submit_load([name()], [empty()])) == (Status.DAMAGED,)
+    assert wait(tier, tier.submit_load([name()], [empty()])) == (FarStatus.DAMAGED,)
     assert not store.file(name()).exists()
-    assert wait(tier, tier.submit_store([name()], [page()])) == (Status.OK,)
-    assert wait(tier, tier.submit_load([name()], [empty()])) == (Status.OK,)
+    assert wait(tier, tier.submit_store([name()], [page()])) == (FarStatus.OK,)
+    assert wait(tier, tier.submit_load([name()], [empty()])) == (FarStatus.OK,)
 
 
 def test_a_file_of_an_earlier_format_is_foreign_and_stays(
@@ -187,7 +187,7 @@ def test_a_file_of_an_earlier_format_is_foreign_and_stays(
 ) -> None:
     store.put([name()], [page()])
     store.file(name()).write_bytes(b"kvblock1" + bytes(SIZE - 8))
-    assert wait(tier, tier.submit_load([name()], [empty()])) == (Status.FOREIGN,)
+    assert wait(tier, tier.submit_load([name()], [empty()])) == (FarStatus.FOREIGN,)
     assert store.file(name()).exists()
 
 
@@ -199,7 +199,7 @@ def test_a_writer_that_fails_or_dies_leaves_no_page(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", full)
-        assert store.put([name()], [page()]) == [Status.FAILED]
+        assert store.put([name()], [page()]) == [FarStatus.FAILED]
     assert [each for each in store.path.rglob("*") if each.is_file()] == []
     old, new = (store.path / f"{private_files.TEMPORARY}{each}" for each in ("old", "new"))
     for file, age in ((old, 3700), (new, 3500)):
@@ -241,12 +241,12 @@ class Stopped:
         self._wait()
         return [True] * len(names)
 
-    def get(self, names: list[str], views: list[memoryview]) -> list[int | Status]:
+    def get(self, names: list[str], views: list[memoryview]) -> list[int | FarStatus]:
         self._wait()
         views[0][:] = bytes(len(views[0]))
         return [len(views[0])] * len(names)
 
-    def put(self, names: list[str], views: list[memoryview]) -> list[Status]:
+    def put(self, names: list[str], views: list[memoryview]) -> list[FarStatus]:
         del names, views
         raise ConnectionError("the client library says no")
 
@@ -283,13 +283,13 @@ def test_a_stopped_store_stops_no_call_and_every_ticket_ends_once() -> None:
     store.go.set()
     done = {each.ticket: each.statuses for each in all_done(tier, len(others))}
     assert len(done) == len(others)
-    assert done[first] == (Status.OK,)
-    assert done[waiting] == (Status.FAILED,) * 2
+    assert done[first] == (FarStatus.OK,)
+    assert done[waiting] == (FarStatus.FAILED,) * 2
     for ticket in (first, waiting, 999):
         with pytest.raises(UnknownTicket, match=f"ticket {ticket} is not on its way"):
             tier.cancel(ticket)
-    assert wait(tier, tier.submit_store([name()], [page()])) == (Status.FAILED,)
-    assert wait(tier, tier.submit_load([name()], [empty()])) == (Status.DAMAGED,)
+    assert wait(tier, tier.submit_store([name()], [page()])) == (FarStatus.FAILED,)
+    assert wait(tier, tier.submit_load([name()], [empty()])) == (FarStatus.DAMAGED,)
     assert store.removed == [name()]
     tier.close(10)
     assert tier.submit_find([name()], 1.0) is None

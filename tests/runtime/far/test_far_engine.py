@@ -8,10 +8,10 @@ import attrs
 import pytest
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
-from kvcore_runtime.far.fetches import State
+from kvcore_runtime.far.fetches import FetchState
 from kvcore_runtime.far.manual import ManualTier
 from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 
 from tests.conftest import Backend
 from tests.runtime.far.adversary import HandClock, far, make_engine, run, spoil, told
@@ -191,7 +191,7 @@ def test_three_failures_take_the_tier_down_and_a_probe_brings_it_back(
 
     def fail() -> None:
         for each in list(tier.pending):
-            tier.answer(each, [told(Status.FAILED)] * len(each.names))
+            tier.answer(each, [told(FarStatus.FAILED)] * len(each.names))
 
     for _ in range(3):
         answers(engine, tier, [one()], act=fail)
@@ -209,7 +209,7 @@ def test_three_failures_take_the_tier_down_and_a_probe_brings_it_back(
         far(engine).flush(1.0)
         (probe,) = tier.pending
         assert len(probe.names) == 1
-        tier.answer(probe, [] if last else [told(Status.FAILED)])
+        tier.answer(probe, [] if last else [told(FarStatus.FAILED)])
         far(engine).flush(1.0)
     assert far(engine).is_up
     answers(engine, tier, [one()])
@@ -233,7 +233,7 @@ def test_what_was_not_kept_is_stored_again(
     def refuse() -> None:
         for each in list(tier.pending):
             is_store = each.operation == "store"
-            tier.answer(each, [told(Status.FULL)] * len(each.names) if is_store else [])
+            tier.answer(each, [told(FarStatus.FULL)] * len(each.names) if is_store else [])
 
     answers(engine, tier, [one()], act=refuse)
     tier.takes = False
@@ -291,7 +291,7 @@ def test_pages_that_were_staged_for_older_weights_are_not_counted(
     tier.answer_all()
     far(engine).flush(1.0)
     (fetch,) = far(engine)._fetches._fetches.values()
-    assert fetch.state is State.READY
+    assert fetch.state is FetchState.READY
     assert fetch.pages
     far(engine).set_weights("others")
     run(engine, tier)

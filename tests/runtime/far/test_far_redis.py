@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.engine.engine import Engine
-from kvcore_runtime.far.errors import InvalidTier, PackageMissing
+from kvcore_runtime.far.errors import FarPackageMissing, InvalidTier
 from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 
 from kvcore import Config
 from tests.runtime.far.servers import Proxy, Redis, find_redis, redis
@@ -40,10 +40,10 @@ def make_store(port: int, **options: bool) -> RedisStore:
 
 def test_a_page_is_kept_found_had_and_removed(server: Redis) -> None:
     store, got = make_store(server.port), [empty(), empty()]
-    assert store.put([name(1), name(2)], [page(1), page(2)]) == [Status.OK] * 2
-    assert store.put([name(1)], [page(2)]) == [Status.OK]
+    assert store.put([name(1), name(2)], [page(1), page(2)]) == [FarStatus.OK] * 2
+    assert store.put([name(1)], [page(2)]) == [FarStatus.OK]
     assert store.find([name(1), name(3)], 1.0) == [True, False]
-    assert store.get([name(1), name(3)], got) == [SIZE, Status.MISSING]
+    assert store.get([name(1), name(3)], got) == [SIZE, FarStatus.MISSING]
     assert got[0] == page(1), "nothing is overwritten"
     store.remove([name(1), name(2)])
     assert store.find([name(1), name(2)], 1.0) == [False, False]
@@ -55,7 +55,7 @@ def test_what_is_not_this_page_is_damaged_and_goes(server: Redis) -> None:
     other = memoryview(bytearray(page(1)) + b"\0")
     for spoilt in (page(2), page(1)[:-1], other, memoryview(b"")):
         store.put([name(1)], [spoilt])
-        assert wait(tier, tier.submit_load([name(1)], [empty()])) == (Status.DAMAGED,)
+        assert wait(tier, tier.submit_load([name(1)], [empty()])) == (FarStatus.DAMAGED,)
         assert store.find([name(1)], 1.0) == [False]
     tier.close(10)
 
@@ -65,7 +65,7 @@ def test_a_full_server_says_so() -> None:
         store = make_store(server.port)
         large = memoryview(bytearray(1 << 19))
         statuses = store.put([name(each) for each in range(12)], [large] * 12)
-        assert set(statuses) == {Status.OK, Status.FULL}
+        assert set(statuses) == {FarStatus.OK, FarStatus.FULL}
 
 
 def test_a_server_that_cannot_be_had_is_said_or_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,9 @@ def test_a_server_that_cannot_be_had_is_said_or_is_down(monkeypatch: pytest.Monk
     with pytest.raises(InvalidTier, match="timeout_s is 0, expected more than 0 seconds"):
         RedisStore(timeout_s=0)
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(PackageMissing, match=r"package 'redis': pip install 'kvcore-runtime\[re"):
+    with pytest.raises(
+        FarPackageMissing, match=r"package 'redis': pip install 'kvcore-runtime\[re"
+    ):
         make_store(port)
 
 

@@ -15,7 +15,7 @@ from kvcore_runtime.far.page import (
     identify_pages,
     seal_page,
 )
-from kvcore_runtime.far.tier import Status
+from kvcore_runtime.far.tier import FarStatus
 
 from kvcore.types.keys import make_key
 
@@ -34,7 +34,7 @@ def page() -> bytearray:
 
 def check(
     slot: bytes | bytearray, name: str = PLACE.name(KEY), num_bytes: int | None = None
-) -> Status:
+) -> FarStatus:
     return check_page(memoryview(slot), name, len(slot) if num_bytes is None else num_bytes)
 
 
@@ -62,9 +62,9 @@ def test_a_name_shows_identity_rank_and_key() -> None:
 
 def test_a_page_is_that_of_its_name_and_of_no_other() -> None:
     other = Place(identify_pages(["weights v"]), rank=1, world=2)
-    assert check(page()) is Status.OK
-    assert check(page(), other.name(KEY)) is Status.FOREIGN
-    assert check(page(), PLACE.name(make_key(bytes(32), 3))) is Status.DAMAGED
+    assert check(page()) is FarStatus.OK
+    assert check(page(), other.name(KEY)) is FarStatus.FOREIGN
+    assert check(page(), PLACE.name(make_key(bytes(32), 3))) is FarStatus.DAMAGED
     assert PLACE.owns(memoryview(page()))
     assert not other.owns(memoryview(page()))
 
@@ -79,27 +79,29 @@ def test_each_flipped_bit_is_seen() -> None:
     for at in range(len(page()) * 8):
         slot = page()
         slot[at // 8] ^= 1 << at % 8
-        assert check(slot) is Status.DAMAGED, at
+        assert check(slot) is FarStatus.DAMAGED, at
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 111, 127, 128, 167, 169])
 def test_a_page_of_another_length_is_damaged(num_bytes: int) -> None:
-    assert check(page(), num_bytes=num_bytes) is Status.DAMAGED
+    assert check(page(), num_bytes=num_bytes) is FarStatus.DAMAGED
 
 
 @pytest.mark.parametrize(
     ("at", "value", "status"),
     [
-        (0, b"kvblock1", Status.FOREIGN),
-        (0, b"kvpage03", Status.DAMAGED),
-        (76, b"\1", Status.DAMAGED),
-        (80, struct.pack("<Q", 41), Status.DAMAGED),
-        (88, struct.pack("<Q", 39), Status.DAMAGED),
-        (8, bytes(16), Status.FOREIGN),
-        (40, bytes(36), Status.DAMAGED),
+        (0, b"kvblock1", FarStatus.FOREIGN),
+        (0, b"kvpage03", FarStatus.DAMAGED),
+        (76, b"\1", FarStatus.DAMAGED),
+        (80, struct.pack("<Q", 41), FarStatus.DAMAGED),
+        (88, struct.pack("<Q", 39), FarStatus.DAMAGED),
+        (8, bytes(16), FarStatus.FOREIGN),
+        (40, bytes(36), FarStatus.DAMAGED),
     ],
 )
-def test_fields_are_checked_behind_a_right_checksum(at: int, value: bytes, status: Status) -> None:
+def test_fields_are_checked_behind_a_right_checksum(
+    at: int, value: bytes, status: FarStatus
+) -> None:
     slot = page()
     slot[at : at + len(value)] = value
     assert check(resealed(slot)) is status
@@ -126,7 +128,7 @@ def fuzz(num_rounds: int, seed: int) -> None:
             seal_page(memoryview(slot))
         num_bytes = draw.choice([len(slot), len(whole), draw.randrange(1 << 40)])
         status = check(slot, num_bytes=num_bytes)
-        if status is Status.OK:
+        if status is FarStatus.OK:
             assert (bytes(slot[8:24]), bytes(slot[40:76])) == (whole[8:24], whole[40:76])
             assert num_bytes == len(slot) == len(whole)
             assert bytes(slot[96:112]) == xxhash.xxh3_128_digest(slot[:96] + slot[112:])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import pytest
 import torch
-from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
+from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModelFile
 from kvcore_runtime.model.contiguous import (
     ContiguousAttention,
     ContiguousCache,
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused() -> None:
     ("field", "value"), [("num_layers", 0), ("num_kv_heads", 3), ("head_dim", 15)]
 )
 def test_impossible_shapes_are_refused(field: str, value: int) -> None:
-    with pytest.raises(UnsupportedModel):
+    with pytest.raises(UnsupportedModelFile):
         attrs.evolve(tiny_config(), **{field: value})  # type: ignore[arg-type]  # any field
 
 

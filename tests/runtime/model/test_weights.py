@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import torch
-from kvcore_runtime.errors import ModelNotFound, UnsupportedModel
+from kvcore_runtime.errors import ModelNotFound, UnsupportedModelFile
 from kvcore_runtime.generate.options import DEFAULTS
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.contiguous import generate_reference
@@ -164,7 +164,7 @@ def test_a_package_without_its_file_is_named(
 
 
 def test_a_tensor_or_key_that_is_not_in_the_file_is_named(file: GgufFile) -> None:
-    with pytest.raises(UnsupportedModel, match=r"tensor blk\.30\.attn_q\.weight"):
+    with pytest.raises(UnsupportedModelFile, match=r"tensor blk\.30\.attn_q\.weight"):
         file.tensor("blk.30.attn_q.weight")
-    with pytest.raises(UnsupportedModel, match="metadata nothing"):
+    with pytest.raises(UnsupportedModelFile, match="metadata nothing"):
         file.value("nothing")

@@ -16,7 +16,7 @@ from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.model.model import tiny_config, tiny_model
 from kvcore_runtime.model.sampling import Sampling
-from kvcore_runtime.ranks import Follower, Leader, connect, pad_heads, shard
+from kvcore_runtime.ranks import Leader, RankFollower, connect, pad_heads, shard
 
 from kvcore import Config
 
@@ -49,7 +49,7 @@ def main(folder: Path, rank: int, world: int, story: str) -> None:
     (folder / f"ready{rank}").touch()
     if rank:
         config = attrs.evolve(CONFIG, num_blocks=9) if story == "small" else CONFIG
-        follower = Follower(model, config, OPTIONS, links)
+        follower = RankFollower(model, config, OPTIONS, links)
         follower.run()
         torch.save(follower.runtime.tables.blocks, folder / f"tables{rank}.pt")
         return

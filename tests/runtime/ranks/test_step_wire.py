@@ -11,8 +11,8 @@ from kvcore_runtime.ranks.errors import BadStep
 from kvcore_runtime.ranks.step_wire import (
     HEADER,
     STEP_BYTES_MAX,
-    Pass,
-    Step,
+    RankPass,
+    RankStep,
     decode_step,
     encode_step,
     step_size,
@@ -25,7 +25,7 @@ NUM_STEPS = 4096
 NUM_DAMAGED = 20_000
 
 
-def some_step(draw: random.Random) -> Step:
+def some_step(draw: random.Random) -> RankStep:
     num_commands, num_keys = draw.randrange(6), draw.randrange(3)
     batch = Batch(
         draw.randrange(2**40),
@@ -34,7 +34,7 @@ def some_step(draw: random.Random) -> Step:
         draw.randrange(2**32),
     )
     if draw.random() < 0.2:
-        return Step(batch=batch, skips=draw.random() < 0.5, ends=draw.random() < 0.5)
+        return RankStep(batch=batch, skips=draw.random() < 0.5, ends=draw.random() < 0.5)
     starts = [draw.randrange(5000) for _ in range(draw.randrange(1, 9))]
     ends = [start + draw.randrange(1, 40) for start in starts]
     num_tokens = sum(ends) - sum(starts)
@@ -44,11 +44,11 @@ def some_step(draw: random.Random) -> Step:
         *(starts, ends, [draw.randrange(2**32) for _ in range(num_tokens)], wanted),
     )
     rows, starts_, ends_, tokens, wanted_ = (np.array(each, np.uint32) for each in parts)
-    computes = Pass(rows=rows, starts=starts_, ends=ends_, tokens=tokens, wanted=wanted_)
-    return Step(batch=batch, computes=computes, skips=draw.random() < 0.5)
+    computes = RankPass(rows=rows, starts=starts_, ends=ends_, tokens=tokens, wanted=wanted_)
+    return RankStep(batch=batch, computes=computes, skips=draw.random() < 0.5)
 
 
-def shown(step: Step) -> object:
+def shown(step: RankStep) -> object:
     parts = None if step.computes is None else [each.tolist() for each in step.computes.parts]
     return step.batch, parts, step.skips, step.ends
 
@@ -64,8 +64,8 @@ def test_what_goes_in_comes_out() -> None:
 
 def test_a_decoding_step_is_small() -> None:
     rows = np.arange(12, dtype=np.uint32)
-    computes = Pass(rows=rows, starts=rows + 30, ends=rows + 31, tokens=rows, wanted=rows)
-    data = encode_step(Step(batch=Batch(7, bytearray(), b""), computes=computes))
+    computes = RankPass(rows=rows, starts=rows + 30, ends=rows + 31, tokens=rows, wanted=rows)
+    data = encode_step(RankStep(batch=Batch(7, bytearray(), b""), computes=computes))
     assert len(data) == 44 + 5 * 12 * 4
 
 
@@ -110,11 +110,11 @@ def test_numbers_that_do_not_fit_each_other_are_refused(
 ) -> None:
     right = {"rows": [0, 1], "starts": [0, 4], "ends": [1, 6], "tokens": [1, 2, 3], "wanted": [0]}
     numbers = {name: np.array(each, np.uint32) for name, each in (right | change).items()}
-    step = Step(batch=Batch(0, bytearray(), b""), computes=Pass(**numbers))
+    step = RankStep(batch=Batch(0, bytearray(), b""), computes=RankPass(**numbers))
     with pytest.raises(BadStep, match=reason):
         decode_step(encode_step(step))
 
 
 def test_an_epoch_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BadStep, match=f"epoch {2**32}"):
-        encode_step(Step(batch=Batch(0, bytearray(), b"", 2**32)))
+        encode_step(RankStep(batch=Batch(0, bytearray(), b"", 2**32)))

@@ -6,13 +6,13 @@
 use crate::sanitizer::chunks::{CacheGroup, Chunk};
 use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
-use crate::sanitizer::lines::{Line, Place, Run, Wrong};
+use crate::sanitizer::lines::{Line, Place, Run, WrongAccess};
 use crate::sanitizer::requests::{Followed, Tokens};
 use crate::sanitizer::slot_checker::{SlotChecker, claims};
 
 impl<T: Tokens> SlotChecker<T> {
     /// Write and read what the chunks of a step do; return the errors, at most one per chunk.
-    pub fn step(&mut self, step: u32, chunks: &[Chunk]) -> Vec<Wrong> {
+    pub fn step(&mut self, step: u32, chunks: &[Chunk]) -> Vec<WrongAccess> {
         self.totals.clear();
         let chunks = chunks.iter().filter(|chunk| chunk.num_tokens > 0);
         let mut lines: Vec<Line> = chunks.map(|chunk| self.line(chunk)).collect();
@@ -39,7 +39,7 @@ impl<T: Tokens> SlotChecker<T> {
         group_id: Option<usize>,
         (start, count): (usize, usize),
         step: u32,
-    ) -> Vec<Wrong> {
+    ) -> Vec<WrongAccess> {
         let chunk = Chunk { serial, start, num_tokens: count, ..Chunk::default() };
         let mut line = self.line(&chunk);
         (line.loads, line.group_id) = (true, group_id);
@@ -66,7 +66,7 @@ impl<T: Tokens> SlotChecker<T> {
         }
     }
 
-    fn take_found(&mut self) -> Vec<Wrong> {
+    fn take_found(&mut self) -> Vec<WrongAccess> {
         let mut found = std::mem::take(&mut self.found);
         for wrong in &mut found {
             wrong.event = wrong.event.map(|(event, delta)| (self.whole(event), delta));
@@ -206,7 +206,7 @@ impl<T: Tokens> SlotChecker<T> {
         let (writer, pool) = (self.expand(writer), self.groups[group_id].pool);
         let Some(other) = self.requests.find(writer) else { return };
         if writer != line.chunk.serial && claims(&self.groups, other, pool, place.block) {
-            self.found.push(Wrong {
+            self.found.push(WrongAccess {
                 name: "alias",
                 serial: line.chunk.serial,
                 group_id,
@@ -340,7 +340,7 @@ impl<T: Tokens> SlotChecker<T> {
             return;
         }
         (line.wrong, request.checked) = (true, false);
-        self.found.push(Wrong {
+        self.found.push(WrongAccess {
             name,
             serial: line.chunk.serial,
             group_id,

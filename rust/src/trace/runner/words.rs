@@ -9,7 +9,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::pool::retention_state::level_of;
 use crate::trace::text::{Value, read_tokens, write_ids};
-use crate::transitions::slot_request::{RequestedHit, SlotRequest};
+use crate::transitions::slot_request::{RequestedHit, SlotOption, SlotRequest};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
 use crate::types::ids::BlockId;
@@ -76,14 +76,12 @@ pub fn read_slot_request<'a>(
         if (word, value) == ("hit", "") {
             let hit = hits.get(*request_id).ok_or(Failure::Words)?;
             slot_request.hit = Some(RequestedHit::from(hit));
-        } else if let Some((_, count)) =
-            slot_request.counts().into_iter().find(|each| is_meant(each.0))
-        {
-            *count = number(value)?;
-        } else {
-            let mut flags = slot_request.flags().into_iter();
-            let flag = flags.find(|each| is_meant(each.0) && value.is_empty());
-            *flag.ok_or(Failure::Words)?.1 = true;
+            continue;
+        }
+        match slot_request.options().into_iter().find(|each| is_meant(each.0)) {
+            Some((_, SlotOption::Count(count))) => *count = number(value)?,
+            Some((_, SlotOption::Flag(flag))) if value.is_empty() => *flag = true,
+            _ => return Err(Failure::Words),
         }
     }
     Ok((request_id, slot_request))
