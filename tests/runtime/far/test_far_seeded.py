@@ -60,8 +60,10 @@ SEEDED: dict[str, Seeded] = {
     ),
     "an abort keeps its pages": (
         fetches,
-        "            self._loads[operation].fetch = None\n"
-        "        self._leave(fetch, FetchState.OVER)\n",
+        (
+            "            self._loads[operation].fetch = None\n"
+            "        self._leave(fetch, FetchState.OVER)\n"
+        ),
         "            self._loads[operation].fetch = None\n",
         test_far_engine.test_an_abort_frees_all_once_the_tier_has_answered,
     ),
