@@ -30,8 +30,8 @@ SEEDED: dict[str, Seeded] = {
     ),
     "name not checked": (
         page,
-        "return Status.OK if key.hex() == named_key else Status.DAMAGED",
-        "return Status.OK",
+        "return FarStatus.OK if key.hex() == named_key else FarStatus.DAMAGED",
+        "return FarStatus.OK",
         test_page.test_a_page_is_that_of_its_name_and_of_no_other,
     ),
     "name without weights": (
@@ -60,7 +60,10 @@ SEEDED: dict[str, Seeded] = {
     ),
     "an abort keeps its pages": (
         fetches,
-        "            self._loads[operation].fetch = None\n        self._leave(fetch, State.OVER)\n",
+        (
+            "            self._loads[operation].fetch = None\n"
+            "        self._leave(fetch, FetchState.OVER)\n"
+        ),
         "            self._loads[operation].fetch = None\n",
         test_far_engine.test_an_abort_frees_all_once_the_tier_has_answered,
     ),
@@ -72,7 +75,7 @@ SEEDED: dict[str, Seeded] = {
     ),
     "a store that failed is believed": (
         stores,
-        "            if status is not Status.OK:\n",
+        "            if status is not FarStatus.OK:\n",
         "            if False:\n",
         test_far_engine.test_what_was_not_kept_is_stored_again,
     ),
