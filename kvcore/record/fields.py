@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from kvcore.types.arguments import read_bool, read_int, read_once
+from kvcore.types.arguments import read_bool, read_int
 from kvcore.types.errors import KvcoreError
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.keys import HASH_SIZE
@@ -109,16 +109,6 @@ class Field:
 
     write: Callable[[bytearray, Any, Known, Any], None]
     read: Callable[[Source], Any]
-
-
-def read_all_once(value: Any) -> Any:
-    """Turn iterators in an argument into lists, since the recorder reads it too."""
-    if not isinstance(value, Request):
-        return read_once(value)
-    tokens, hashes = read_once(value.tokens), read_once(value.block_hashes)
-    if tokens is value.tokens and hashes is value.block_hashes:
-        return value
-    return attrs.evolve(value, tokens=tokens, block_hashes=hashes)
 
 
 def put_varint(out: bytearray, value: int) -> None:

@@ -14,15 +14,18 @@ from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Any, Protocol
 
+import attrs
+
 from kvcore.codec.encode import encode
 from kvcore.record.calls import write_call
 from kvcore.record.checksum import crc32c
-from kvcore.record.fields import NoForm, read_all_once
+from kvcore.record.fields import NoForm
 from kvcore.record.outcomes import write_error, write_value
 from kvcore.record.segment import FRAME_BYTES, FRAME_SIZE, HEADER_SIZE, OPEN, padded
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
-from kvcore.types.values import Hit, Outcome
+from kvcore.types.arguments import read_once
+from kvcore.types.values import Hit, Outcome, Request
 
 
 class Files(Protocol):
@@ -183,8 +186,18 @@ def recorded(tape: Tape, name: str) -> Callable[..., Outcome[State, Any]]:
         return TRANSITIONS[name](state, *args, **options)
 
     def call(state: State, *args: Any, **options: Any) -> Outcome[State, Any]:
-        args = tuple(map(read_all_once, args))
+        args = tuple(map(_read_once, args))
         given = dict(zip(names, args, strict=False)) | options
         return tape.call(state, name, given, lambda: run(state, *args, **options))
 
     return call
+
+
+def _read_once(value: Any) -> Any:
+    """Turn iterators in an argument into lists, since the recorder reads it too."""
+    if not isinstance(value, Request):
+        return read_once(value)
+    tokens, hashes = read_once(value.tokens), read_once(value.block_hashes)
+    if tokens is value.tokens and hashes is value.block_hashes:
+        return value
+    return attrs.evolve(value, tokens=tokens, block_hashes=hashes)

@@ -14,7 +14,7 @@ import pytest
     ("line", "expected"),
     [
         ("kvcore si", {"simulate", "size"}),
-        ("kvcore r", {"replay"}),  # none of the files here
+        ("kvcore r", {"replay", "route"}),  # none of the files here
         ("kvcore view --b", {"--backend"}),
         (
             "kvcore replay --policy ",

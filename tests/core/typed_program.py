@@ -98,6 +98,8 @@ def blocks_and_tiers(manager: KVCacheManager) -> None:
     if not out:
         raise MemoryError(out.needed)
     moved: Swapped = out
+    waiting: tuple[int, ...] = manager.quarantined_blocks
+    assert len(waiting) == 3
     status: Status = manager.status("c")
     assert (moved.num_copied, status, manager.num_free_host_blocks) == (3, Status.SWAPPED, 1)
     back = manager.swap_in(["c"])

@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_said_in_a_line(
     file.write_bytes(data)
     assert main([str(file)]) == 2
     assert capsys.readouterr().err == (
-        f"kvcore replay: {file} is damaged at byte 64: the state is not whole\n"
+        f"kvcore replay: {file} is damaged at byte 64: the state is incomplete\n"
     )
 
 

@@ -113,7 +113,7 @@ def test_what_was_computed_before_the_load_stays_with_those_that_share_it(
     manager.allocate_slots("a", 1, hit, num_external_computed_tokens=4)
     admit(manager, "b")
     manager.take_batch()
-    with pytest.raises(HeldByOthers, match=r"counted by requests \['b', 'first'\] too"):
+    with pytest.raises(HeldByOthers, match=r"requests \['b', 'first'\] also count blocks"):
         manager.rewind(["a"], 0)
     assert manager.rewind(["a"], 2) == ("a", "b")
     assert [manager.num_computed_tokens(name) for name in ("first", "a", "b")] == [2, 2, 2]
