@@ -120,11 +120,11 @@ class KVCacheManager(Recordable, Questions, Timed):
         *,
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
         num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         num_output_placeholders: int = 0,
-        delay_cache_blocks: bool = False,
-        full_sequence_must_fit: bool = False,
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 

@@ -209,7 +209,7 @@ def test_objects_that_are_no_requests_are_named(manager: KVCacheManager) -> None
     ):
         with pytest.raises(WrongArgument, match="an object with"):
             manager.get_computed_blocks(wrong)
-    with pytest.raises(CountMismatch, match="given 2 tokens, must be 3"):
+    with pytest.raises(CountMismatch, match="given 2 tokens, expected 3"):
         manager.get_computed_blocks(plain("r", [1, 2], num_tokens=3))
     with pytest.raises(InvalidToken):
         manager.get_computed_blocks(plain("r", [1, -2]))

@@ -56,7 +56,7 @@ def test_a_policy_of_ones_own_says_which_block_leaves_first() -> None:
 
 def test_the_compiled_twin_takes_no_policy_of_ones_own() -> None:
     for backend in ("rust", None):
-        with pytest.raises(InvalidConfig, match="on the backend 'python' alone"):
+        with pytest.raises(InvalidConfig, match="only on the backend 'python'"):
             KVCacheManager(Config(5, 1, eviction=YoungestFirst()), backend)
 
 

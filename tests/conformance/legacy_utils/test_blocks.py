@@ -35,7 +35,7 @@ def test_owners_go_up_and_down_by_one_and_never_below_none(backend: Backend) -> 
     assert counts == [1, 2, 1, 0, 1]
     block.decr_ref()
     # The original goes on to -1.
-    with pytest.raises(DoubleFree, match="block 3 has 0 owners, the call releases 1"):
+    with pytest.raises(DoubleFree, match="block 3 has 0 owners, but the call releases 1"):
         block.decr_ref()
     assert block.ref_cnt == 0
 

@@ -78,7 +78,7 @@ def test_a_key_is_the_hash_alone_wherever_the_item_begins() -> None:
 def test_positions_and_hashes_must_be_as_many(hashes: Any) -> None:
     request = with_media(20, *IMAGES)
     request.mm_hashes = hashes
-    with pytest.raises(CountMismatch, match=r"request 'r' is given \d .* must be 2") as caught:
+    with pytest.raises(CountMismatch, match=r"request 'r' was given \d .* expected 2") as caught:
         generate_block_hash_extra_keys(request, 0, 4, 0)
     assert isinstance(caught.value, ValueError)
 
