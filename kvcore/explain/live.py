@@ -54,6 +54,7 @@ class Live:
             "fork": self._fork,
             "remove_request": self._remove_request,
             "take_batch": self._take_batch,
+            "cancel": self._cancel,
             "advance_epoch": self._advance_epoch,
         }
         for name in TRANSITIONS:
@@ -214,6 +215,9 @@ class Live:
     def _take_batch(self, _: Any) -> None:
         self._step += 1
         self._seen = 0
+
+    def _cancel(self, *_: Any, **__: Any) -> None:
+        self._seen = 0  # the open batch is a new one, which names the keys that were withdrawn
 
     def _advance_epoch(self, *_: Any, **__: Any) -> None:
         self._removed.clear()

@@ -294,7 +294,10 @@ class AdmissionObserver:
                 if self.config.null_block and not block:
                     continue
                 request.held.append(block)
-                if block not in held and self._contents[block] != request.content(g, position):
+                if block in held:
+                    continue
+                is_same = self._contents[block] == request.content(g, position)
+                if not (is_same and self._has_key(block)):  # a partial block has that content, too
                     fresh.append(block)
         return fresh
 

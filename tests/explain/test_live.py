@@ -289,3 +289,37 @@ def test_an_entry_takes_at_most_48_bytes() -> None:
         columns = [each for each in vars(ring).values() if hasattr(each, "typecode")]
         size = sum(each.itemsize * len(each) for each in columns)
         assert 30 * num_entries < size <= 48 * (num_entries + 1)
+
+
+def test_keys_that_a_cancel_withdraws_are_remembered(backend: Backend) -> None:
+    config = Config(3, 1, null_block=False, max_in_flight=1)
+    run = Remembering(config, backend)
+    run.call("add_request", Request("a", [0, 0]))
+    run.call("allocate_slots", "a", 2)
+    run.call("take_batch")
+    run.call("free", "a")
+    hit = run.hit("a")
+    assert hit.num_tokens == 1
+    run.call("allocate_slots", "a", 1, hit)  # commands of an open batch that the cancel drops
+    run.call("append", ["a"], [0])
+    run.call("cancel", 0)
+    run.call("load", "a", 1)
+    missed = run.manager.explain_miss("a")
+    assert missed is not None
+    assert missed.lengths[0] == 1, "the manager forgot that the key was published"
+
+
+def test_a_partial_block_that_is_swapped_in_takes_what_it_evicts(backend: Backend) -> None:
+    run = Remembering(Config(1, 2, null_block=False, num_host_blocks=1), backend)
+    run.call("add_request", Request("a", [0, 0]))
+    run.call("add_request", Request("c", [0]))
+    run.call("allocate_slots", "c", 1)
+    run.call("take_batch")
+    assert run.call("swap_out", ["c"])
+    run.call("take_batch")
+    run.call("allocate_slots", "a", 2)
+    run.call("take_batch")
+    run.call("free", "a")
+    assert run.observer.findable_blocks() == {0}
+    assert run.call("swap_in", ["c"])  # its token is the first of the block that it takes
+    assert run.observer.findable_blocks() == set()
