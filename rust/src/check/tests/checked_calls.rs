@@ -12,6 +12,7 @@ use crate::invariants::pool_and_state::{PROPERTIES, failing};
 use crate::invariants::requests::Scratch;
 use crate::oracle::calls::{Call, Slots, Value};
 use crate::state::state::State;
+use crate::state::state::named_pins::NamedPin;
 use crate::transitions::queries::get_computed_blocks;
 use crate::transitions::unconfirmed_loads::note_load;
 use crate::types::config::{Config, Eviction};
@@ -128,6 +129,12 @@ fn wish_while_free(state: &mut State) {
     state.device.note_wish(last, Wish { base: 80, ..Wish::default() });
 }
 
+/// A pin of a prefix that holds no block.
+fn pin_nothing(state: &mut State) {
+    let pin = NamedPin { epoch: state.epoch, blocks: Vec::new() };
+    state.named_pins.insert("p".to_owned(), pin);
+}
+
 #[test]
 fn each_invariant_finds_its_own_damage() {
     let seen = &mut BTreeSet::new();
@@ -163,6 +170,7 @@ fn each_invariant_finds_its_own_damage() {
         state[row].num_computed = 3;
     });
     finds("EPOCHS", &|state| state.config.epoch = 1);
+    finds("NAMED-PINS", &pin_nothing);
     finds("IDX-COMPLETE", &|state| state.device.index.clear());
     finds("IDX-SOUND", &|state| state.device.index.insert(Key([7; 36]), BlockId(6)));
     let open = &scheduled(config()).state;
