@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from kvcore_runtime.far.errors import load_package
+from kvcore_runtime.errors import load_extra
 from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, seal_page
 from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
@@ -45,7 +45,8 @@ def wait(tier: ThreadedTier, ticket: int | None) -> None:
 
 def measure(size: int) -> tuple[float, float, float]:
     """Ratios of put and get, the library's time over the tier's, and MB a second of gets."""
-    client = load_package("redis", "redis", "kvcore-runtime[redis]").Redis(port=PORT)
+    library = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
+    client = library.Redis(port=PORT)
     tier = ThreadedTier(RedisStore(f"redis://127.0.0.1:{PORT}/0", timeout_s=30))
     keys = [make_key(number.to_bytes(32, "little"), 0) for number in range(NUM_PAGES)]
     names = [PLACE.name(key) for key in keys]

@@ -105,9 +105,8 @@ def spans_of(
 ) -> tuple[Span, ...]:
     """Return spans that tile the tokens from the hits to the first length.
 
-    lost: spans of lost
-        keys. external: tokens after the hits that another process computed. causes: between the
-        lengths.
+    lost: spans of lost keys. external: tokens after the hits that another process computed.
+    causes: between the lengths.
     """
     spans: list[Span] = []
     for (above, below), cause in reversed(list(zip(pairwise(lengths), causes, strict=True))):

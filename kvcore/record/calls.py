@@ -136,9 +136,10 @@ def read_call(source: Source) -> tuple[str, dict[str, Any]]:
     bits = source.varint() if shape.options else 0
     if bits >> len(shape.options):
         raise NotReadable
-    for bit, (field, kind) in enumerate(shape.options.items()):
-        if bits >> bit & 1:
-            arguments[field] = kind.read(source)
+    if bits:
+        for bit, (field, kind) in enumerate(shape.options.items()):
+            if bits >> bit & 1:
+                arguments[field] = kind.read(source)
     for field in shape.needed:
         arguments.setdefault(field, False)
     return name, arguments

@@ -10,11 +10,11 @@ follows from the family's rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
-from kvcore.sizing.errors import UnsupportedModel
+from kvcore.sizing.errors import MissingField, UnsupportedModel
 from kvcore.sizing.fields import Fields
 from kvcore.sizing.heads import heads_per_device
 from kvcore.sizing.units import DTYPE_BYTES
@@ -207,7 +207,9 @@ def _nemotron_h(fields: Fields, num_layers: int) -> tuple[Kept, ...]:
     if pattern is not None:
         return _kept(fields, "hybrid_override_pattern", pattern, _LETTERS)
     listed = _listed("layers_block_type")(fields)
-    return listed if listed is not None else _missing(fields, "layers_block_type")
+    if listed is None:
+        _missing(fields, "layers_block_type")
+    return listed
 
 
 def _jamba(fields: Fields, num_layers: int) -> tuple[Kept, ...]:
@@ -225,7 +227,9 @@ def _falcon_h1(fields: Fields, num_layers: int) -> tuple[Kept, ...]:
 def _granite(fields: Fields, num_layers: int) -> tuple[Kept, ...]:
     del num_layers
     listed = _listed("layer_types")(fields)
-    return listed if listed is not None else _missing(fields, "layer_types")
+    if listed is None:
+        _missing(fields, "layer_types")
+    return listed
 
 
 def _lfm2(fields: Fields, num_layers: int) -> tuple[Kept, ...]:
@@ -234,13 +238,12 @@ def _lfm2(fields: Fields, num_layers: int) -> tuple[Kept, ...]:
         return listed
     full = fields.find_list("full_attn_idxs")
     if full is None:
-        return _missing(fields, "layer_types")
+        _missing(fields, "layer_types")
     return tuple((FULL,) if index in full else (STATE,) for index in range(num_layers))
 
 
-def _missing(fields: Fields, name: str) -> tuple[Kept, ...]:
-    fields.count(name, "it says what each layer keeps")
-    return ()  # never: the field is missing
+def _missing(fields: Fields, name: str) -> NoReturn:
+    raise MissingField(file=fields.file, field=name, reason="it says what each layer keeps")
 
 
 _LISTS = ("layer_types", "hybrid_override_pattern", "layers_block_type")

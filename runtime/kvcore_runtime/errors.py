@@ -7,7 +7,9 @@ same values are attributes.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 
@@ -48,6 +50,14 @@ class PackageMissing(KvcoreRuntimeError):
     """A part of this package needs another package, which an extra installs."""
 
     message = "{what} need the Python package {package!r}: pip install 'kvcore-runtime[{extra}]'"
+
+
+def load_extra(module: str, *, what: str, package: str, extra: str) -> ModuleType:
+    """Import a module that an extra of this package installs. Raises PackageMissing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise PackageMissing(what=what, package=package, extra=extra) from None
 
 
 class ModelNotFound(KvcoreRuntimeError):

@@ -216,6 +216,7 @@ def test_a_head_size_that_is_automatic_follows_from_the_inner_size(tmp_path: Pat
             "39 items for 40 layers",
         ),
         ("lfm2-1.2b", {"full_attn_idxs": ...}, MissingField, "layer_types"),
+        ("granite-4.0-h-small", {"layer_types": []}, MissingField, "says what each layer keeps"),
         ("lfm2-1.2b", {"conv_L_cache": ...}, MissingField, "conv_L_cache"),
         ("jamba-v0.1", {"attn_layer_period": ...}, MissingField, "attn_layer_period"),
         ("jamba-v0.1", {"mamba_d_state": "many"}, InvalidField, "mamba_d_state"),

@@ -36,7 +36,7 @@ from kvcore_runtime.demos.processes import (
 )
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
-from kvcore_runtime.errors import KvcoreRuntimeError, PackageMissing
+from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.events.event_source import EventSource
 from kvcore_runtime.events.publisher import EventPublisher
 from kvcore_runtime.far.exchange import FarExchange
@@ -47,6 +47,7 @@ from kvcore_runtime.model.sampling import Sampling
 from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 from kvcore_runtime.prometheus import Exporter
+from kvcore_runtime.prometheus.errors import load_client
 
 BLOCK_SIZE = 16
 CONFIG = Config(200, BLOCK_SIZE, enable_events=True, hash_seed=b"cluster")
@@ -211,12 +212,7 @@ class NodeEnded(KvcoreRuntimeError):
 
 def _serve(place: str, folder: str, *, tiny: bool) -> None:
     """A node: answer each line, a prompt, with a line."""
-    try:
-        import prometheus_client
-    except ImportError:
-        raise PackageMissing(
-            what="metrics", package="prometheus-client", extra="prometheus"
-        ) from None
+    client = load_client()
     model = tiny_model(invariant=True) if tiny else load_llama(open_gguf(find_smollm2()))
     tier = ThreadedTier(make_store(place))
 
@@ -235,9 +231,9 @@ def _serve(place: str, folder: str, *, tiny: bool) -> None:
         exchange=lambda made: FarExchange(made, tier, OPTIONS),
         observe=observe,
     )
-    registry = prometheus_client.CollectorRegistry()
+    registry = client.CollectorRegistry()
     exporter = Exporter(engine.manager, {"model_name": MODEL_NAME}, registry)
-    server, _ = prometheus_client.start_http_server(0, addr="127.0.0.1", registry=registry)
+    server, _ = client.start_http_server(0, addr="127.0.0.1", registry=registry)
     with EventPublisher(f"ipc://{folder}/events", FREE_ENDPOINT) as publisher:
         places = {"events": publisher.endpoint, "replay": publisher.replay_endpoint}
         print(json.dumps(places | {"metrics": server.server_port}), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from kvcore_runtime.errors import KvcoreRuntimeError, PackageMissing
+from kvcore_runtime.errors import KvcoreRuntimeError, load_extra
 
 
 class EndpointUnusable(KvcoreRuntimeError):
@@ -21,10 +21,5 @@ class PublisherClosed(KvcoreRuntimeError):
 
 
 def load_zmq() -> ModuleType:
-    """Import zmq. Raises PackageMissing."""
-    try:
-        import zmq
-    except ImportError:
-        raise PackageMissing(what="events", package="pyzmq", extra="events") from None
-    module: ModuleType = zmq
-    return module
+    """The module zmq. Raises PackageMissing."""
+    return load_extra("zmq", what="events", package="pyzmq", extra="events")

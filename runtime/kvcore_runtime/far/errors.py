@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 from kvcore_runtime.errors import KvcoreRuntimeError
 
 
@@ -19,17 +16,3 @@ class UnknownTicket(KvcoreRuntimeError):
     """A ticket that was never given, or has ended."""
 
     message = "ticket {ticket} is not on its way"
-
-
-class FarPackageMissing(KvcoreRuntimeError):
-    """A tier needs a package that is an extra."""
-
-    message = "this far tier needs the Python package {package!r}: pip install {install!r}"
-
-
-def load_package(module: str, package: str, install: str) -> ModuleType:
-    """A module of an optional package. Raises FarPackageMissing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise FarPackageMissing(package=package, install=install) from None

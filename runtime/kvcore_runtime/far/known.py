@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 
 class KnownNames:
-    """The newest names that were stored or found here, so many at most."""
+    """Remembers names that were stored or found here, the newest `num_names_max` of them."""
 
     def __init__(self, num_names_max: int) -> None:
         self._num_names_max = num_names_max

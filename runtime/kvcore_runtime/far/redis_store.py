@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore_runtime.cache.errors import TierUnusable
-from kvcore_runtime.far.errors import InvalidTier, load_package
+from kvcore_runtime.errors import load_extra
+from kvcore_runtime.far.errors import InvalidTier
 from kvcore_runtime.far.tier import FarStatus, View
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
@@ -33,7 +34,7 @@ class RedisStore:
     ) -> None:
         if not timeout_s > 0:
             raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
-        self._redis = load_package("redis", "redis", "kvcore-runtime[redis]")
+        self._redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
         self._client: Any = self._redis.Redis.from_url(
             url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None
         )

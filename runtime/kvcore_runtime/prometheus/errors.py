@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from kvcore_runtime.errors import KvcoreRuntimeError
+from typing import Any
+
+from kvcore_runtime.errors import KvcoreRuntimeError, load_extra
 
 
 class InvalidLabel(KvcoreRuntimeError):
@@ -22,3 +24,10 @@ class NamesTaken(KvcoreRuntimeError):
     """A second exporter in one registry."""
 
     message = "the registry has these metrics already, give each engine its own: {reason}"
+
+
+def load_client() -> Any:
+    """The module prometheus_client, with its `core`. Raises PackageMissing."""
+    names = {"what": "metrics", "package": "prometheus-client", "extra": "prometheus"}
+    load_extra("prometheus_client.core", **names)
+    return load_extra("prometheus_client", **names)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvcore import BlockObserver, KVCacheManager, PrefixCacheStats
 from kvcore.types.commands import Batch
-from kvcore_runtime.errors import PackageMissing
 from kvcore_runtime.prometheus.block_counts import BlockCounts
-from kvcore_runtime.prometheus.errors import InvalidLabel, InvalidNames, NamesTaken
+from kvcore_runtime.prometheus.errors import InvalidLabel, InvalidNames, NamesTaken, load_client
 from kvcore_runtime.prometheus.names import METRICS, Kind, Metric
 
 if TYPE_CHECKING:
@@ -80,16 +79,11 @@ class Exporter:
         *,
         block_sample_rate: float = 0.0,
     ) -> None:
-        try:
-            from prometheus_client import REGISTRY, core
-        except ImportError:
-            raise PackageMissing(
-                what="metrics", package="prometheus-client", extra="prometheus"
-            ) from None
+        client = load_client()
         self._families: dict[Kind, Any] = {
-            "gauge": core.GaugeMetricFamily,
-            "counter": core.CounterMetricFamily,
-            "histogram": core.HistogramMetricFamily,
+            "gauge": client.core.GaugeMetricFamily,
+            "counter": client.core.CounterMetricFamily,
+            "histogram": client.core.HistogramMetricFamily,
         }
         self._metrics = _metrics(names)
         self._labels = _read_labels(labels or {})
@@ -100,7 +94,7 @@ class Exporter:
         self._values: dict[str, int | float] = dict.fromkeys(("queries", "hits"), 0)
         self._tables: dict[str, dict[tuple[str, ...], int | float]] = {}
         self._seconds = {name: _Seconds() for name in ("lifetime", "idle", "reuse_gap")}
-        self.registry: CollectorRegistry = REGISTRY if registry is None else registry
+        self.registry: CollectorRegistry = client.REGISTRY if registry is None else registry
         try:
             self.registry.register(self)
         except ValueError as error:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.engine.engine import Engine
-from kvcore_runtime.far.errors import FarPackageMissing, InvalidTier
+from kvcore_runtime.errors import PackageMissing
+from kvcore_runtime.far.errors import InvalidTier
 from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.redis_store import RedisStore
@@ -77,9 +78,7 @@ def test_a_server_that_cannot_be_had_is_said_or_is_down(monkeypatch: pytest.Monk
     with pytest.raises(InvalidTier, match="timeout_s is 0, expected more than 0 seconds"):
         RedisStore(timeout_s=0)
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(
-        FarPackageMissing, match=r"package 'redis': pip install 'kvcore-runtime\[re"
-    ):
+    with pytest.raises(PackageMissing, match=r"package 'redis': pip install 'kvcore-runtime\[re"):
         make_store(port)
 
 
