@@ -7,7 +7,6 @@ Each bug shows only in some runs, as those of engines do.
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from typing import Any, ClassVar
@@ -211,11 +210,20 @@ class Samples(Adapter):
 
 
 class IsMoody(Adapter):
-    """An adapter whose runs depend on more than the world."""
+    """An adapter whose runs depend on more than the world: every second engine rests at first."""
+
+    num_made = 0
 
     class Engine(Engine):
+        def __init__(self, world: Any) -> None:
+            super().__init__(world)
+            IsMoody.num_made += 1
+            self.rests = IsMoody.num_made % 2
+
         def step(self) -> None:
-            if random.SystemRandom().random() < 0.7:
+            if self.rests:
+                self.rests = 0
+            else:
                 super().step()
 
 
