@@ -281,12 +281,12 @@ def _check_loads(world: World) -> None:
 
 
 def groups_of(options: argparse.Namespace) -> tuple[Group, ...]:
-    """The groups of the world. Raises BadOptions, InvalidConfig."""
+    """Return the groups of the world. Raises BadOptions, InvalidConfig."""
     return tuple(_group(word, options.block_size or 2) for word in options.groups or ("full",))
 
 
 def _group(word: str, size: int) -> Group:
-    """A group from its word: kind, window, size."""
+    """Return the group that a word describes: kind, window, size."""
     rest, _, own = word.partition("@")
     kind, _, window = rest.partition(":")
     if kind not in KIND_WORDS or not (own or "1").isdigit() or (kind == "full") != (not window):
@@ -300,12 +300,12 @@ def _group(word: str, size: int) -> Group:
 
 
 def option(name: str) -> str:
-    """How an option is written."""
+    """Return the spelling of an option."""
     return "--" + name.replace("_", "-")
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with commas between."""
+    """Join names with commas."""
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore simulate`: engines made from seeds, checked, their failures made small.
+"""The command `kvcore simulate`: runs random engines from seeds, checks them, and shrinks failing
+runs.
 
-Results go to standard output, progress and what was wrong with the question to standard error.
-Interrupted, it says what was done. Exit code 0: no run failed; 1: one did; 2: the call was wrong;
-130: interrupted, nothing found.
+Results go to standard output, progress and errors to standard error. An interrupted command reports
+the runs that it has finished. Exit code 0: no run failed; 1: a run failed; 2: bad arguments; 130:
+interrupted, nothing found.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SHRINKING_SECONDS = 60.0
 
 @attrs.define
 class Tally:
-    """The totals of all runs. cut_off: the one that was interrupted, in words."""
+    """The totals of all runs. cut_off: a description of the interrupted run."""
 
     num_runs: int = 0
     num_steps: int = 0
@@ -50,7 +51,7 @@ class Tally:
     cut_off: str = ""
 
     def add(self, run: Run) -> None:
-        """Count a run that is over."""
+        """Count a finished run."""
         self.num_runs += 1
         self.num_steps += run.num_steps
         self.num_calls += run.num_calls
@@ -62,9 +63,9 @@ class Tally:
 
 @ends_cleanly
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make runs; returns the exit code.
+    """Make runs; return the exit code.
 
-    arguments: those behind `kvcore simulate`, the process's by default.
+    arguments: those after `kvcore simulate`; by default, those of the process.
     """
     options = parse(_make_parser(), arguments)
     try:
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_all(options: argparse.Namespace, devices: MakeDevices) -> Tally:
-    """Runs of one seed after the other, until enough are made, time is up or one fails."""
+    """Run one seed after the other, until enough runs are done, time is up or a run fails."""
     tally, start = Tally(), time.monotonic()
     progress = Progress(options, tally, start)
     fixed = Fixed(num_blocks=options.blocks, num_requests=options.requests)
@@ -102,7 +103,7 @@ def _run_all(options: argparse.Namespace, devices: MakeDevices) -> Tally:
 
 
 class Progress:
-    """One line on a terminal that says where the runs are, and the limits that end them."""
+    """One line on a terminal that shows the progress of the runs, and the limits that end them."""
 
     def __init__(self, options: argparse.Namespace, tally: Tally, start: float) -> None:
         self._options, self._tally, self._start = options, tally, start
@@ -111,13 +112,13 @@ class Progress:
         self._visible = sys.stderr.isatty()
 
     def is_over(self) -> bool:
-        """Whether no other run is to begin."""
+        """Tell whether the runs end here."""
         if self._options.time is not None:
             return self._late()
         return self._tally.num_runs >= (self._options.runs or 1)
 
     def step(self, step: int) -> bool:
-        """Show a step about to be made; whether time is up."""
+        """Show the next step; return whether time is up."""
         self.at = step
         now = time.monotonic()
         if self._visible and now - self._shown > 0.2:
@@ -129,7 +130,7 @@ class Progress:
         return self._late()
 
     def end(self) -> None:
-        """Take the line away."""
+        """Clear the line."""
         if self._visible:
             print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
 
@@ -139,7 +140,9 @@ class Progress:
 
 
 def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> str | None:
-    """The trace of a failing run made small; as it was if it cannot be."""
+    """Return the trace of a failing run after shrinking, or of the whole run if it cannot be
+    shrunk.
+    """
     if tally.failed is None or tally.failed.failure is None:
         return None
     failure = tally.failed.failure
@@ -154,7 +157,9 @@ def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> 
 
 
 def _where(failure: Failure, backend: BackendName, devices: MakeDevices) -> BackendName:
-    """One backend that fails alone, the quicker one first; else the requested ones."""
+    """Return a backend on which the run fails alone, the faster one first; else the requested
+    ones.
+    """
     order: list[BackendName] = ["rust", "python"]
     for one in order if backend == "both" else []:
         _, found = again(failure.config, failure.moves, backend=one, devices=devices)
@@ -212,7 +217,7 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
 
 
 def _check(options: argparse.Namespace) -> MakeDevices:
-    """The requested devices. Raises BadOptions."""
+    """Return the requested devices. Raises BadOptions."""
     if options.backend in ("rust", "both") and not _twin.available():
         raise BadOptions("the compiled twin is missing: use --backend python")
     if options.runs is not None and options.time is not None:

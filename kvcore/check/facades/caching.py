@@ -4,8 +4,7 @@
 It behaves like the engines of that time: the cached prefix is looked up before a prompt is
 allocated and is not computed again, computed blocks are marked after each step, and each step
 reports when it used which sequence. Each call is one step. Equal tokens have equal content, so that
-hits are read. Source:
-S002-38 to 41, 59 to 72.
+hits are read.
 """
 
 from __future__ import annotations

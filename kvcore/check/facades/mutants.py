@@ -127,7 +127,7 @@ def m_swaps_out_last(patcher: Patcher) -> None:
 
 @facade_mutant("v0", "exchange", "KV-READ", rows=(63,))
 def m_swaps_out_late(patcher: Patcher) -> None:
-    """The same of V0: what leaves a block is copied after what comes to it."""
+    """V0 swaps in before it swaps out: a block is copied out after its new content has come."""
     swap_out_last(patcher)
 
 
@@ -139,7 +139,7 @@ def m_never_waits(patcher: Patcher) -> None:
 
 @facade_mutant("v0", "lookahead", "ATOMIC-FAIL")
 def m_append_stops_half_way(patcher: Patcher) -> None:
-    """Blocks for tokens and slots behind them are taken one by one, as far as they go."""
+    """Blocks for tokens and lookahead slots are taken one by one, as far as they go."""
     add = CachingTable._add
 
     def one_by_one(self: Any, num_blocks: int, extra_hash: int | None) -> None:
@@ -158,7 +158,9 @@ def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
 
 @facade_mutant("v0", "swap", "ADMIT-EXACT", rows=(17,))
 def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
-    """What a swap touches leaves out cached blocks without owner, which are the free ones."""
+    """The count for a swap leaves out cached blocks without an owner, although these count as
+    free.
+    """
 
     def count_absent(self: Any, keys: list[bytes]) -> int:
         return sum(owners is None for owners in self.blocks.owners_of(keys))
@@ -197,7 +199,7 @@ def m_passed_block_given_back_twice(patcher: Patcher) -> None:
 
 
 def later_for_never(can_allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """The question, with LATER for NEVER."""
+    """Answer as the original does, with LATER in the place of NEVER."""
 
     def asked(self: Any, *args: Any) -> Any:
         status = can_allocate(self, *args)
@@ -216,7 +218,9 @@ def swap_out_last(patcher: Patcher) -> None:
 
 
 def report_text(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
-    """A line on a hunt, and whether the bug is killed by its property in a short run."""
+    """Describe a hunt in a line; return it, and whether the property kills the bug in a short
+    run.
+    """
     found = report.violation
     rows = ", ".join(map(str, mutant.rows))
     head = f"{mutant}" + (f" (row {rows})" if rows else "")

@@ -4,7 +4,7 @@
 It behaves like the engines of that time: a group is admitted if `can_allocate` allows it, a sampled
 token is appended and then gets its slot, groups are swapped as a whole. Tokens are named by the
 sequence that samples them, so that forks differ; the content of prompts does not matter, since
-nothing is hashed. A sequence with a window reads only the window. Source: S003-07 to S003-36.
+nothing is hashed. A sequence with a window reads only the window.
 """
 
 from __future__ import annotations

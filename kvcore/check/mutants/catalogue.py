@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 94 bugs that were reported of KV-cache block managers, and what stands for each here.
+"""The 94 reported bugs of KV-cache block managers, and the seeded bugs that stand for them.
 
-A row says in own words what went wrong, in no project's name: the reports were read, none is a
-verdict. Its seeded bugs are those that name its number; a row without any says why it cannot be put
-into this core.
+Each row describes in our own words what a report says went wrong, and names no project; a row is
+not a judgement on one. The seeded bugs of a row are those that give its number; a row without any
+states why the bug cannot be put into this core.
 """
 
 from __future__ import annotations
@@ -123,5 +123,5 @@ NOT_EXPRESSED: dict[int, str] = {
 
 
 def by_row(mutants: list[Mutant]) -> Mapping[int, list[Mutant]]:
-    """Every row's seeded bugs, in their order."""
+    """Return the seeded bugs of every row, in their order."""
     return {number: [each for each in mutants if number in each.rows] for number in SENTENCES}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of what is kept whatever it costs: pins of prefixes."""
+"""Seeded bugs of pinned prefixes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of what blocks really hold: copies, publication, preemption."""
+"""Seeded bugs of the contents of blocks: copies, publication, preemption."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ ONLY_HITS = "who is evicted too early is computed again"
 
 
 def loading(_: World, state: State) -> Iterator[Call]:
-    """The calls of an engine with one request, which begins to compute and loads the rest."""
+    """Yield the calls of an engine with one request, which computes its first tokens and loads the
+    rest.
+    """
     if not state.requests:
         yield Call("add_request", (Request("0", [0, 0, 0]),))
     for request in state.requests.values():
@@ -42,7 +44,7 @@ LOADING = world(3, 1, 3, groups=(SLOT,), moves=loading, max_in_flight=1)
 
 
 def nobody(*_: Any) -> bool:
-    """No request is stale."""
+    """Report that no request is stale."""
     return False
 
 
@@ -70,7 +72,7 @@ def m_completion_publishes_for_stale_requests(patcher: Patcher) -> None:
 
 @mutant("epoch-merge", "KV-READ")
 def m_epoch_begins_in_an_open_batch(patcher: Patcher) -> None:
-    """The weights change under requests that the open batch schedules."""
+    """The weights change while the open batch schedules requests."""
     patcher.replace(epochs, "check_open_batch", lambda _: None)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One seeded bug, explored until a property finds it.
+"""The hunt of one seeded bug: explores a world until a property finds it.
 
-A hunt checks some properties alone and gives the shortest run to the first that does not hold. What
-users can observe is checked in a hunt of its own. A walk along broken links that never ends is a
-crash. The twin's are hunted by tools/twin_mutants.py.
+A hunt checks the given properties only, and returns the shortest run to the first one that fails. A
+separate hunt checks what users can observe. A walk along broken links that never ends counts as a
+crash. tools/twin_mutants.py hunts the bugs of the twin.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ HARMLESS_STATES = 1500
 class MutantHunt:
     """The result of a hunt.
 
-    found: the property that does not hold, None where the bug lives. detail: what is wrong. calls:
-    those that lead there. verdict: of the exploration. num_states: explored until then. seconds: of
-    this processor.
+    found: the property that fails; None if the bug survives. detail: what is wrong. calls: those
+    that lead there. verdict: of the exploration. num_states: explored until then. seconds:
+    processor time.
     """
 
     found: str | None
@@ -46,8 +46,8 @@ class MutantHunt:
 
 
 def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> MutantHunt:
-    """Explore a world with a seeded bug until one of these properties does not hold; by REFINE the
-    twin, which is right, runs as well. Raises BackendMissing.
+    """Explore a world with a seeded bug until one of these properties fails; for REFINE, run the
+    twin, which is correct, as well. Raises BackendMissing.
     """
     names = frozenset(properties)
     backend = "both" if "REFINE" in names else "python"
@@ -55,7 +55,7 @@ def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> MutantHunt:
 
 
 def observe(mutant: Mutant) -> MutantHunt:
-    """Explore what users observe of a seeded bug, in the world in which it shows."""
+    """Explore, in the world in which a seeded bug shows, what users observe of it."""
     where = mutant.shows or mutant.world
     named = [name for name in mutant.broken if name in OBSERVABLE]
     if named and mutant.shows in (None, mutant.world):
@@ -84,7 +84,9 @@ def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> MutantHun
 
 
 def walk(queue: FreeQueue) -> Iterator[int]:
-    """The blocks of a free queue, front first. Raises RuntimeError if its links never end."""
+    """Return the blocks of a free queue, front first. Raises RuntimeError if its links never
+    end.
+    """
     steps = iter(range(len(queue.following)))
     for sentinel in range(queue.num_blocks, len(queue.following)):
         block = queue.following[sentinel]

@@ -241,12 +241,12 @@ def m_stale_entries_compared(patcher: Patcher) -> None:
 
 
 def key_owner(state: State, key: bytes) -> int:
-    """The block that the index gives first under a key."""
+    """Return the first block that the index has for a key."""
     return state.device.index.firsts[key]
 
 
 def miss_also(patcher: Patcher, wrong: Callable[[State, bytes, RequestState, int], bool]) -> None:
-    """Let look-ups miss a block under a key, too, if something is wrong with it."""
+    """Let look-ups also miss a block under a key if something is wrong with it."""
 
     @patcher.around(prefix_lookup, "first_missing")
     def first(missing: Any, state: Any, request: Any, group_id: int, positions: Any) -> Any:
@@ -278,8 +278,8 @@ def m_superseded_key_comes_back(patcher: Patcher) -> None:
 
 @mutant("calls", "KV-READ", "HIT-LONGEST", "HIT-FRESH", rows=(8,))
 def m_evicted_block_counts_as_computed(patcher: Patcher) -> None:
-    """A request that misses takes the next block of the free queue for a computed one of its own,
-    since it was one for somebody.
+    """A request that misses takes the next block of the free queue as computed, since it was
+    computed for another request.
     """
 
     @patcher.around(queries, "longest_hit")
@@ -309,7 +309,7 @@ def m_hashes_collide(patcher: Patcher) -> None:
 
 @mutant("salts", "OPERATIONS", rows=(12,), shows=ADAPTERS)
 def m_external_key_of_tokens_only(patcher: Patcher) -> None:
-    """The external store is asked by tokens alone: another adapter's content comes back."""
+    """The key of the external store covers only tokens, so another adapter's content is loaded."""
     own = RequestState.key
 
     @patcher.around(transfers, "start_loads")
@@ -328,7 +328,7 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
 
 @mutant(PICTURED, "KEY-SEP", unnamed="no named world has media")
 def m_cut_is_a_name(patcher: Patcher) -> None:
-    """What a cut leaves of a media item is known by a name that another item can have."""
+    """The identity given to the rest of a cut media item can also belong to another item."""
 
     @patcher.around(ExtraKeys, "of_block")
     def of_block_by_name(of_block: Any, self: ExtraKeys, *args: int) -> tuple[ExtraKey, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of time: batches in flight, quarantine, publication at completion, cancel."""
+"""Seeded bugs of timing: batches in flight, quarantine, publication at completion, cancel."""
 
 from __future__ import annotations
 
@@ -187,7 +187,9 @@ def m_cancel_keeps_counts(patcher: Patcher) -> None:
 
 @mutant("flight", "TABLE-MIRROR", shows=FLYING)
 def m_cancel_leaves_tables(patcher: Patcher) -> None:
-    """The worker's tables stay as a batch left them that may have run or not."""
+    """After a cancel, the worker's tables stay as the batch left them, although it may not have
+    run.
+    """
     patcher.replace(cancel, "rebuild", lambda *_: None)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of external loads that fail: what rests on them, and whom a report reaches."""
+"""Seeded bugs of failing external loads: what depends on them, and which requests a report
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def nothing(*_: Any) -> None:
 
 
 def drop_reporter(tx: Transaction, name: str) -> None:
-    """Forget a request as one that can report, and a load that nobody can; keys stay."""
+    """Forget that a request can report a load; keys stay, even if no request can report it."""
     left = [
         replace(load, reporters=tuple(each for each in load.reporters if each.request_id != name))
         for load in tx.loads

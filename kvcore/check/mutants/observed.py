@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that looks at nothing but what a user of the core can observe.
+"""A model that checks only what a user of the core can observe.
 
-An engine makes the moves of a world and believes what it is told. What every slot holds goes on
-from batch to batch, right or wrong, and is checked only where a query reads it (KV-READ, ZEROED);
-besides that a call may crash, blocks may not come back, and requests may have no way on. Nothing is
-renamed, since a state that a bug has broken has no canonical name.
+An engine makes the moves of a world and trusts the manager. The contents of all slots are carried
+from batch to batch, right or wrong, and are checked only when a query reads them (KV-READ, ZEROED).
+Besides, a call may crash, blocks may never be freed, and requests may be unable to progress.
+Nothing is renamed, since a state that a bug has broken has no canonical name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 
 @attrs.frozen
 class ObservedNode:
-    """A state, and what an engine has of it: the contents of all blocks, its own tables."""
+    """A state, and the engine's side of it: the contents of all blocks, and its own tables."""
 
     state: State
     contents: Contents
@@ -53,7 +53,7 @@ class ObservedNode:
 
 
 class ObservedModel:
-    """The states of a world without batches in flight, with what its slots really hold."""
+    """The states of a world without batches in flight, with the true contents of their slots."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -64,11 +64,11 @@ class ObservedModel:
         self._run_checks = {} if world.config.max_num_batched_tokens else RUN_CHECKS
 
     def start(self) -> ObservedNode:
-        """The empty state; nothing was written yet."""
+        """Return the empty state, in which nothing has been written."""
         return ObservedNode(make_state(self.world.config), {}, {}, {})
 
     def edges(self, node: ObservedNode) -> Iterator[Edge]:
-        """Every path of moves, with every way in which its loads can end."""
+        """Yield every path of moves, with every way in which its loads can end."""
         paths: list[Steps] = [()]
         for _ in range(self.world.moves_per_batch):
             longer: list[Steps] = []
@@ -84,7 +84,7 @@ class ObservedModel:
             paths = longer
 
     def name(self, node: ObservedNode) -> bytes:
-        """All that there is of a node, as text."""
+        """Return everything that distinguishes a node, as text."""
         state = node.state
         slots = sorted((place, tuple(held)) for place, held in node.contents.items())
         tables = sorted((place, tuple(table)) for place, table in node.tables.items() if table)
@@ -94,7 +94,7 @@ class ObservedModel:
         return repr((state.epoch, named, *rows, pools, slots, tables)).encode()
 
     def check(self, node: ObservedNode) -> None:
-        """Raise InvariantViolation where blocks or requests have no way on."""
+        """Raise InvariantViolation if blocks are never freed or a request cannot progress."""
         for detail in pool_and_state.leak(node.state):
             raise InvariantViolation("LEAK", detail)
         for name, holds in self._run_checks.items():
@@ -102,12 +102,12 @@ class ObservedModel:
                 raise InvariantViolation(name, detail)
 
     def pack(self, node: ObservedNode) -> bytes:
-        """The number of a node: it stays in memory."""
+        """Return the number of a node, which stays in memory."""
         self._nodes.append(node)
         return (len(self._nodes) - 1).to_bytes(8, "big")
 
     def unpack(self, data: bytes) -> ObservedNode:
-        """The node of a number."""
+        """Return the node with this number."""
         return self._nodes[int.from_bytes(data, "big")]
 
     def _moves(self, state: State, path: Steps) -> Iterator[Steps]:
@@ -136,7 +136,7 @@ class ObservedModel:
     def _settle(
         self, node: ObservedNode, closing: list[CheckedCall], failing: Failing
     ) -> ObservedNode:
-        """Take the batch, execute it, read what its queries read, and end its operations."""
+        """Take the batch, execute it, check what its queries read, and end its operations."""
         opened = closing[-1].outcome.state
         if opened is node.state:
             return node
@@ -166,7 +166,7 @@ class ObservedModel:
         return ObservedNode(closed(state), contents, ghost.tables, schedule.encoders, *owners)
 
     def _execute(self, batch: Sequence[Command]) -> None:
-        """Run a batch, the copies of each segment in reverse: nothing says that they must not."""
+        """Run a batch, the copies of each segment in reverse order, which is allowed."""
         ghost, size = self._ghost, max(each.block_size for each in self.world.config.groups)
         parts: dict[int, list[Command]] = {}
         for number, command in zip(commands.segments(batch), batch, strict=True):
@@ -198,13 +198,13 @@ class ObservedModel:
 
 
 def ruined(held: Slots) -> Slots:
-    """Slots in which what a failed load left is rubbish: the engine was told, and went on."""
+    """Return the slots that a failed load left undefined although the engine knows of it."""
     return tuple(RUBBISH if each == SPOILT else each for each in held)
 
 
 def _watched(path: Any, make: Any) -> Any:
-    """The value of `make`, or None if a user does not see the failure. Raises Broken: a property
-    that a user sees break, or NOCRASH where the core failed.
+    """Return the value of `make`, or None if a user does not see its failure. Raises Broken for a
+    property that a user sees break, and for NOCRASH if the core failed.
     """
     try:
         return make()
@@ -222,7 +222,7 @@ def _watched(path: Any, make: Any) -> Any:
 
 
 def _is_of_core(error: Exception) -> bool:
-    """Whether an error was raised by the core, and not by what checks it."""
+    """Tell whether the core raised an error, rather than a check."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of owners, of the free queue, and of what fits."""
+"""Seeded bugs of owners, the free queue, and admission."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def m_touch_after_alloc(patcher: Patcher) -> None:
 
 
 def touch_after_taking(patcher: Patcher) -> list[int]:
-    """A list of blocks that get their owner only when new ones were taken."""
+    """A list of blocks that get their owner only after new ones were taken."""
     late: list[int] = []
     touch = PoolTransaction.touch
 
@@ -159,7 +159,9 @@ def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
 
 
 def swap_in_leaving(watermarks: int, *, hits_need_room: bool = True) -> Any:
-    """A `swap_in` that leaves the watermark this many times, also if it needs no block."""
+    """Make a `swap_in` that leaves the watermark free this many times, even if it needs no
+    block.
+    """
 
     def swap_in(before: Any, request_ids: Any) -> Any:
         def change(tx: Transaction) -> Refused | None:
@@ -257,7 +259,7 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
 
 
 def keep_refused_hits(patcher: Patcher) -> None:
-    """Let a request that is refused keep the blocks of its hit."""
+    """Let a refused request keep the blocks of its hit."""
 
     @patcher.around(allocate, "plan_allocation")
     def plan_holding(plan_allocation: Any, tx: Transaction, slot_request: SlotRequest) -> Any:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of eviction policies: a wrong place, a use or a waiting request that is not noted.
+"""Seeded bugs of eviction policies: a wrong position, or a use or a waiting request that is not
+recorded.
 
-All but one cost hits alone, so the trace of their policy finds them.
+All but one cost only hits, so that the trace of their policy finds them.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def m_never_is_said_to_be_later(patcher: Patcher) -> None:
 
 @mutant("calls", "NO-THRASH", rows=(69,))
 def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
-    """A request gets its next token only while two blocks are free: it is preempted, comes back and
-    is preempted, again and again.
+    """A request gets its next token only if two blocks are free: it is preempted and resumed again
+    and again.
     """
 
     @patcher.around(TRANSITIONS, "append")
@@ -91,8 +91,8 @@ def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
 
 @mutant("calls", "DEADLOCK-FREE", rows=(67,))
 def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
-    """A waiting request keeps the blocks of its hit when it is refused, and is thought to have
-    none: nobody takes them back.
+    """A waiting request keeps the blocks of its hit when it is refused, and is treated as if it had
+    none, so that nobody frees them.
     """
     keep_refused_hits(patcher)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of levels: wishes that are lost, levels that end in the wrong order or never."""
+"""Seeded bugs of retention levels: wishes that are lost, levels that end in the wrong order or
+never.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ONLY_HITS = "who is evicted too early is computed again"
 
 
 def overriding(patcher: Patcher, part: int) -> None:
-    """Let the last wish override one part of those before."""
+    """Let the last wish override one part of the earlier ones."""
 
     @patcher.around(RetentionTransaction, "note_wish")
     def note_wish(old: Any, self: RetentionTransaction, block: int, wish: Wish) -> None:
@@ -73,7 +75,7 @@ def m_levels_end_in_reverse(patcher: Patcher) -> None:
 
 
 def ended(kept: Kept, now: int) -> bool:
-    """Whether the level of a block ended just now."""
+    """Tell whether the level of a block has just ended."""
     base, level, until = kept
     return level > base and until == now
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a seeded bug is written down, and the ways to put one in.
+"""The form of a seeded bug, and the ways to put one into the core.
 
 A seeded bug is a function that patches the production transitions through a `Patcher`, with the
 named world in which it shows, and the properties that must find it, each on its own. Its docstring
-says in one line what goes wrong. A patch keeps nothing between calls: an exploration tries calls in
-an order that is no run's. The twin's own are in rust/src/mutants.rs.
+says in one sentence what goes wrong. A patch keeps nothing between calls, since the order in which
+an exploration tries calls is not that of a run. The twin's own bugs are in rust/src/mutants.rs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kvcore.types.commands import Command
 
 
 class Patcher(ExitStack):
-    """Puts things in the places of others; the old ones come back at its end."""
+    """Replaces objects, and restores the old ones at its end."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Put an attribute, or an item of a dictionary, in the place of one that is there."""
+        """Replace an existing attribute or dictionary item."""
         if isinstance(owner, dict):
             self.callback(owner.__setitem__, name, owner[name])
             owner[name] = value
@@ -37,7 +37,9 @@ class Patcher(ExitStack):
             setattr(owner, name, value)
 
     def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A decorator that puts a function in the place of another, which it gets first."""
+        """Replace the decorated function's namesake; the replacement gets the original as its first
+        argument.
+        """
         old = owner[name] if isinstance(owner, dict) else vars(owner)[name]
 
         def put(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,12 +63,12 @@ Patch = Callable[[Patcher], None]
 
 @attrs.frozen(kw_only=True)
 class Mutant:
-    """A seeded bug, where it shows, and what must find it.
+    """A seeded bug, the world in which it shows, and the properties that must find it.
 
-    rows: of the catalogue that it stands for. profile: the named world in which each property of
-    `broken` finds it, on its own; None if no named world shows it, and unnamed says why. shows:
-    where a property of what users can observe finds it. costs: why none does, where nothing but
-    the number of hits changes.
+    rows: the rows of the catalogue that it stands for. profile: the named world in which each
+    property of `broken` finds it, on its own; None if no named world shows it, with the reason in
+    unnamed. shows: the world in which a property of what users can observe finds it. costs: why
+    none does, if the bug changes only the number of hits.
     """
 
     patch: Patch
@@ -84,12 +86,12 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The name of its function."""
+        """Return the name of its function."""
         return self.patch.__name__
 
     @property
     def sentence(self) -> str:
-        """The fault in a sentence: the docstring of its function."""
+        """Return the fault as one sentence, the docstring of its function."""
         return " ".join((self.patch.__doc__ or "").split())
 
 
@@ -107,7 +109,8 @@ def mutant(
 ) -> Callable[[Patch], Patch]:
     """Add a patch to the mutants.
 
-    where: the name of a world, or a world of its own, with the reason why no named one shows it.
+    where: the name of a world, or a world of its own, with the reason why no named one shows the
+    bug.
     """
     world = PROFILES[where].world if isinstance(where, str) else where
 
@@ -131,7 +134,7 @@ def mutant(
 
 
 def emitting(patcher: Patcher, change: Callable[[Command], Command | None]) -> None:
-    """Change commands on their way into the batch; None leaves one out."""
+    """Change commands on their way into the batch; None removes one."""
 
     @patcher.around(Transaction, "freeze")
     def freeze_changed(freeze: Any, self: Transaction) -> Any:
@@ -146,7 +149,7 @@ def without(patcher: Patcher, *kinds: type[Command]) -> None:
 
 
 def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -> None:
-    """Change the state that a transition gives: change(before, after, its first argument)."""
+    """Change the state that a transition returns: change(before, after, its first argument)."""
 
     @patcher.around(TRANSITIONS, name)
     def changed(transition: Any, before: Any, *args: Any, **options: Any) -> Any:
@@ -156,5 +159,5 @@ def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -
 
 
 def put(where: Any, request: RequestState) -> Any:
-    """A state with a request's form in the place of its old one."""
+    """Return the state with a request replaced."""
     return replace(where, requests=where.requests.set(request.request_id, request))

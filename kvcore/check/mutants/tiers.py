@@ -59,7 +59,7 @@ def m_reset_in_use(patcher: Patcher) -> None:
 
 
 def reset_if(patcher: Patcher, unused: Callable[[PoolTransaction], bool]) -> None:
-    """Let a reset happen on a condition of the device's pool alone."""
+    """Allow a reset by a condition on the device's pool alone."""
 
     def reset(before: Any) -> Any:
         def change(tx: Transaction) -> bool:
@@ -107,7 +107,7 @@ def m_load_is_findable_when_it_starts(patcher: Patcher) -> None:
 
 @mutant("loads", "OPERATIONS", rows=(85,), shows=LOADED_PAIRS)
 def m_load_brings_what_another_request_has(patcher: Patcher) -> None:
-    """A load is of the key that the first request has at that place, whoever loads."""
+    """A load uses the key that the first request has at that position, whichever request loads."""
     own = RequestState.key
 
     @patcher.around(transfers, "start_loads")
@@ -171,7 +171,7 @@ def m_removed_request_publishes_late(patcher: Patcher) -> None:
 
 @mutant("host", "RESET", rows=(54,))
 def m_reset_asks_one_tier(patcher: Patcher) -> None:
-    """A reset asks the device alone whether blocks are used."""
+    """A reset checks only the device for blocks in use."""
     reset_if(patcher, lambda device: device.num_free == device.num_usable)
 
 
@@ -188,7 +188,7 @@ def m_swaps_out_run_first(patcher: Patcher) -> None:
 
 
 def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> None:
-    """Put the commands of one kind in front of the others of a batch, or behind them."""
+    """Move the commands of one kind to the front of a batch, or to its end."""
 
     @patcher.around(Transaction, "freeze")
     def freeze_sorted(freeze: Any, self: Transaction) -> Any:
@@ -209,19 +209,19 @@ def m_id_taken_for_an_index(patcher: Patcher) -> None:
 
 @mutant("flight-loads", "OPERATIONS", rows=(65, 76), shows=LOADS_LEFT)
 def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
-    """A request that leaves still counts its unfinished loads, and they it."""
+    """A preempted request still waits for its unfinished loads, and they still belong to it."""
     patcher.replace(free, "abandon_loads", lambda _, request: request)
 
 
 @mutant("three", "CMD-COW-SRC", "KV-READ", rows=(63,))
 def m_swaps_out_run_last(patcher: Patcher) -> None:
-    """A batch's copies to the host run last, when their sources were handed out anew."""
+    """A batch's copies to the host run last, after their sources were handed out again."""
     in_order(patcher, SwapOut, last=True)
 
 
 @mutant("three", "CMD-HAZARD", "CMD-ORDER", rows=(58,), shows=SWAP_PAIRS)
 def m_transfers_in_one_segment(patcher: Patcher) -> None:
-    """A batch says of no two transfers that one must wait for the other."""
+    """A batch orders no two transfers, although one must wait for the other."""
     for module in (commands, checker):
         patcher.replace(module, "segments", lambda batch: [0] * len(batch))
 
@@ -246,6 +246,8 @@ def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
 
 @mutant("host", costs="no command zeroes what is named: an engine does", trace="new_blocks")
 def m_names_what_is_filled(patcher: Patcher) -> None:
-    """A block is named as new, and so zeroed by its engine, though a command fills it since."""
+    """A block is listed as new, and so zeroed by its engine, although a command has filled it
+    since.
+    """
     for module in (allocate, transfers, swap):
         patcher.replace(module, "forget_new", lambda *_: None)

@@ -188,7 +188,7 @@ def m_eagle_keeps_its_last_hit(patcher: Patcher) -> None:
 
 
 def keeps_in_search(drops: Any) -> Any:
-    """Whether a group drops its last hit, for all but the search for hits."""
+    """Tell whether a group drops its last hit, except in the search for hits."""
 
     def drops_elsewhere(config: Config, group_id: int) -> bool:
         asker = sys._getframe(1).f_globals["__name__"]
@@ -226,8 +226,8 @@ def m_no_zero_on_reuse(patcher: Patcher) -> None:
 
 @mutant("groups", "NOCRASH", rows=(55,))
 def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
-    """A windowed group counts what it needs without the blocks behind the window, and what it
-    holds with their places.
+    """A windowed group counts the blocks that it needs without those behind the window, and the
+    blocks that it holds with them.
     """
 
     @patcher.around(plan, "plan_growth")

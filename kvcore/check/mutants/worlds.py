@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small worlds in which users see a seeded bug, if its named world is too large for that.
+"""The small worlds in which users see a seeded bug whose named world is too large for that.
 
-Each is as small as its bugs allow, since nothing is renamed where users observe. Blocks hold two
-tokens unless groups say otherwise, and are counted without the null block.
+Each is as small as its bugs allow, since what users observe is explored without renaming. Blocks
+hold two tokens unless groups say otherwise, and are counted without the null block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcore.types.values import Request, Status
 
 
 def world(num_blocks: int, num_requests: int, num_tokens: int, *more: str, **options: Any) -> World:
-    """A world of num_blocks usable blocks, by calls, as `named_world.world` makes it."""
+    """Make a world of num_blocks usable blocks, explored by calls, like `named_world.world`."""
     options.setdefault("moves", "calls")
     return profile.world(num_blocks, num_requests, num_tokens, num_tokens, *more, **options)
 
@@ -90,7 +90,7 @@ AHEAD_SWAPPED = world(
 
 
 def forked(world: World, state: State) -> Iterator[Call]:
-    """The calls of an engine with one request, which it forks before its tokens have come."""
+    """Yield the calls of an engine with one request, which it forks before its tokens have come."""
     if not state.requests:
         yield Call("add_request", (Request("0", [0]),))
     for request in by_row(state):
@@ -112,7 +112,7 @@ AHEAD_REJECTED = world(3, 1, 4, **DRAFTED)
 
 
 def swapped(_: World, state: State) -> Iterator[Call]:
-    """The calls of an engine with one request, which it swaps and forks."""
+    """Yield the calls of an engine with one request, which it swaps and forks."""
     if not state.requests:
         yield Call("add_request", (Request("0", [0]),))
     for request in by_row(state):
@@ -138,7 +138,7 @@ FLYING_SWAPPED = world(
 
 
 def hasty(_: World, state: State) -> Iterator[Call]:
-    """The calls of an engine that appends without a look at the batch."""
+    """Yield the calls of an engine that appends tokens without looking at the batch."""
     if not state.requests:
         yield Call("add_request", (Request("0", [0, 1]),))
     for request in by_row(state):

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One name for each state of a world, whatever its requests and blocks are called."""
+"""Canonical names: one for all states of a world that differ only in names of requests, blocks or
+tokens.
+"""

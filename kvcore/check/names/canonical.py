@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One name for all states that differ only in names: the quotient that makes exploring possible.
+"""Canonical names: one name for all states that differ only in names, so that these are explored
+once.
 
-Three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be left as
-it is (`Symmetry`). Requests, and rows with them: by their place in an order that is tried for every
-permutation of requests that look alike. A row that has no request counts while a batch writes by
-its table; which one a new request gets, and until when rows are held back, does not. Blocks: by
-their first place in tables in request order, then in the free queue, then among the pinned ones;
-the null block keeps its number. Tokens: they matter through equality of prefixes alone, so the
-nodes of the prefix tree are numbered in the order of first meeting; adapter, media and salt are
-part of a prefix. The open batch, events and statistics are left out, and so is `preempted`, which
-only chooses a column of the statistics.
+Three kinds of names are renamed, none of which the core may depend on (EQUIVARIANCE); each renaming
+can be switched off (`Symmetry`). Requests, and their rows, are named by their position in an order;
+every permutation of requests that look alike is tried. A row without a request counts only while a
+batch writes by its table; which row a new request gets, and until when rows are held back, does not
+matter. Blocks are named by their first position in tables in request order, then in the free queue,
+then among the pinned ones; the null block keeps its number. Tokens matter only through the equality
+of prefixes, so the nodes of the prefix tree are numbered in the order in which they are met;
+adapter, media and salt are part of a prefix. The open batch, events and statistics are left out,
+and so is `preempted`, which only chooses a column of the statistics.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ OLD = 9998
 def canonical(
     state: State, prefixes: Prefixes, symmetry: Symmetry = ALL, more: More | None = None
 ) -> bytes:
-    """The least name of a state under renaming; equal names mean equal up to renaming.
+    """Return the least name of a state under renaming; equal names mean states that are equal up to
+    renaming.
 
-    more: what a name says besides, in the same renaming.
+    more: further content of the name, under the same renaming.
     """
     names = [
         _name(state, order, pinned, prefixes, symmetry, more)
@@ -55,9 +57,9 @@ def canonical(
 
 
 class CanonicalNames:
-    """The names of states, each found out once for each state that was met lately.
+    """The names of states; those of recently met states are kept.
 
-    full: whole names; else 128 bits of them.
+    full: keep whole names; else 128 bits of them.
     """
 
     def __init__(self, prefixes: Prefixes, symmetry: Symmetry, *, full: bool = False) -> None:
@@ -67,7 +69,7 @@ class CanonicalNames:
         self._known: Lately[bytes] = Lately(NAMES_KEPT)
 
     def of(self, met: bytes, state: State) -> bytes:
-        """The name of a state; met: its digest."""
+        """Return the name of a state. met: its digest."""
         name = self._known.get(met)
         if name is None:
             name = canonical(state, self._prefixes, self._symmetry)
@@ -77,17 +79,17 @@ class CanonicalNames:
 
 
 def fingerprint(name: bytes) -> bytes:
-    """128 bits of a name."""
+    """Return 128 bits of a name."""
     return hashlib.blake2b(name, digest_size=FINGERPRINT_BYTES).digest()
 
 
 def to_bytes(name: Name) -> bytes:
-    """The bytes of a name, in its order."""
+    """Return a name as bytes."""
     return struct.pack(f">{len(name)}H", *name)
 
 
 def orders(state: State, symmetry: Symmetry) -> Iterator[list[RequestState]]:
-    """The orders of requests that are told apart by nothing but names, coarsely sorted."""
+    """Yield the orders of requests that differ by nothing but names, after a coarse sort."""
     if not symmetry.requests:
         yield by_row(state)
         return
@@ -101,7 +103,7 @@ def orders(state: State, symmetry: Symmetry) -> Iterator[list[RequestState]]:
 
 
 def pinned_alone(state: State) -> list[int]:
-    """The device blocks that pins alone hold: nothing else orders them."""
+    """Return the device blocks that only pins hold: nothing else orders them."""
     if not len(state.device.pins):
         return []
     held = {block for each in state.requests.values() for table in each.tables for block in table}
@@ -171,7 +173,7 @@ def _name(
 
 
 def blocks_of(state: State, symmetry: Symmetry) -> tuple[Blocks, Blocks]:
-    """The numbering of the blocks of both tiers, before any was met."""
+    """Return an empty numbering of the blocks of both tiers."""
     host = range(0 if state.host is None else state.host.num_blocks)
     kept = state.device.first_block if symmetry.blocks else state.device.num_blocks
     return Blocks(range(kept)), Blocks((NO_HOST_BLOCK, *(() if symmetry.blocks else host)))
@@ -185,7 +187,7 @@ def _pool(
     tree: Tree,
     prefixes: Prefixes,
 ) -> Name:
-    """The names of a pool's blocks, and what is known of each; batches: their places."""
+    """Yield the names of a pool's blocks, and what is known of each. batches: their positions."""
     name = [pool.num_free, *blocks.names(pool.queue)]
     waiting = pool.quarantine
     if waiting is not None and (len(waiting) or len(waiting.busy)):
@@ -210,7 +212,7 @@ def _pool(
 
 
 def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> Name:
-    """The time, what was wished for the blocks that were met, and the wishes of requests."""
+    """Yield the time, the wishes for the blocks that were met, and the wishes of requests."""
     name = [known.now]
     for block in blocks.order():
         name += known.kept.get(block, NOTHING)
@@ -221,7 +223,7 @@ def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> 
 
 
 def _remembered(pool: BlockPool, blocks: Blocks, tree: Tree, prefixes: Prefixes) -> Name:
-    """The eviction policy's memory of each block, and of what left, oldest first."""
+    """Yield the eviction policy's memory of each block, and of evicted content, oldest first."""
     policy = pool.policy
     if policy is None or not policy.is_remembered:
         return []
@@ -242,7 +244,7 @@ def _uses(known: Uses) -> Name:
 
 
 def _words(number: int) -> Name:
-    """A number of 64 bits."""
+    """Split a number into words of 64 bits."""
     return [number >> 48, number >> 32 & 0xFFFF, number >> 16 & 0xFFFF, number & 0xFFFF]
 
 
@@ -267,15 +269,17 @@ class Renaming:
         self._taken = set(self._rows)
 
     def row(self, row: int) -> int:
-        """A row's name: its request's place, or behind these, in the order of first meeting."""
+        """Return a row's name: the position of its request, or a number after these, in the order
+        of first meeting.
+        """
         return self._rows.setdefault(row, len(self._rows))
 
     def has_request(self, row: int) -> bool:
-        """Whether a row has a request."""
+        """Tell whether a row has a request."""
         return row in self._taken
 
     def key(self, key: bytes) -> Name:
-        """The meaning of a key: its group and prefix."""
+        """Return the meaning of a key: its group and prefix."""
         letters = self.prefixes.chain(key)
         group_id = group_of(key)
         return [group_id, len(letters), *self.tree.names(letters)[-self.tree.width :]]
@@ -285,7 +289,7 @@ More = Callable[[Renaming], Name]
 
 
 def in_flight(state: State, names: Renaming) -> Name:
-    """The records of batches in flight and of operations."""
+    """Yield the records of batches in flight and of operations."""
     numbers = [batch.number for batch in state.in_flight]
     name = [len(state.in_flight), len(state.batch.published_keys)]
     for block, key in state.batch.published_keys:
@@ -321,25 +325,25 @@ def in_flight(state: State, names: Renaming) -> Name:
 
 
 class Blocks:
-    """Blocks numbered in the order of first meeting, behind those that keep their numbers."""
+    """Blocks numbered in the order of first meeting, after those that keep their numbers."""
 
     def __init__(self, kept: Iterable[int]) -> None:
         self._numbers = {block: number for number, block in enumerate(kept)}
 
     def names(self, blocks: Iterable[int]) -> list[int]:
-        """The numbers of these blocks, met in this order."""
+        """Return the numbers of these blocks, met in this order."""
         numbers = self._numbers
         return [numbers.setdefault(block, len(numbers)) for block in blocks]
 
     def order(self) -> list[int]:
-        """The blocks that were met, by their numbers."""
+        """Return the blocks that were met, by their numbers."""
         return list(self._numbers)
 
 
 class Tree:
-    """Prefixes numbered in the order of first meeting; a number says parent and rank, too.
+    """Prefixes numbered in the order of first meeting; a number also encodes parent and rank.
 
-    width: numbers that the last letter of a prefix takes.
+    width: how many numbers the last letter of a prefix takes.
     """
 
     width = 1
@@ -348,7 +352,7 @@ class Tree:
         self._nodes: dict[tuple[int, Letter], int] = {}
 
     def names(self, letters: Iterable[Letter]) -> list[int]:
-        """A number for the prefix that ends with each letter."""
+        """Return a number for the prefix that ends with each letter."""
         node, names, nodes = 0, [], self._nodes
         for letter in letters:
             node = nodes.setdefault((node, letter), len(nodes) + 1)
@@ -357,12 +361,12 @@ class Tree:
 
 
 class NamedTree(Tree):
-    """Prefixes that keep their names: 128 bits of what they are."""
+    """Prefixes named by their content: 128 bits of it."""
 
     width = 8
 
     def names(self, letters: Iterable[Letter]) -> list[int]:
-        """Eight numbers for the prefix that ends with each letter."""
+        """Return eight numbers for the prefix that ends with each letter."""
         names: list[int] = []
         so_far: list[Letter] = []
         for letter in letters:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other request of a collision: the one whose content a hash stood for already.
+"""The second request of a hash collision.
 
-A search meets two contents of one hash in two runs, and tells the second alone. So that a written
-test fails by itself, the first is looked for among all requests that the world can add, by the
-hashes that the core gives them now.
+A search meets two contents of one hash in two different runs, and reports only the second. So that
+a generated test fails by itself, the first is searched among all requests that the world can add,
+by the hashes that the core gives them now.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TRIES = 5_000
 
 
 def other_request(violation: Violation, world: World) -> Request | None:
-    """A request that collides with one of a violation's; None if the violation is another one,
-    or has both.
+    """Return a request that collides with one of a violation's; None if the violation is not a
+    collision, or contains both requests.
     """
     if violation.name not in COLLISIONS or not violation.steps:
         return None
@@ -53,14 +53,14 @@ def other_request(violation: Violation, world: World) -> Request | None:
 def _blocks(
     request: RequestState, prefixes: Prefixes, state: State
 ) -> Iterator[tuple[bytes, tuple[Letter, ...]]]:
-    """Each hash of a request, with all that it should stand for."""
+    """Yield each block hash of a request, with the content that it should stand for."""
     size, letters = state.config.hash_block_size, prefixes.letters(request)
     for position, block_hash in enumerate(request.block_hashes):
         yield block_hash, letters[: (position + 1) * size]
 
 
 def _requests(world: World) -> Iterator[Request]:
-    """Every request that a world can add, the shorter ones first."""
+    """Yield every request that a world can add, shorter ones first."""
     for count in range(1, world.num_prompt + 1):
         for tokens in product(range(world.num_letters), repeat=count):
             for kind in world.kinds_of_requests:

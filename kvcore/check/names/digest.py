@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exact name of a state, cheaply: equal digests mean equal states, names and all.
+"""Digests: a cheap exact name of a state. Equal digests mean equal states, names included.
 
-Left out are events, statistics, `preempted`, which only selects a column of them, and of the open
-batch all but what it published; batches are identified by their age. Results about a state are kept
-under its digest, so that they are computed once; only recent ones are kept. A digest is made of
-those of the pools and of each request: a call changes few of these, and an object that is the same
-is not digested again.
+A digest leaves out events, statistics, `preempted`, which only selects a column of them, and all of
+the open batch but what it published; batches are identified by their age. Results about a state are
+kept under its digest, so that they are computed once; only recent ones are kept. A digest is made
+of the digests of the pools and of each request: a call changes few of these, and an unchanged
+object is not digested again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WITHOUT_REFERENCES = 2
 
 @attrs.frozen
 class Digest:
-    """128 bits each of all that counts of a state, of its pools, and of every request."""
+    """128 bits each of everything that counts in a state, in its pools, and in every request."""
 
     whole: bytes
     pools: bytes
@@ -44,13 +44,13 @@ class Digest:
 
 
 class Digests:
-    """Digests of states; what a part adds is kept while the part is met."""
+    """Digests of states; the digest of a part is kept while the part is met."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[object, bytes]] = {}
 
     def of(self, state: State) -> Digest:
-        """The digest of a state."""
+        """Return the digest of a state."""
         parts, number = self._parts, state.batch.number
         if len(parts) > PARTS_KEPT:
             parts.clear()
@@ -77,7 +77,9 @@ class Digests:
 
 
 def _told_apart(state: State) -> bytes:
-    """The parts that distinguish states of the same pools and requests, their numbers included."""
+    """Return the parts that distinguish states of the same pools and requests, their numbers
+    included.
+    """
     number = state.batch.number
     parts: list[Any] = [tuple(state.rows), tuple(state.free_rows)]
     if state.held_rows:
@@ -184,7 +186,7 @@ def _unfinished(batch: BatchInFlight, number: int) -> tuple[Any, ...]:
 
 
 class Lately(Generic[T]):
-    """Results by the names that were used recently: at most twice this many."""
+    """A cache of results by recently used names: at most twice this many."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -192,7 +194,7 @@ class Lately(Generic[T]):
         self._old: dict[Hashable, T] = {}
 
     def get(self, name: Hashable) -> T | None:
-        """The result that is kept under a name."""
+        """Return the result that is kept under a name."""
         found = self._new.get(name)
         if found is None:
             found = self._old.get(name)

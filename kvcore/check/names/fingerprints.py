@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of the nodes that were met, in few bytes each.
 
-A fingerprint lies in one of many rows of bytes, behind the others of its row, and is looked for in
-the row: a set of objects would take six times as much. There are more rows as names come, so that
-none gets long. Names of another length, which only whole names and models of one's own have, are in
-a set. Twin: rust/src/check/names/fingerprints.rs.
+A fingerprint lies in one of many rows of bytes, behind the others of its row, and is searched in
+the row: a set of objects would take six times the memory. The number of rows grows with the number
+of names, so that no row gets long. Names of another length, which only whole names and models of
+users have, are in a set. Twin: rust/src/check/names/fingerprints.rs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fingerprints:
         return at >= 0
 
     def add(self, name: bytes) -> bool:
-        """Take in a name; whether it is new."""
+        """Add a name; return whether it is new."""
         if name in self:
             return False
         if len(name) != SIZE:
@@ -56,12 +56,12 @@ class Fingerprints:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all names, in bytes."""
+        """Return the memory of all names, in bytes."""
         others = sys.getsizeof(self._others) + self._others_bytes
         return sum(map(sys.getsizeof, self._rows)) + others
 
     def _spread(self) -> None:
-        """Put the names into more rows."""
+        """Distribute the names over more rows."""
         rows = [bytearray() for _ in range(MORE_ROWS * len(self._rows))]
         while self._rows:
             full = self._rows.pop()

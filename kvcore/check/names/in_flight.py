@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state with batches in flight: what was taken and not executed, and what memory holds meanwhile.
+"""A state with batches in flight: the batches that were taken and not executed, and the contents of
+memory meanwhile.
 
-A node is plain data. What a batch uses is told from its commands and the tables when it was taken,
-not from what the core remembers of it. Its name says all that can still make a difference: commands
-and writes to come, contents of every block, and the worker's tables if these are not the
-state's.
+A node is plain data. What a batch uses is derived from its commands and the tables when it was
+taken, not from the core's own records. The name of a node contains all that can still make a
+difference: commands and writes to come, contents of every block, and the worker's tables if these
+differ from the state's.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ Unreported = tuple[int, str, int]
 class Output:
     """Tokens that a batch samples for a request and that the engine has yet to hand in.
 
-    text: the request's tokens on the device up to the last new one; empty before it is executed.
-    num_new: tokens that it brings. num_rejected: drafts that it rejected. spoilt: the pass read
-    what a failed load left. stale: the request was cut or scheduled anew since, or that load was
-    reported: it must not be taken.
+    text: the request's tokens on the device up to the last new one; empty before the batch is
+    executed. num_new: how many tokens it adds. num_rejected: how many drafts it rejected. spoilt:
+    the pass read what a failed load left. stale: the request was cut or scheduled anew since, or
+    that load was reported; the output must not be taken.
     """
 
     request_id: str
@@ -71,8 +72,8 @@ class Pending:
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
     copies and its forward pass read or write. before: the counts of its requests before it. texts:
-    those of the node before it was executed. feeds: what those of its requests feed from whose last
-    batch was executed. epoch: that of the weights that it runs with.
+    those of the node before it was executed. feeds: for those of its requests whose last batch was
+    executed, what they feed from. epoch: that of the weights that it runs with.
     """
 
     number: int
@@ -91,12 +92,12 @@ class Pending:
 class Node:
     """A state, the batches in flight, and what the executed ones left in memory.
 
-    loads: what executed loads will bring. started: operations whose command was executed. loading,
-    failed: where the unfinished load of a request begins, and its first failed block. before,
-    writes: what the open batch schedules, as in `Pending`; filled: whether moves have filled it.
-    unreported: external loads that failed, which the engine has yet to report. outputs: those that
-    it has yet to hand in, oldest first. texts: the tokens of requests on the device, with the last
-    that it sampled, where a batch to come feeds from them.
+    loads: contents that executed loads will bring. started: operations whose command was executed.
+    loading, failed: the position at which the unfinished load of a request begins, and its first
+    failed block. before, writes: what the open batch schedules, as in `Pending`. filled: whether
+    moves have filled it. unreported: external loads that failed, which the engine has yet to
+    report. outputs: those that it has yet to hand in, oldest first. texts: the tokens of requests
+    on the device, with the last that it sampled, if a batch to come feeds from them.
     """
 
     state: State
@@ -116,17 +117,17 @@ class Node:
 
     @property
     def waiting(self) -> tuple[Pending, ...]:
-        """The batches that are not executed, oldest first."""
+        """Return the batches that are not executed, oldest first."""
         return tuple(each for each in self.pending if not each.executed)
 
     def recall(self, ghost: Ghost) -> None:
-        """Let a ghost hold what is in memory here."""
+        """Load the contents of memory in this node into a ghost."""
         ghost.contents, ghost.tables = dict(self.contents), dict(self.tables)
         ghost.loads, ghost.loading = dict(self.loads), dict(self.loading)
 
 
 def taken(opened: State, schedule: Schedule) -> Pending:
-    """The batch that is about to be taken."""
+    """Return the batch that is about to be taken."""
     before = schedule.scheduled()
     writes = tuple(schedule.take())
     commands = tuple(opened.batch.commands)
@@ -142,7 +143,7 @@ def taken(opened: State, schedule: Schedule) -> Pending:
 
 
 def copied(commands: Iterable[Command]) -> Iterator[Place]:
-    """The places that copying commands read or write."""
+    """Return the places that copying commands read or write."""
     for command in commands:
         if isinstance(command, COPIES):
             yield from (place for place in (command.reads(), command.writes()) if place)
@@ -150,7 +151,7 @@ def copied(commands: Iterable[Command]) -> Iterator[Place]:
 
 def unused_wait(node: Node) -> Iterator[str]:
     """CMD-INFLIGHT: no block that a batch in flight reads or writes is free, and quarantine holds
-    only such.
+    only such blocks.
     """
     used = {place for each in node.pending for place in each.used}
     opened = {*used, *copied(node.state.batch.commands)}
@@ -177,14 +178,14 @@ def check_fall(counts: Iterable[Mapping[str, int]], state: State) -> None:
 
 
 def still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
-    """The entries of `known` whose requests still wait for a load in a state."""
+    """Return the entries of `known` whose requests still wait for a load in a state."""
     loading = {name for name, request in state.requests.items() if request.num_loading}
     return {name: start for name, start in known.items() if name in loading}
 
 
 def live(node: Node, wanted: Contents) -> Contents:
-    """The contents that can still be read: of wanted slots, of what batches to come use, and what
-    has come of loads that have not ended.
+    """Return the contents that can still be read: those of wanted slots, of places that later
+    batches use, and of loads that have not ended.
     """
     state = node.state
     to_come = {place for each in node.waiting for place in each.used}
@@ -207,7 +208,7 @@ def live(node: Node, wanted: Contents) -> Contents:
 
 
 def name_of(node: Node, names: Renaming) -> Name:
-    """The part of a node's name that its state's name lacks."""
+    """Return the part of a node's name that its state's name lacks."""
     name: Name = [len(node.pending), len(node.waiting), node.filled]
     for batch in node.waiting:
         name += [len(batch.writes), *_commands(batch.commands, names)]
@@ -235,7 +236,9 @@ def name_of(node: Node, names: Renaming) -> Name:
 
 
 def _outputs(node: Node, numbers: list[int], names: Renaming) -> Name:
-    """The outputs that the engine has yet to hand in, and those that the device feeds from."""
+    """Yield the outputs that the engine has yet to hand in, and those that the device feeds
+    from.
+    """
     name: Name = []
     for output in node.outputs:
         place = numbers.index(output.batch) if output.batch in numbers else LOST
@@ -252,13 +255,13 @@ def _outputs(node: Node, numbers: list[int], names: Renaming) -> Name:
 
 
 def _text(text: tuple[int, ...], names: Renaming) -> Name:
-    """The prefix that some tokens make."""
+    """Return the prefix that some tokens make."""
     letters = tuple((token,) for token in text)
     return [len(text), *names.tree.names(letters)[-names.tree.width :]]
 
 
 def _open_batch(node: Node, names: Renaming) -> Name:
-    """The content of the open batch."""
+    """Yield the content of the open batch."""
     state, batch = node.state, node.state.batch
     name = [len(node.writes), len(batch.scheduled), len(batch.merges)]
     name += _commands(batch.commands, names)
@@ -279,13 +282,15 @@ def _open_batch(node: Node, names: Renaming) -> Name:
 
 
 def _commands(commands: Iterable[Command], names: Renaming) -> Name:
-    """The commands that change memory, or tables of requests."""
+    """Yield the commands that change memory, or tables of requests."""
     told = [_command(each, names) for each in commands if _counts(each, names)]
     return [len(told), *(number for each in told for number in each)]
 
 
 def _counts(command: Command, names: Renaming) -> bool:
-    """Whether a command changes memory, or a table that a request has or a batch writes by."""
+    """Tell whether a command changes memory, or the table of a request or of a batch that writes by
+    it.
+    """
     if isinstance(command, CutTable) and command.length == 0:
         return names.has_request(command.row)
     return not isinstance(command, OF_OWNERS)
@@ -336,7 +341,7 @@ def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
 
 
 def _mirror(node: Node, names: Renaming) -> Name:
-    """The worker's tables, of requests and of those by which a batch writes."""
+    """Yield the worker's tables of requests and of the rows by which a batch writes."""
     waiting = node.waiting
     written = {b.requests[each.request_id].row for b in waiting for each in b.writes}
     tables = sorted(

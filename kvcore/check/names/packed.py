@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state between two edges as bytes: how it waits in memory and travels between processes.
+"""States between two edges as bytes, the form in which they wait in memory and travel between
+processes.
 
-The configuration is the world's and stays out, and so does what a closed state has not: an open
-batch, events, statistics, batches in flight. A state whose eviction policy gives places is its
-canonical bytes. The twin packs states in its own way, in rust/src/check/names/packed.rs.
+The configuration belongs to the world and is left out, and so is everything that a closed state
+lacks: an open batch, events, statistics, batches in flight. A state whose eviction policy orders
+blocks is packed as its canonical bytes. The twin packs states in its own way, in
+rust/src/check/names/packed.rs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from kvcore.types.values import PrefixCacheStats
 
 
 def pack(state: State) -> bytes:
-    """The bytes of a closed state."""
+    """Return a closed state as bytes."""
     assert not state.in_flight
     assert not state.held_rows
     if state.device.policy is not None:
@@ -42,7 +44,7 @@ def pack(state: State) -> bytes:
 
 
 def unpack(config: Config, data: bytes) -> State:
-    """The closed state of these bytes."""
+    """Return the closed state of these bytes."""
     if data.startswith(MAGIC):
         return decode(data)
     pools, requests, rest = pickle.loads(data)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An eviction policy's memory, in the least numbers that it tells apart.
+"""An eviction policy's memory, in the smallest numbers that the policy distinguishes.
 
 Times only rise, so without this no state would be met twice. `LRU2` and `S3FIFO` compare times, and
-count uses up to a number: ranks in the place of times change no answer, nor does what they do not
-read. `Learned` counts on, so its worlds are explored to a depth.
-Twin: rust/src/check/names/remembered.rs.
+count uses up to a limit: replacing times by ranks changes no answer, nor does leaving out what they
+do not read. `Learned` keeps counting, so its worlds are explored up to a depth. Twin:
+rust/src/check/names/remembered.rs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ USES_KEPT = {"lru2": 1, "s3fifo": 3}
 
 
 def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
-    """The pool with ranks in the place of times, up to this number of the open batch, and the least
-    number that it can have then.
+    """Return the pool with ranks in the place of times, up to this number of the open batch, and
+    the least number that the batch can have then.
     """
     policy = pool.policy
     if policy is None or pool.eviction not in USES_KEPT:
@@ -61,8 +61,8 @@ def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
 
 
 def _reader(name: str) -> Callable[[Uses, bool], Uses]:
-    """A function that gives the part of uses that a policy reads, by whether the block is free:
-    `LRU2` orders by times alone, `S3FIFO` never looks at the use before the last.
+    """Return a function that extracts the part of uses that a policy reads, given whether the block
+    is free: `LRU2` orders by times alone, `S3FIFO` never looks at the use before the last.
     """
     most = USES_KEPT[name]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds of engines that run ahead: positions are scheduled before their tokens are known.
 
-Output is handed in at any later moment; two at most are outstanding. Each has what its name says
-besides: batches in flight, drafts, windows, groups, a host tier, forks, merges, loads. Those in
-flight name `cancel`, which is tried anyway: it withdraws keys that output gave, so a block may be
-cached without the one before it, and PREFIX-CLOSED and EVICT-ORDER are not checked.
+Output is handed in at any later moment; at most two outputs are outstanding. Each world also has
+what its name says: batches in flight, drafts, windows, groups, a host tier, forks, merges, loads.
+Those with batches in flight list `cancel`, which is tried in any case: it withdraws keys that
+output gave, so a block may be cached without its parent, and PREFIX-CLOSED and EVICT-ORDER are not
+checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds in which content is kept whatever it costs: prefixes are pinned by name.
+"""Named worlds with pinned prefixes: their content is kept at any cost.
 
-Blocks hold one token where nothing else is said. A pool leaves room for one request beside what may
-be pinned, so that no request waits for a pin to end.
+Blocks hold one token unless stated otherwise. A pool leaves room for one request beside the pinned
+blocks, so that no request waits for a pin to end.
 """
 
 from __future__ import annotations

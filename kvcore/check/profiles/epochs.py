@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds in which epochs of weights begin: at any moment between two batches, twice at most.
+"""Named worlds in which epochs of weights begin, at any moment between two batches, at most twice.
 
-Blocks hold one token where nothing else is said. What a request computes is told apart by the epoch
-in which it began, so that an old block under a new key, or in the table of a new request, is wrong
-content. A world whose epochs begin at 1 meets one more.
+Blocks hold one token unless stated otherwise. The content that a request computes depends on the
+epoch in which it began, so that an old block under a new key, or in the table of a new request, is
+wrong content. A world whose epochs begin at 1 meets one epoch more.
 """
 
 from __future__ import annotations

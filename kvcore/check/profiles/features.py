@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds of single features: each has an option that the other worlds leave out.
 
-As in registry.py. Each world was added for a seeded bug that no other named world found then.
+They follow registry.py. Each world was added for a seeded bug that no other named world found then.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Named worlds in which external loads fail, each before or after any move of an engine.
 
 Blocks hold one token, so that every token of a load has a block of its own; in `loads-fail-inside`
-a load begins in a block that was begun before. A load fails from each of its tokens on.
+a load begins inside a block that already has tokens. A load can fail from each of its tokens on.
 """
 
 from __future__ import annotations

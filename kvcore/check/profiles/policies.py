@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds of the eviction policies that order the queue by places.
+"""Named worlds of the eviction policies that order the queue by rank.
 
-A policy may cost hits, never correctness: in every order of leaving each property holds, but those
-of prefixes that stay whole, which hold for some policies only. Times are folded (remembered.py);
-`learned` counts on, so its world is explored to a depth, in tests/check/test_policies.py.
+A policy may cost hits, never correctness: every property holds in every order of eviction, except
+those of prefixes that stay whole, which hold for some policies only. Times are folded
+(remembered.py); `learned` keeps counting, so its world is explored up to a depth, in
+tests/check/test_policies.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds, and how one is made.
+"""The form of a named world, and the function that makes one.
 
 Blocks hold two tokens unless groups say otherwise, and are counted without the null block. The
 named worlds are in registry.py, features.py and loads.py.
@@ -33,12 +33,12 @@ TWO_FLYING: dict[str, Any] = {**FLYING_SLOTS, "max_in_flight": 2}
 
 @attrs.frozen
 class Profile:
-    """A named world: what it has, how many states and edges, and what it must show.
+    """A named world: its options, its numbers of states and edges, and what it must show.
 
-    slow: whole in `make explore` alone. backend: which one explores it unless another is requested.
-    shows: what it must show besides all that worlds of its options show (coverage.py), as "call
-    free: HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options
-    show and this one cannot, with the reason.
+    slow: whether it is explored whole only by `make explore`. backend: the one that explores it
+    unless another is requested. shows: what it must show besides all that worlds with its options
+    show (coverage.py), such as "call free: HitInOpenBatch", "command Zero" or "goal merge".
+    not_shown: what worlds with its options show and this one cannot, with the reason.
     """
 
     sentence: str
@@ -51,7 +51,7 @@ class Profile:
     not_shown: Mapping[str, str] = {}
 
     def with_reason(self, missing: str) -> str:
-        """An entry of what the world never shows, with the reason if it has one."""
+        """Return an entry of what the world never shows, with the reason if it has one."""
         reason = self.not_shown.get(missing)
         return missing if reason is None else f"{missing} ({reason})"
 
@@ -65,7 +65,7 @@ def world(
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> World:
-    """A world of this many usable blocks, by an engine's moves.
+    """Make a world of this many usable blocks, explored by an engine's moves.
 
     more, without: calls that are tried besides the basic ones, or left out of them. options: of the
     world or its config.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds: small ones, each for one part of the core, that are explored to their end.
+"""Named worlds: small ones, each for one part of the core, that are explored completely.
 
-The numbers of states and edges are pinned: another number means that the core can reach other
-states, or that another world is explored. What a world must show is told by its options
-(coverage.py) and by its `shows`; what it cannot show has a reason.
+The numbers of states and edges are pinned: a different number means that the core can reach other
+states, or that another world is explored. A world's options (coverage.py) and its `shows` determine
+what it must show; whatever it cannot show has a reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds in which requests wish for levels, and time passes: two ms at most.
+"""Named worlds in which requests wish for retention levels, and time passes: at most two ms.
 
 Blocks hold one token. A level that ends while blocks are free moves them, so the chains of two
-requests with unequal wishes are where an order can go wrong.
+requests with different wishes are where the order can go wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TICK = "tick"
 
 
 def wish(first: int, priority: int, duration_ms: int | None) -> dict[str, Any]:
-    """A kind of request that wishes for its tokens from one on, and decodes at level 0."""
+    """Make a kind of request that wishes for its tokens from one on, and decodes at level 0."""
     ranges = [TokenRangeRetentionConfig(first, None, priority, duration_ms)]
     return {"retention": KvCacheRetentionConfig(ranges, 0)}
 

@@ -78,6 +78,9 @@ class DirectoryStore:
             with self._lock:
                 self._files.pop(name, None)
 
+    def close(self) -> None:
+        """See `BlockingStore`; no file is held open."""
+
     def _read(self, name: str, view: View) -> int | FarStatus:
         got = read_file(self.file(name), view)
         if not isinstance(got, FarStatus):

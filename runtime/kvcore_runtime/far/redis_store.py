@@ -42,6 +42,7 @@ class RedisStore:
             self._client.ping()
         except self._redis.RedisError as error:
             if required:
+                self.close()
                 reason = f"Redis does not answer: {type(error).__name__}"
                 raise TierUnusable(place=self._place(), reason=reason) from None
 
@@ -76,6 +77,10 @@ class RedisStore:
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
         self._client.delete(*names)
+
+    def close(self) -> None:
+        """See `BlockingStore`."""
+        self._client.close()
 
     def _status(self, answer: object) -> FarStatus:
         """What became of a `SET NX`: done, or there already (None), or an error."""

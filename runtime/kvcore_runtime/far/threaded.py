@@ -88,6 +88,8 @@ class ThreadedTier:
                     self._queues[kind].put(None, timeout=max(0.0, end - time.monotonic()))
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        with contextlib.suppress(Exception):  # of the client library
+            self._store.close()
 
     def _submit(self, kind: str, job: _Job) -> int | None:
         if self._is_closed:

@@ -67,7 +67,7 @@ class FarTier(Protocol):
 
 
 class BlockingStore(Protocol):
-    """The four functions of a store that `ThreadedTier` makes a tier of; each may block and raise.
+    """The functions of a store that `ThreadedTier` makes a tier of; each may block and raise.
 
     It is called from several threads.
     """
@@ -86,3 +86,6 @@ class BlockingStore(Protocol):
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove entries, so that they can be stored anew."""
+
+    def close(self) -> None:
+        """Release connections and files."""

@@ -232,6 +232,7 @@ class Stopped:
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)
         self.removed: list[str] = []
+        self.is_closed = False
 
     def attach(self, memory: memoryview) -> None:
         del memory
@@ -252,6 +253,9 @@ class Stopped:
 
     def remove(self, names: list[str]) -> None:
         self.removed += names
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def _wait(self) -> None:
         self.begun.release()
@@ -292,6 +296,7 @@ def test_a_stopped_store_stops_no_call_and_every_ticket_ends_once() -> None:
     assert wait(tier, tier.submit_load([name()], [empty()])) == (FarStatus.DAMAGED,)
     assert store.removed == [name()]
     tier.close(10)
+    assert store.is_closed
     assert tier.submit_find([name()], 1.0) is None
 
 

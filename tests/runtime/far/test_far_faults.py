@@ -112,10 +112,10 @@ WORLDS = {"in order": 0, "in flight": 2}
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", DEEP_MODELS)
 def test_no_fault_changes_a_token_or_loses_a_slot(backend: Backend, name: str, world: str) -> None:
-    sums = [endure(backend, name, seed, 80, max_in_flight=WORLDS[world]) for seed in (2, 3)]
+    sums = [endure(backend, name, seed, 160, max_in_flight=WORLDS[world]) for seed in (2, 3)]
     num_faults, num_loaded = (sum(each) for each in zip(*sums, strict=True))
-    assert num_faults > 0
-    assert num_loaded > 0
+    assert num_faults > 5
+    assert num_loaded > 5
 
 
 @pytest.mark.slow

@@ -27,16 +27,27 @@ from tests.runtime.model.questions import DEEP_MODELS, model_of, references
 library = pytest.importorskip("redis", reason="the package redis is not installed")
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="there is no redis-server")
 TIMEOUT_S = 0.5
+made: list[RedisStore] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the stores of a test at its end."""
+    yield
+    while made:
+        made.pop().close()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Redis]:
-    with redis() as made:
-        yield made
+    with redis() as started:
+        yield started
 
 
 def make_store(port: int, **options: bool) -> RedisStore:
-    return RedisStore(f"redis://127.0.0.1:{port}/0", timeout_s=TIMEOUT_S, **options)
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", timeout_s=TIMEOUT_S, **options)
+    made.append(store)
+    return store
 
 
 def test_a_page_is_kept_found_had_and_removed(server: Redis) -> None:
