@@ -18,6 +18,7 @@ import time
 import torch
 
 from kvcore import Config
+from kvcore_runtime.demos.models import load_model
 from kvcore_runtime.demos.processes import WAIT_S, make_store, page_store, python_process
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
@@ -26,9 +27,7 @@ from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.handover import as_decode, as_prefill, hand_over, read_handover
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.model.model import Llama, tiny_model
 from kvcore_runtime.model.sampling import Sampling
-from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 
 NUM_NEW_TOKENS = 9
 LENGTHS = (256, 404, 640, 1000)
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_engine(tiny: bool, place: str) -> Engine:
-    model = tiny_model(invariant=True) if tiny else _load()
+    model = load_model(tiny=tiny, invariant=True)
     config = Config(200, 16, hash_seed=b"apart")
     store = make_store(place)
     return Engine(
@@ -69,10 +68,6 @@ def make_engine(tiny: bool, place: str) -> Engine:
         EngineOptions(token_budget=256),
         exchange=lambda engine: FarExchange(engine, ThreadedTier(store), OPTIONS),
     )
-
-
-def _load() -> Llama:
-    return load_llama(open_gguf(find_smollm2()))
 
 
 def other_process(

@@ -26,6 +26,7 @@ import torch
 from kvcore import Config, KVCacheManager, Request
 from kvcore.sanitizer.hunter.adapter import peer_python
 from kvcore.types.commands import Batch
+from kvcore_runtime.demos.models import load_model, load_tokenizer
 from kvcore_runtime.demos.processes import (
     WAIT_S,
     ended,
@@ -42,10 +43,7 @@ from kvcore_runtime.events.publisher import EventPublisher
 from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.model.model import tiny_model
 from kvcore_runtime.model.sampling import Sampling
-from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
-from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 from kvcore_runtime.prometheus import Exporter
 from kvcore_runtime.prometheus.errors import load_client
 
@@ -126,7 +124,7 @@ class Index(Protocol):
 
 
 def _tell(*, tiny: bool, stay: bool, own_index: bool) -> int:
-    tokenizer = _tokenizer(tiny)
+    tokenizer = load_tokenizer(tiny=tiny)
     story = tokenizer.encode(STORY * 2)
     asked = [*story, *tokenizer.encode(" Question: when did it begin? Answer:")]
     again = [*story, *tokenizer.encode(" Question: where did it meet? Answer:")]
@@ -213,7 +211,7 @@ class NodeEnded(KvcoreRuntimeError):
 def _serve(place: str, folder: str, *, tiny: bool) -> None:
     """A node: answer each line, a prompt, with a line."""
     client = load_client()
-    model = tiny_model(invariant=True) if tiny else load_llama(open_gguf(find_smollm2()))
+    model = load_model(tiny=tiny, invariant=True)
     tier = ThreadedTier(make_store(place))
 
     def observe(engine: Engine, batch: Batch) -> None:
@@ -251,10 +249,6 @@ def _answer(engine: Engine, request_id: str, prompt: list[int]) -> dict[str, Any
     engine.exchange.flush(WAIT_S)
     computed = engine.metrics.num_computed_tokens - before - len(completion.tokens) + 1
     return {"tokens": list(completion.tokens), "computed": computed, "seconds": seconds}
-
-
-def _tokenizer(tiny: bool) -> Tokenizer:
-    return ByteTokenizer() if tiny else BpeTokenizer(open_gguf(find_smollm2()))
 
 
 def _index(stack: contextlib.ExitStack, nodes: list[Node], *, own_index: bool) -> Index:

@@ -18,15 +18,14 @@ from pathlib import Path
 import torch
 
 from kvcore import Config
+from kvcore_runtime.demos.models import load_model, load_tokenizer
 from kvcore_runtime.demos.processes import free_port
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.generate.conversation import Answer, Held, hold_conversations
 from kvcore_runtime.generate.prompts import Prompt, read_prompts
-from kvcore_runtime.model.model import Llama, tiny_model
 from kvcore_runtime.model.sampling import Sampling
-from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
-from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
+from kvcore_runtime.model.tokenizer import Tokenizer
 from kvcore_runtime.ranks.follower import RankFollower
 from kvcore_runtime.ranks.leader import Leader
 from kvcore_runtime.ranks.links import Links, connect
@@ -87,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run_rank(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     try:
-        model, tokenizer = _load(tiny=options.tiny)
+        model, tokenizer = load_model(tiny=options.tiny), load_tokenizer(tiny=options.tiny)
         links = connect(options.rank, options.world, options.endpoint, timeout_s=options.timeout)
         share = shard(pad_heads(model, options.world), options.rank, options.world, links.reduce)
         config, engine_options = _sizes(tiny=options.tiny)
@@ -135,13 +134,6 @@ def _compare(apart: Held, whole: Held) -> int:
 
 def _name(answer: Answer) -> tuple[str, int]:
     return answer.completion.request_id, answer.completion.sample
-
-
-def _load(*, tiny: bool) -> tuple[Llama, Tokenizer]:
-    if tiny:
-        return tiny_model(), ByteTokenizer()
-    file = open_gguf(find_smollm2())
-    return load_llama(file), BpeTokenizer(file)
 
 
 def _sizes(*, tiny: bool) -> tuple[Config, EngineOptions]:

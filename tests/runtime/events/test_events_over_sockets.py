@@ -19,7 +19,7 @@ from tests.event_index.fleet import SIZE, Engine
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 FREE = "tcp://127.0.0.1:0"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

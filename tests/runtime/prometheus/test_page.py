@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/cluster/metrics.md run, and their observer serves the reference engine."""
+"""docs/cluster/metrics.md names all metrics, and its programs run.
+
+Their observer serves the reference engine.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.model.model import tiny_model
 from kvcore_runtime.prometheus import Exporter
+from kvcore_runtime.prometheus.names import METRICS
 
 from kvcore import Config
 from tests.conftest import Backend
@@ -50,3 +54,15 @@ def test_the_programs_of_the_page_run(backend: Backend, monkeypatch: pytest.Monk
     assert values("kvcore:requests_waiting") == 0
     evicted = values("kvcore:evicted_tokens_total")
     assert evicted == 16 * engine.metrics.num_evictions > 0
+
+
+def test_the_table_of_the_page_names_all_metrics() -> None:
+    rows = re.findall(r"^\| (`kvcore:.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    columns = zip(*(row.split("|")[:3] for row in rows), strict=True)
+    for (family, metrics), column in zip(METRICS.items(), columns, strict=True):
+        named = {
+            re.sub(r"^(\w+:)?", f"{family}:", each)
+            for each in re.findall(r"`([^`{]+)[^`]*`", " ".join(column))
+        }
+        total = {"counter": "_total"}
+        assert named == {each.name + total.get(each.kind, "") for each in metrics}

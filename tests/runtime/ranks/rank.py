@@ -23,7 +23,7 @@ from kvcore import Config
 CONFIG = Config(14, 16, num_host_blocks=20, hash_seed=b"ranks")
 OPTIONS = EngineOptions(token_budget=64, max_sequences=12, guard=True)
 SHAPE = attrs.evolve(tiny_config(), intermediate_size=132)  # divides by 2 and by 3
-TIMEOUT_S = 3.0
+TIMEOUT_S = 15.0
 SYSTEM = b"You are the parrot of this ship. "
 
 

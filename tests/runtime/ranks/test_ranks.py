@@ -86,9 +86,9 @@ def stop(process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("world", "victim", "hurt", "seconds"),
     [
-        pytest.param(3, 2, kill, 10.0, id="a follower dies"),
-        pytest.param(2, 0, kill, 10.0, id="the leader dies", marks=pytest.mark.slow),
-        pytest.param(2, 1, stop, TIMEOUT_S + 10.0, id="a follower stops", marks=pytest.mark.slow),
+        pytest.param(3, 2, kill, WAIT_S, id="a follower dies"),
+        pytest.param(2, 0, kill, WAIT_S, id="the leader dies", marks=pytest.mark.slow),
+        pytest.param(2, 1, stop, TIMEOUT_S + WAIT_S, id="a follower stops", marks=pytest.mark.slow),
     ],
 )
 def test_a_lost_rank_is_an_error_on_every_survivor(
