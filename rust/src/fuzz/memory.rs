@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The largest piece of memory that a thread asked for at once.
+//! Watches what a thread allocates: the largest piece of memory, and how many.
 //!
 //! A decoder that believes a number in the bytes shows here before it fails anywhere.
 #![allow(unsafe_code)]
@@ -11,6 +11,7 @@ struct Watching;
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
+    static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The largest piece since the last call.
@@ -18,8 +19,14 @@ pub(super) fn take_largest() -> usize {
     LARGEST.replace(0)
 }
 
+/// Count the allocations and reallocations of this thread so far.
+pub(super) fn count() -> u64 {
+    COUNT.get()
+}
+
 fn note(size: usize) {
-    // A thread that ends has no figure any more.
+    // A thread that ends has no figures any more.
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
 }
 

@@ -3,10 +3,10 @@
 //!
 //! Bytes become the words of a text trace (`words.rs`), so that a run that fails is printed as one
 //! and replayed by both backends. Inputs continue the project's traces from any point, or begin
-//! anew. A few seconds of
-//! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` makes it longer, and `cargo
-//! bolero` can lead it by coverage.
+//! anew. A few seconds of random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS`
+//! makes it longer, and `cargo bolero` can lead it by coverage.
 
+mod allocations;
 mod damage;
 mod doors;
 mod memory;

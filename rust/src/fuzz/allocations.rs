@@ -4,65 +4,27 @@
 //! Every allocation and reallocation of this thread is counted. The columns of a request have room
 //! for an answer and double when that is full, so the lengths here lie between two doublings.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-use kvcore::state::state::{State, make_state};
-use kvcore::transitions::allocate::allocate_slots;
-use kvcore::transitions::append::{Requests, append};
-use kvcore::transitions::batches::take_batch_into;
-use kvcore::transitions::free::free;
-use kvcore::transitions::requests::add_request;
-use kvcore::transitions::slot_request::SlotRequest;
-use kvcore::types::commands::Batch;
-use kvcore::types::config::Config;
-use kvcore::types::keys::HASHINGS;
-use kvcore::types::values::Request;
+use crate::fuzz::memory::count;
+use crate::state::state::{State, make_state};
+use crate::transitions::allocate::allocate_slots;
+use crate::transitions::append::{Requests, append};
+use crate::transitions::batches::take_batch_into;
+use crate::transitions::free::free;
+use crate::transitions::requests::add_request;
+use crate::transitions::slot_request::SlotRequest;
+use crate::types::commands::Batch;
+use crate::types::config::Config;
+use crate::types::keys::HASHINGS;
+use crate::types::values::Request;
 
 const RUNNING: u32 = 64;
 const PROMPT: u32 = 300;
 
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that ends has no count any more.
-    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call is handed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        unsafe { System.realloc(place, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        unsafe { System.dealloc(place, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Allocations during a call.
 fn allocations(call: impl FnOnce()) -> u64 {
-    let before = COUNT.get();
+    let before = count();
     call();
-    COUNT.get() - before
+    count() - before
 }
 
 /// Requests that run, of prompts of different lengths, so that each step fills some blocks.
